@@ -1,0 +1,16 @@
+"""Which ranks take part in a communication."""
+
+from enum import StrEnum
+
+
+class Group(StrEnum):
+    """A family of rank sets; each rank belongs to one set of each family."""
+
+    TP = "tp"  # tensor parallel
+    CP = "cp"  # context parallel
+    EP = "ep"  # expert parallel
+    DP = "dp"  # data parallel (with context parallel: the ranks that hold the same weights)
+    PP = "pp"  # pipeline parallel: neighbouring stages
+    EMBEDDING = "embedding"  # first and last stage, which share the word embedding
+    EXPERT_DP = "expert-dp"  # the replicas of one expert
+    WORLD = "world"  # every rank

@@ -1,0 +1,181 @@
+"""What an op does: the work itself, without where or when it runs.
+
+Sizes of collectives follow one rule: ``size_bytes`` is the WHOLE buffer, which is what one rank holds
+after an all-gather, before a reduce-scatter, and on both sides of an all-reduce or all-to-all.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepcast.ir.check import require_amounts, require_counts
+from stepcast.ir.dtype import DType
+from stepcast.ir.group import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Matmul:
+    """*batch* products of (m, k) by (k, n)."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    dtype: DType = DType.BF16
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "m", "n", "k", "batch")
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.batch * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedMatmul:
+    """One kernel that multiplies *groups* slices of *m* rows in all, each by its own (k, n) weight: experts."""
+
+    m: int
+    n: int
+    k: int
+    groups: int
+    dtype: DType = DType.BF16
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "m", "n", "k", "groups")
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.m * self.n * self.k
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Fused (flash) attention: scores, softmax and weighted sum in one kernel, never stored."""
+
+    batch: int
+    query_len: int
+    key_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    causal: bool = True
+    backward: bool = False
+    dtype: DType = DType.BF16
+
+    def __post_init__(self) -> None:
+        require_counts(
+            self, 1, "batch", "query_len", "key_len", "heads", "kv_heads", "head_dim", "value_dim"
+        )
+
+    @property
+    def flops(self) -> float:
+        """Executed FLOPs: half of the square when causal; five products backward for two forward.
+
+        Source: Dao, FlashAttention-2 (2023), section 4.1.
+        """
+        square = self.batch * self.heads * self.query_len * self.key_len * (0.5 if self.causal else 1.0)
+        query_key, probability_value = 2.0 * square * self.head_dim, 2.0 * square * self.value_dim
+        if self.backward:
+            return 3.0 * query_key + 2.0 * probability_value
+        return query_key + probability_value
+
+
+class ElementwiseKind(StrEnum):
+    """Kernels that are bound by memory, told apart because their efficiency differs."""
+
+    ADD = "add"
+    MUL = "mul"
+    GELU = "gelu"
+    SILU = "silu"
+    SWIGLU = "swiglu"
+    LAYER_NORM = "layer-norm"
+    RMS_NORM = "rms-norm"
+    SOFTMAX = "softmax"
+    ROTARY = "rotary"
+    DROPOUT = "dropout"
+    EMBEDDING = "embedding"
+    CROSS_ENTROPY = "cross-entropy"
+    OPTIMIZER = "optimizer"
+    CAST = "cast"
+    COPY = "copy"
+    FILL = "fill"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """A memory-bound kernel over *rows* x *columns* elements (columns = the length that is normalised)."""
+
+    kind: ElementwiseKind
+    rows: int
+    columns: int
+    read_bytes: float
+    write_bytes: float
+    backward: bool = False
+    dtype: DType = DType.BF16
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "rows", "columns")
+        require_amounts(self, "read_bytes", "write_bytes")
+
+    @property
+    def elements(self) -> int:
+        return self.rows * self.columns
+
+
+class CollectiveKind(StrEnum):
+    ALL_REDUCE = "all-reduce"
+    ALL_GATHER = "all-gather"
+    REDUCE_SCATTER = "reduce-scatter"
+    ALL_TO_ALL = "all-to-all"
+    BROADCAST = "broadcast"
+    REDUCE = "reduce"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    BARRIER = "barrier"
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """Communication in which every rank of the group takes part."""
+
+    kind: CollectiveKind
+    size_bytes: int
+    group: Group
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "size_bytes")
+
+
+class Direction(StrEnum):
+    SEND = "send"
+    RECEIVE = "receive"
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """A message to or from one peer of the group, *peer_offset* places away."""
+
+    direction: Direction
+    size_bytes: int
+    group: Group = Group.PP
+    peer_offset: int = 1
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "size_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Computation of which only the time is known."""
+
+    duration_s: float
+
+    def __post_init__(self) -> None:
+        require_amounts(self, "duration_s")
+
+
+Compute = Matmul | GroupedMatmul | Attention | Elementwise | Recorded
+Communication = Collective | Transfer
+Work = Compute | Communication
