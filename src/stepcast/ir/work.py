@@ -32,7 +32,7 @@ class Matmul:
 
 @dataclass(frozen=True, slots=True)
 class GroupedMatmul:
-    """One kernel that multiplies *groups* slices of *m* rows in all, each by its own (k, n) weight: experts."""
+    """One kernel for many experts: *groups* slices of *m* rows in all, each times its own (k, n) weight."""
 
     m: int
     n: int
@@ -64,9 +64,7 @@ class Attention:
     dtype: DType = DType.BF16
 
     def __post_init__(self) -> None:
-        require_counts(
-            self, 1, "batch", "query_len", "key_len", "heads", "kv_heads", "head_dim", "value_dim"
-        )
+        require_counts(self, 1, "batch", "query_len", "key_len", "heads", "kv_heads", "head_dim", "value_dim")
 
     @property
     def flops(self) -> float:

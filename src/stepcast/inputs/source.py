@@ -1,0 +1,154 @@
+"""A file as readers see it: decompressed, decoded, with lines of bounded length."""
+
+import gzip
+import io
+import os
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+from typing import BinaryIO
+
+from stepcast.inputs.errors import FormatError
+
+HEAD_BYTES = 64 * 1024
+# No format here has longer lines (JSON traces, which may be one line, are not read by line).
+LONGEST_LINE_BYTES = 16 * 2**20
+CHUNK_BYTES = 8 * 2**20
+
+GZIP_MAGIC = b"\x1f\x8b"
+BYTE_ORDER_MARKS = (
+    (b"\xef\xbb\xbf", "utf-8"),
+    (b"\xff\xfe", "utf-16-le"),
+    (b"\xfe\xff", "utf-16-be"),
+)
+
+
+class Source:
+    """One input file, or bytes given in its place."""
+
+    def __init__(self, path: str | os.PathLike[str], data: bytes | None = None) -> None:
+        self.path = os.fspath(path)
+        self._data = data
+
+    def _open_raw(self) -> BinaryIO:
+        if self._data is not None:
+            return io.BytesIO(self._data)
+        return open(self.path, "rb")
+
+    def open(self) -> BinaryIO:
+        """The decompressed bytes as a stream."""
+        raw = self._open_raw()
+        magic = raw.read(2)
+        raw.seek(0)
+        if magic == GZIP_MAGIC:
+            return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+        return raw
+
+    @cached_property
+    def head_bytes(self) -> bytes:
+        """The first bytes, for recognising the format; a damaged gzip gives what can be had."""
+        with self._translated(), self.open() as stream:
+            return stream.read(HEAD_BYTES)
+
+    @cached_property
+    def encoding(self) -> tuple[str, int]:
+        """Text encoding and the length of its byte-order mark."""
+        head = self.head_bytes
+        for mark, name in BYTE_ORDER_MARKS:
+            if head.startswith(mark):
+                return name, len(mark)
+        # UTF-16 without a mark: ASCII text has a zero in every second byte.
+        half = len(head) // 2
+        if half >= 4:
+            if head[1::2].count(0) > 0.9 * half and head[0::2].count(0) < 0.1 * half:
+                return "utf-16-le", 0
+            if head[0::2].count(0) > 0.9 * half and head[1::2].count(0) < 0.1 * half:
+                return "utf-16-be", 0
+        return "utf-8", 0
+
+    @cached_property
+    def head(self) -> str:
+        """The first characters; damaged ones are replaced."""
+        name, skip = self.encoding
+        return self.head_bytes[skip:].decode(name, errors="replace")
+
+    def chunks(self) -> Iterator[bytes]:
+        """The decompressed bytes, piece by piece."""
+        with self._translated(), self.open() as stream:
+            while chunk := stream.read(CHUNK_BYTES):
+                yield chunk
+
+    def data(self) -> bytes:
+        """All decompressed bytes, without a byte-order mark, as UTF-8 where the file was UTF-16."""
+        if self._data is not None and not self._data.startswith(GZIP_MAGIC):
+            data = self._data
+        else:
+            data = b"".join(self.chunks())
+        name, skip = self.encoding
+        if name != "utf-8":
+            return self._decode(data[skip:], "strict").encode()
+        return data[skip:] if skip else data
+
+    def text(self, errors: str = "strict") -> str:
+        """All text; line ends are as in the file. Refuses lines no format here has."""
+        pieces, since_newline, line = [], 0, 1
+        for chunk in self.chunks():
+            last = chunk.rfind(b"\n")
+            if last < 0:
+                since_newline += len(chunk)
+            else:
+                line += chunk.count(b"\n")
+                since_newline = len(chunk) - last
+            if since_newline > LONGEST_LINE_BYTES:
+                raise FormatError(
+                    f"line is longer than {LONGEST_LINE_BYTES // 2**20} MiB; expected lines of text",
+                    self.path,
+                    line,
+                )
+            pieces.append(chunk)
+        data = b"".join(pieces)
+        pieces.clear()
+        return self._decode(data[self.encoding[1] :] if self.encoding[1] else data, errors)
+
+    def lines(self, errors: str = "strict") -> list[str]:
+        """The lines without their ends (LF, CRLF or CR); a final line end adds no empty line."""
+        text = self.text(errors)
+        if "\r" in text:
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        lines = text.split("\n")
+        if lines and not lines[-1]:
+            lines.pop()
+        return lines
+
+    def _decode(self, data: bytes, errors: str) -> str:
+        try:
+            return data.decode(self.encoding[0], errors)
+        except UnicodeDecodeError as error:
+            line = data.count(b"\n", 0, error.start) + 1
+            raise FormatError(
+                f"byte {data[error.start]:#04x} is not {self.encoding[0].upper()} text; expected a text file",
+                self.path,
+                line,
+            ) from None
+
+    def _translated(self) -> "_Translated":
+        return _Translated(self.path)
+
+
+class _Translated:
+    """Turns errors of the operating system and of gzip into FormatError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, IsADirectoryError):
+            raise FormatError("is a directory; expected a file", self.path) from None
+        if isinstance(error, EOFError | gzip.BadGzipFile | zlib.error):
+            raise FormatError(f"damaged or truncated gzip: {error}", self.path) from None
+        if isinstance(error, OSError):
+            reason = (error.strerror or str(error)).lower()
+            raise FormatError(f"cannot be read: {reason}", self.path) from None

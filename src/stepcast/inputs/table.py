@@ -1,0 +1,115 @@
+"""Every format stepcast reads, in one plain table, and the function that reads any of them.
+
+A reader module has two functions: ``looks_like(head)`` says whether a file that begins so is of its
+format, and ``read(source)`` (or ``read_run(sources)``, where several files make one run) returns a noun.
+Modules are imported only when needed, so that reading a small text file does not load numpy.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """One format: its name, what it is, and the reader module."""
+
+    name: str
+    title: str
+    gives: str
+    module: str
+    # Several files (one per rank) may make one run.
+    joins: bool = False
+
+    def load(self) -> ModuleType:
+        return import_module(self.module)
+
+
+# Order matters where one format's text could pass for another's: the stricter recogniser first.
+FORMATS: tuple[Format, ...] = (
+    Format("simai", "SimAI / AICB workload text", "workload", "stepcast.inputs.simai"),
+    Format("optable", "operator table (tab or comma separated)", "workload", "stepcast.inputs.optable"),
+    Format("megatron", "Megatron-LM per-rank trace", "timeline", "stepcast.inputs.megatron", joins=True),
+    Format("nccl-tests", "nccl-tests log", "sweep", "stepcast.inputs.nccl_tests"),
+    Format("optimus", "OptimusPrime training log", "run log", "stepcast.inputs.optimus"),
+    Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "stepcast.inputs.kineto", joins=True),
+    Format("huggingface", "Hugging Face config.json", "model", "stepcast.inputs.huggingface"),
+    Format("chakra", "Chakra execution trace (protobuf)", "workload", "stepcast.inputs.chakra"),
+)
+
+
+def format_named(name: str) -> Format:
+    for entry in FORMATS:
+        if entry.name == name:
+            return entry
+    raise ValueError(f"unknown format {name!r}; known: {', '.join(entry.name for entry in FORMATS)}")
+
+
+def recognise(source: Source) -> Format:
+    """The format of *source*, by its content."""
+    if not source.head_bytes:
+        raise FormatError("is empty; expected a workload, trace, log or model file", source.path)
+    for entry in FORMATS:
+        module = entry.load()
+        head: str | bytes = source.head_bytes if entry.name == "chakra" else source.head
+        if module.looks_like(head):
+            return entry
+    known = ", ".join(entry.name for entry in FORMATS)
+    kind = "binary data" if b"\0" in source.head_bytes else "text"
+    raise FormatError(f"{kind} of no known format; expected one of: {known}", source.path)
+
+
+def read_source(source: Source, format_name: str | None = None) -> Any:
+    """The noun in one file."""
+    entry = format_named(format_name) if format_name else recognise(source)
+    return read_sources([source], entry)
+
+
+def read_sources(sources: Sequence[Source], entry: Format) -> Any:
+    """The noun in files of one format."""
+    module = entry.load()
+    try:
+        return module.read_run(sources) if entry.joins else module.read(sources[0])
+    except FormatError as error:
+        raise error.at(sources[0].path) from None
+    except RecursionError:
+        raise FormatError("is nested too deeply", sources[0].path) from None
+
+
+def read(path: str | os.PathLike[str], format_name: str | None = None) -> Any:
+    """What is in a file, or in a folder that holds one run."""
+    path = os.fspath(path)
+    if not os.path.isdir(path):
+        return read_source(Source(path), format_name)
+    return read_many(folder_files(path), format_name)
+
+
+def folder_files(path: str) -> list[str]:
+    """The files of a run's folder, hidden ones left out."""
+    names = sorted(name for name in os.listdir(path) if not name.startswith("."))
+    files = [os.path.join(path, name) for name in names]
+    files = [file for file in files if os.path.isfile(file)]
+    if not files:
+        raise FormatError("is a directory without files; expected one run's trace files", path)
+    return files
+
+
+def read_many(paths: Sequence[str], format_name: str | None = None) -> Any:
+    """Several files that make one run: all of one format that can be joined."""
+    sources = [Source(path) for path in paths]
+    entry = format_named(format_name) if format_name else recognise(sources[0])
+    for source in sources[1:]:
+        other = entry if format_name else recognise(source)
+        if other is not entry:
+            raise FormatError(
+                f"is {other.name}, but {sources[0].path} is {entry.name}; expected one run", source.path
+            )
+    if len(sources) > 1 and not entry.joins:
+        raise FormatError(f"{entry.name} files are read one at a time; give one of them", sources[1].path)
+    return read_sources(sources, entry)

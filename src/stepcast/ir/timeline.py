@@ -1,0 +1,236 @@
+"""When things ran: spans on lanes of ranks, simulated or measured.
+
+Millions of spans are ordinary, so a Timeline keeps columns, not objects; a Span is a view of one row.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.ir.check import require
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import Work
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int32]
+NONE = -1
+
+
+class SpanKind(IntEnum):
+    COMPUTE = 0
+    COMMUNICATION = 1
+    COPY = 2
+    HOST = 3
+    STEP = 4
+    OTHER = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One in-order stream of one rank."""
+
+    rank: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One row of a Timeline. Times are seconds from the timeline's origin."""
+
+    index: int
+    name: str
+    kind: SpanKind
+    lane: Lane
+    start_s: float
+    duration_s: float
+    work: Work | None
+    micro_batch: int | None
+    parent: int | None
+    details: Mapping[str, str]
+
+    @property
+    def end_s(self) -> float:
+        return self.start_s + self.duration_s
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Spans in columns. ``*_of`` columns hold indices into the tables above them; -1 means none."""
+
+    names: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    works: tuple[Work, ...]
+    details: tuple[Mapping[str, str], ...]
+    name_of: Ints
+    lane_of: Ints
+    kind_of: Ints
+    work_of: Ints
+    detail_of: Ints
+    micro_batch_of: Ints
+    parent_of: Ints
+    start_s: Floats
+    duration_s: Floats
+    measured: bool
+    source: str = ""
+    origin_s: float = 0.0
+    layout: Layout | None = None
+    stage_of_rank: Mapping[int, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        rows = len(self.start_s)
+        columns = (
+            self.name_of,
+            self.lane_of,
+            self.kind_of,
+            self.work_of,
+            self.detail_of,
+            self.micro_batch_of,
+            self.parent_of,
+            self.duration_s,
+        )
+        require(all(len(column) == rows for column in columns), "all columns need the same length")
+        if rows:
+            require(bool(np.isfinite(self.start_s).all()), "start times must be finite")
+            require(
+                bool(np.isfinite(self.duration_s).all() and (self.duration_s >= 0).all()),
+                "durations must be finite, zero or more",
+            )
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    def span(self, index: int) -> Span:
+        work, detail = int(self.work_of[index]), int(self.detail_of[index])
+        micro_batch, parent = int(self.micro_batch_of[index]), int(self.parent_of[index])
+        return Span(
+            index=index,
+            name=self.names[self.name_of[index]],
+            kind=SpanKind(int(self.kind_of[index])),
+            lane=self.lanes[self.lane_of[index]],
+            start_s=float(self.start_s[index]),
+            duration_s=float(self.duration_s[index]),
+            work=None if work == NONE else self.works[work],
+            micro_batch=None if micro_batch == NONE else micro_batch,
+            parent=None if parent == NONE else parent,
+            details={} if detail == NONE else self.details[detail],
+        )
+
+    def spans(self) -> Iterator[Span]:
+        return (self.span(index) for index in range(len(self)))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted({lane.rank for lane in self.lanes}))
+
+    @property
+    def top_level(self) -> npt.NDArray[np.bool_]:
+        """Rows that are not part of another row."""
+        return np.equal(self.parent_of, NONE)
+
+    @property
+    def rank_of(self) -> Ints:
+        """Rank of every row."""
+        lane_ranks = np.array([lane.rank for lane in self.lanes], dtype=np.int32)
+        return lane_ranks[self.lane_of]
+
+    @property
+    def end_s(self) -> Floats:
+        return self.start_s + self.duration_s
+
+    @property
+    def span_s(self) -> float:
+        """From the first start to the last end."""
+        return float(self.end_s.max() - self.start_s.min()) if len(self) else 0.0
+
+
+class TimelineBuilder:
+    """Collects rows; each distinct name, lane, work and detail is stored once."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, int] = {}
+        self._lanes: dict[Lane, int] = {}
+        self._works: dict[Work, int] = {}
+        self._details: dict[tuple[tuple[str, str], ...], int] = {}
+        self._columns = {
+            key: array("i") for key in ("name", "lane", "kind", "work", "detail", "micro_batch", "parent")
+        }
+        self._start = array("d")
+        self._duration = array("d")
+
+    def __len__(self) -> int:
+        return len(self._start)
+
+    def lane(self, rank: int, name: str) -> int:
+        return self._lanes.setdefault(Lane(rank, name), len(self._lanes))
+
+    def add(
+        self,
+        name: str,
+        lane: int,
+        start_s: float,
+        duration_s: float,
+        *,
+        kind: SpanKind = SpanKind.COMPUTE,
+        work: Work | None = None,
+        details: Sequence[tuple[str, str]] = (),
+        micro_batch: int = NONE,
+        parent: int = NONE,
+    ) -> int:
+        """Append one row and return its index."""
+        columns = self._columns
+        columns["name"].append(self._names.setdefault(name, len(self._names)))
+        columns["lane"].append(lane)
+        columns["kind"].append(kind)
+        columns["work"].append(NONE if work is None else self._works.setdefault(work, len(self._works)))
+        detail = NONE if not details else self._details.setdefault(tuple(details), len(self._details))
+        columns["detail"].append(detail)
+        columns["micro_batch"].append(micro_batch)
+        columns["parent"].append(parent)
+        self._start.append(start_s)
+        self._duration.append(duration_s)
+        return len(self._start) - 1
+
+    def build(
+        self,
+        *,
+        measured: bool,
+        source: str = "",
+        layout: Layout | None = None,
+        stage_of_rank: Mapping[int, int] | None = None,
+        facts: Mapping[str, Any] | None = None,
+        warnings: Sequence[str] = (),
+        rebase: bool = True,
+    ) -> Timeline:
+        """The finished Timeline; with *rebase* the first start becomes the origin."""
+        columns = {key: np.array(column, dtype=np.int32) for key, column in self._columns.items()}
+        start_s = np.array(self._start, dtype=np.float64)
+        origin_s = float(start_s.min()) if rebase and len(start_s) else 0.0
+        return Timeline(
+            names=tuple(self._names),
+            lanes=tuple(self._lanes),
+            works=tuple(self._works),
+            details=tuple(dict(detail) for detail in self._details),
+            name_of=columns["name"],
+            lane_of=columns["lane"],
+            kind_of=columns["kind"],
+            work_of=columns["work"],
+            detail_of=columns["detail"],
+            micro_batch_of=columns["micro_batch"],
+            parent_of=columns["parent"],
+            start_s=start_s - origin_s,
+            duration_s=np.array(self._duration, dtype=np.float64),
+            measured=measured,
+            source=source,
+            origin_s=origin_s,
+            layout=layout,
+            stage_of_rank=dict(stage_of_rank or {}),
+            facts=dict(facts or {}),
+            warnings=tuple(warnings),
+        )

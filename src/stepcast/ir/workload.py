@@ -1,0 +1,141 @@
+"""What must run in one training step.
+
+    Workload            one step, for all pipeline stages
+      Stage             what one stage (or model chunk) runs
+        prologue        layers that run once per step, before the micro-batches
+        body            blocks that run once per micro-batch
+        epilogue        layers that run once per step, after the micro-batches
+          Block         layers that follow one another, repeated
+            Layer       one named row: forward, input-gradient and weight-gradient ops
+              Op        work on this rank, or communication of a group
+
+The forward walks blocks and layers in order, the backward in reverse. Repeated micro-batches and
+repeated layers are stored once.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepcast.ir.check import require, require_amounts, require_counts
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import Work
+
+
+SINGLE_GPU = Layout()
+
+
+class Phase(StrEnum):
+    FORWARD = "forward"
+    INPUT_GRADIENT = "input-gradient"
+    WEIGHT_GRADIENT = "weight-gradient"
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One thing to do. A non-blocking op runs beside the ops that follow it."""
+
+    name: str
+    work: Work
+    blocking: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A named row of ops: a SimAI line, an operator-table row, or part of a generated layer."""
+
+    name: str
+    forward: tuple[Op, ...] = ()
+    input_gradient: tuple[Op, ...] = ()
+    weight_gradient: tuple[Op, ...] = ()
+    # Delay after a communication of this layer, before its result may be used.
+    process_s: float = 0.0
+    # What a format says of the layer that stepcast does not interpret, so that it can be written back.
+    notes: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        require_amounts(self, "process_s")
+
+    def ops(self, phase: Phase) -> tuple[Op, ...]:
+        match phase:
+            case Phase.FORWARD:
+                return self.forward
+            case Phase.INPUT_GRADIENT:
+                return self.input_gradient
+            case Phase.WEIGHT_GRADIENT:
+                return self.weight_gradient
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Layers that follow one another, *repeat* times."""
+
+    layers: tuple[Layer, ...]
+    repeat: int = 1
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "repeat")
+        require(len(self.layers) > 0, "a block needs at least one layer")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What one pipeline stage runs."""
+
+    body: tuple[Block, ...]
+    prologue: tuple[Layer, ...] = ()
+    epilogue: tuple[Layer, ...] = ()
+
+    def body_layers(self) -> Iterator[Layer]:
+        """Every layer of one micro-batch, repeats written out."""
+        for block in self.body:
+            for _ in range(block.repeat):
+                yield from block.layers
+
+    @property
+    def body_layer_count(self) -> int:
+        return sum(len(block.layers) * block.repeat for block in self.body)
+
+    def counted_layers(self, micro_batches: int) -> Iterator[tuple[Layer, int]]:
+        """Each stored layer with how often it runs in a step."""
+        for layer in self.prologue:
+            yield layer, 1
+        for block in self.body:
+            for layer in block.layers:
+                yield layer, block.repeat * micro_batches
+        for layer in self.epilogue:
+            yield layer, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One training step. One Stage means that every stage runs the same; else one per stage and chunk.
+
+    With chunks (vpp > 1) the order is model order: stage i's chunk c stands at c * pp + i.
+    """
+
+    stages: tuple[Stage, ...]
+    layout: Layout = SINGLE_GPU
+    micro_batches: int = 1
+    # Bytes that one micro-batch sends to the next stage; None where the source does not say.
+    boundary_bytes: int | None = None
+    name: str = ""
+    source: str = ""
+    notes: tuple[tuple[str, str], ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "micro_batches")
+        expected = self.layout.pp * self.layout.vpp
+        require(
+            len(self.stages) in (1, expected),
+            f"a workload needs one stage or pp x vpp = {expected}, not {len(self.stages)}",
+        )
+
+    @property
+    def uniform(self) -> bool:
+        """Every pipeline stage runs the one stage given."""
+        return len(self.stages) == 1
+
+    def note(self, key: str) -> str | None:
+        return dict(self.notes).get(key)
