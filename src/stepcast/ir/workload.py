@@ -3,7 +3,7 @@
     Workload            one step, for all pipeline stages
       Stage             what one stage (or model chunk) runs
         prologue        layers that run once per step, before the micro-batches
-        body            blocks that run once per micro-batch
+        body            blocks that run once per micro-batch (variations: where a micro-batch differs)
         epilogue        layers that run once per step, after the micro-batches
           Block         layers that follow one another, repeated
             Layer       one named row: forward, input-gradient and weight-gradient ops
@@ -20,7 +20,6 @@ from enum import StrEnum
 from stepcast.ir.check import require, require_amounts, require_counts
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Work
-
 
 SINGLE_GPU = Layout()
 
@@ -79,30 +78,49 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class Variation:
+    """In *micro_batch* the body's layer at *position* (repeats written out) is another one."""
+
+    micro_batch: int
+    position: int
+    layer: Layer
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "micro_batch", "position")
+
+
+@dataclass(frozen=True, slots=True)
 class Stage:
     """What one pipeline stage runs."""
 
     body: tuple[Block, ...]
     prologue: tuple[Layer, ...] = ()
     epilogue: tuple[Layer, ...] = ()
+    variations: tuple[Variation, ...] = ()
 
-    def body_layers(self) -> Iterator[Layer]:
-        """Every layer of one micro-batch, repeats written out."""
-        for block in self.body:
-            for _ in range(block.repeat):
-                yield from block.layers
+    def body_layers(self, micro_batch: int | None = None) -> tuple[Layer, ...]:
+        """Every layer of one micro-batch, repeats written out; None means the usual one."""
+        layers = [layer for block in self.body for _ in range(block.repeat) for layer in block.layers]
+        for variation in self.variations:
+            if variation.micro_batch == micro_batch:
+                layers[variation.position] = variation.layer
+        return tuple(layers)
 
     @property
     def body_layer_count(self) -> int:
         return sum(len(block.layers) * block.repeat for block in self.body)
 
     def counted_layers(self, micro_batches: int) -> Iterator[tuple[Layer, int]]:
-        """Each stored layer with how often it runs in a step."""
+        """Each stored layer with how often it runs in a step; variations replace what they vary."""
+        usual = self.body_layers() if self.variations else ()
         for layer in self.prologue:
             yield layer, 1
         for block in self.body:
             for layer in block.layers:
                 yield layer, block.repeat * micro_batches
+        for variation in self.variations:
+            yield variation.layer, 1
+            yield usual[variation.position], -1
         for layer in self.epilogue:
             yield layer, 1
 
