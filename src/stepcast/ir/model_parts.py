@@ -1,0 +1,198 @@
+"""The parts a Model is put together from."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepcast.ir.check import require, require_counts
+
+
+class Activation(StrEnum):
+    SILU = "silu"
+    GELU = "gelu"
+    RELU = "relu"
+    SQUARED_RELU = "squared-relu"
+
+
+class NormKind(StrEnum):
+    LAYER = "layer"
+    RMS = "rms"
+
+
+class PositionKind(StrEnum):
+    LEARNED = "learned"
+    ROTARY = "rotary"
+    ALIBI = "alibi"
+    NONE = "none"
+
+
+class QkNorm(StrEnum):
+    """How queries and keys are normalised before the scores."""
+
+    NONE = "none"
+    HEAD = "head"  # one weight vector of head_dim for all heads (Qwen 3, Gemma 3)
+    PLAIN = "plain"  # no weights at all (Llama 4)
+
+
+class Mixer(StrEnum):
+    """What mixes tokens in a block."""
+
+    ATTENTION = "attention"
+    MAMBA = "mamba"
+    NONE = "none"
+
+
+class FeedForward(StrEnum):
+    """What follows the mixer in a block."""
+
+    DENSE = "dense"
+    EXPERTS = "experts"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Every norm of a model is of one kind; only a layer norm may carry a bias."""
+
+    kind: NormKind = NormKind.RMS
+    bias: bool = False
+
+    def __post_init__(self) -> None:
+        require(not (self.bias and self.kind is NormKind.RMS), "an RMS norm has no bias")
+
+    def elements(self, width: int) -> int:
+        return width * (2 if self.bias else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Biases:
+    """Which linear layers add a bias."""
+
+    qkv: bool = False
+    attention_output: bool = False
+    mlp: bool = False
+    head: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How a model knows where a token stands; *count* rows of weights where positions are learned."""
+
+    kind: PositionKind = PositionKind.ROTARY
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "count")
+        learned = self.kind is PositionKind.LEARNED
+        require(learned == (self.count > 0), "count is given for learned positions and only for them")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Sliding-window attention. *pattern* runs over the layers and repeats; true = windowed."""
+
+    size: int
+    pattern: tuple[bool, ...] = (True,)
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "size")
+        require(len(self.pattern) > 0, "the window pattern must not be empty")
+
+    def at(self, layer: int) -> int | None:
+        return self.size if self.pattern[layer % len(self.pattern)] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Mixture of experts in place of the MLP.
+
+    *pattern* runs over the layers from the first and repeats (true = experts); the *first_dense* layers
+    have a dense MLP whatever it says. *latent* is the width experts work in where tokens are projected
+    down before dispatch and up after combine (LatentMoE); 0 means the hidden width.
+    """
+
+    count: int
+    top_k: int
+    ffn: int
+    shared_ffn: int = 0
+    shared_gate: bool = False
+    router_bias: bool = False
+    latent: int = 0
+    first_dense: int = 0
+    pattern: tuple[bool, ...] = (True,)
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "count", "top_k", "ffn")
+        require_counts(self, 0, "shared_ffn", "latent", "first_dense")
+        require(self.top_k <= self.count, f"top_k {self.top_k} exceeds the {self.count} experts")
+        require(any(self.pattern), "the expert pattern names no layer")
+        require(not (self.shared_gate and not self.shared_ffn), "a shared gate needs a shared expert")
+
+    def at(self, layer: int) -> bool:
+        return layer >= self.first_dense and self.pattern[layer % len(self.pattern)]
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): low ranks before the heads.
+
+    *query_rank* 0 means queries are projected directly. A head's query is nope_dim + rope_dim wide.
+    """
+
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    query_rank: int = 0
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "kv_rank", "nope_dim", "rope_dim", "value_dim")
+        require_counts(self, 0, "query_rank")
+
+
+@dataclass(frozen=True, slots=True)
+class Hybrid:
+    """Blocks of one thing each, Mamba-2 among them (Nemotron-H).
+
+    *pattern* has one letter per layer: ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` experts.
+    The inner width of a Mamba block is mamba_heads x mamba_head_dim.
+    """
+
+    pattern: str
+    mamba_heads: int
+    mamba_head_dim: int
+    state: int
+    groups: int
+    conv: int = 4
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "mamba_heads", "mamba_head_dim", "state", "groups", "conv")
+        unknown = sorted(set(self.pattern) - set(HYBRID_BLOCKS))
+        require(
+            not unknown, f"unknown letters {unknown} in the hybrid pattern; known: {' '.join(HYBRID_BLOCKS)}"
+        )
+        require(len(self.pattern) > 0, "the hybrid pattern must not be empty")
+        require(
+            self.mamba_heads % self.groups == 0,
+            f"mamba_heads {self.mamba_heads} is not a multiple of groups {self.groups}",
+        )
+
+    @property
+    def inner(self) -> int:
+        return self.mamba_heads * self.mamba_head_dim
+
+
+HYBRID_BLOCKS: dict[str, tuple[Mixer, FeedForward]] = {
+    "M": (Mixer.MAMBA, FeedForward.NONE),
+    "*": (Mixer.ATTENTION, FeedForward.NONE),
+    "-": (Mixer.NONE, FeedForward.DENSE),
+    "E": (Mixer.NONE, FeedForward.EXPERTS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """What one layer consists of; *window* None means full attention."""
+
+    mixer: Mixer = Mixer.ATTENTION
+    feed_forward: FeedForward = FeedForward.DENSE
+    window: int | None = None

@@ -1,0 +1,315 @@
+"""The weight tensors of a model: name, shape, and how tensor and expert parallelism split them.
+
+Every parameter count is a sum over these, so a count, its share per part and its share per rank cannot
+disagree. Splitting follows Megatron-LM (Shoeybi et al. 2019, section 3): the first matrix of a pair is
+split by columns with its bias, the second by rows while its bias stays whole, the embedding by vocabulary;
+norms, position embeddings, routers and the down-projections of latent attention are on every rank.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind, QkNorm
+
+if TYPE_CHECKING:
+    from stepcast.ir.model import Model
+
+
+class Part(StrEnum):
+    """What a weight belongs to."""
+
+    EMBEDDING = "embedding"
+    POSITION = "position"
+    ATTENTION = "attention"
+    MAMBA = "mamba"
+    MLP = "mlp"
+    ROUTER = "router"
+    EXPERTS = "experts"
+    SHARED_EXPERTS = "shared-experts"
+    NORM = "norm"
+    HEAD = "head"
+
+
+class Split(StrEnum):
+    """How ranks share a weight."""
+
+    NONE = "none"  # every rank holds all of it
+    TENSOR = "tensor"
+    VOCAB = "vocab"  # tensor parallel, after the vocabulary is padded
+    EXPERT = "expert"  # whole experts over ep, each expert over expert-tp
+    EXPERT_REPLICATED = "expert-replicated"  # whole experts over ep, the rest on every rank
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """*most_ways* bounds the tensor split: 8 kv heads cannot be split 16 ways, so they are repeated."""
+
+    name: str
+    part: Part
+    shape: tuple[int, ...]
+    split: Split = Split.NONE
+    most_ways: int = 0
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+    def on_rank(self, tp: int, ep: int, expert_tp: int, vocab: int) -> int:
+        """Elements on the fullest rank; *vocab* is the padded vocabulary."""
+        match self.split:
+            case Split.NONE:
+                return self.elements
+            case Split.TENSOR:
+                return -(-self.elements // (min(tp, self.most_ways) if self.most_ways else tp))
+            case Split.VOCAB:
+                return -(-vocab // tp) * math.prod(self.shape[1:])
+            case Split.EXPERT:
+                return -(-self.shape[0] // ep) * -(-math.prod(self.shape[1:]) // expert_tp)
+            case Split.EXPERT_REPLICATED:
+                return -(-self.shape[0] // ep) * math.prod(self.shape[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """Parameters one rank holds: *dense* ones have replicas in the dp group, *experts* in expert-dp."""
+
+    dense: int
+    experts: int
+
+    @property
+    def total(self) -> int:
+        return self.dense + self.experts
+
+
+def whole(weights: Iterable[Weight]) -> int:
+    """Elements of all *weights* together."""
+    return sum(weight.elements for weight in weights)
+
+
+def _linear(
+    name: str,
+    part: Part,
+    inputs: int,
+    outputs: int,
+    bias: bool,
+    split: Split = Split.NONE,
+    *,
+    by_rows: bool = False,
+    most_ways: int = 0,
+) -> list[Weight]:
+    """A matrix and, where asked, its bias, which is split only along with the columns."""
+    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, most_ways)]
+    if bias:
+        weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split, most_ways))
+    return weights
+
+
+def _norm(model: "Model", name: str, width: int) -> Weight:
+    return Weight(name, Part.NORM, (model.norm.elements(width),))
+
+
+def embedding_weights(model: "Model") -> list[Weight]:
+    """Word embedding first, then what stands between it and the first layer."""
+    width = model.embedding_width or model.hidden
+    weights = [Weight("embedding.word", Part.EMBEDDING, (model.vocab, width), Split.VOCAB)]
+    if model.position.kind is PositionKind.LEARNED:
+        weights.append(Weight("embedding.position", Part.POSITION, (model.position.count, model.hidden)))
+    if width != model.hidden:
+        weights.append(Weight("embedding.project_in", Part.EMBEDDING, (model.hidden, width)))
+    if model.embedding_norm:
+        weights.append(_norm(model, "embedding.norm", model.hidden))
+    return weights
+
+
+def final_weights(model: "Model") -> list[Weight]:
+    return [_norm(model, "final_norm", model.hidden)] if model.final_norm else []
+
+
+def head_weights(model: "Model") -> list[Weight]:
+    """The output projection first (the word embedding again where tied), then its bias and projection."""
+    width = model.embedding_width or model.hidden
+    weights = _linear("head", Part.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
+    if width != model.hidden:
+        weights.append(Weight("head.project_out", Part.HEAD, (width, model.hidden)))
+    return weights
+
+
+def next_token_weights(model: "Model") -> list[Weight]:
+    """One multi-token-prediction module (DeepSeek-V3, 2024, section 2.2), without embedding and head.
+
+    Two norms, a projection of both inputs to the hidden width, one block, one norm before the head.
+    """
+    if not model.next_token_layers:
+        return []
+    feed_forward = FeedForward.EXPERTS if model.experts else FeedForward.DENSE
+    block = block_weights(model, Mixer.ATTENTION, feed_forward)
+    if model.hybrid:  # a hybrid's module is one attention block and one feed-forward block
+        block = (
+            *block_weights(model, Mixer.ATTENTION, FeedForward.NONE),
+            *block_weights(model, Mixer.NONE, feed_forward),
+        )
+    return [
+        _norm(model, "mtp.embedding_norm", model.hidden),
+        _norm(model, "mtp.hidden_norm", model.hidden),
+        Weight("mtp.projection.weight", Part.MLP, (model.hidden, 2 * model.hidden), Split.TENSOR),
+        *block,
+        _norm(model, "mtp.final_norm", model.hidden),
+    ]
+
+
+@lru_cache(maxsize=4096)
+def block_weights(model: "Model", mixer: Mixer, feed_forward: FeedForward) -> tuple[Weight, ...]:
+    """The tensors of one layer."""
+    weights: list[Weight] = []
+    match mixer:
+        case Mixer.ATTENTION:
+            weights += _latent(model) if model.latent else _attention(model)
+        case Mixer.MAMBA:
+            weights += _mamba(model)
+    match feed_forward:
+        case FeedForward.DENSE:
+            weights += _mlp(model, "mlp", Part.MLP, model.ffn)
+        case FeedForward.EXPERTS:
+            weights += _experts(model)
+    halves = (mixer is not Mixer.NONE) + (feed_forward is not FeedForward.NONE)
+    norms = 1 if model.shared_norm else halves
+    weights += [_norm(model, f"norm.{index}", model.hidden) for index in range(norms)]
+    if model.post_norms:
+        weights += [_norm(model, f"post_norm.{index}", model.hidden) for index in range(halves)]
+    return tuple(weights)
+
+
+def _attention(model: "Model") -> list[Weight]:
+    part, bias, kv_heads = Part.ATTENTION, model.biases.qkv, model.kv_heads
+    weights = _linear("attention.query", part, model.hidden, model.query_width, bias, Split.TENSOR)
+    for name in ("attention.key", "attention.value"):
+        weights += _linear(name, part, model.hidden, model.kv_width, bias, Split.TENSOR, most_ways=kv_heads)
+    output = model.biases.attention_output
+    weights += _linear(
+        "attention.output", part, model.query_width, model.hidden, output, Split.TENSOR, by_rows=True
+    )
+    if model.qk_norm is QkNorm.HEAD:
+        weights += [_norm(model, f"attention.{side}_norm", model.head_dim) for side in ("query", "key")]
+    if model.attention_sinks:
+        weights.append(Weight("attention.sinks", part, (model.heads,), Split.TENSOR))
+    return weights
+
+
+def _latent(model: "Model") -> list[Weight]:
+    """Down-projections and their norms are on every rank; heads are split on the way up."""
+    latent, part, bias = model.latent, Part.ATTENTION, model.biases.qkv
+    assert latent is not None
+    if latent.query_rank:
+        weights = _linear("attention.query_down", part, model.hidden, latent.query_rank, bias)
+        weights.append(_norm(model, "attention.query_norm", latent.query_rank))
+        weights += _linear(
+            "attention.query_up", part, latent.query_rank, model.query_width, False, Split.TENSOR
+        )
+    else:
+        weights = _linear("attention.query", part, model.hidden, model.query_width, False, Split.TENSOR)
+    weights += _linear("attention.kv_down", part, model.hidden, latent.kv_rank + latent.rope_dim, bias)
+    weights.append(_norm(model, "attention.kv_norm", latent.kv_rank))
+    up = model.heads * (latent.nope_dim + latent.value_dim)
+    weights += _linear("attention.kv_up", part, latent.kv_rank, up, False, Split.TENSOR)
+    values, output = model.heads * latent.value_dim, model.biases.attention_output
+    weights += _linear("attention.output", part, values, model.hidden, output, Split.TENSOR, by_rows=True)
+    return weights
+
+
+def _mamba(model: "Model") -> list[Weight]:
+    """A Mamba-2 mixer (Dao and Gu 2024, section 6): gate, input, B, C and dt from one projection.
+
+    Groups bound the split of B and C; A, D and the dt bias are one number per head.
+    """
+    hybrid, part = model.hybrid, Part.MAMBA
+    assert hybrid is not None
+    inner, states = hybrid.inner, 2 * hybrid.groups * hybrid.state
+    split, ways = Split.TENSOR, hybrid.groups
+    return [
+        Weight("mamba.in.gate_input", part, (2 * inner, model.hidden), split),
+        Weight("mamba.in.states", part, (states, model.hidden), split, ways),
+        Weight("mamba.in.dt", part, (hybrid.mamba_heads, model.hidden), split),
+        Weight("mamba.conv.input", part, (inner, hybrid.conv + 1), split),  # kernel and bias
+        Weight("mamba.conv.states", part, (states, hybrid.conv + 1), split, ways),
+        Weight("mamba.heads", part, (3, hybrid.mamba_heads), split),
+        Weight("mamba.norm", Part.NORM, (inner,), split),
+        Weight("mamba.out", part, (model.hidden, inner), split),
+    ]
+
+
+def _mlp(model: "Model", name: str, part: Part, ffn: int) -> list[Weight]:
+    weights: list[Weight] = []
+    for side in ("gate", "up") if model.gated else ("up",):
+        weights += _linear(f"{name}.{side}", part, model.hidden, ffn, model.biases.mlp, Split.TENSOR)
+    return weights + _linear(
+        f"{name}.down", part, ffn, model.hidden, model.biases.mlp, Split.TENSOR, by_rows=True
+    )
+
+
+def _experts(model: "Model") -> list[Weight]:
+    experts = model.experts
+    assert experts is not None
+    weights = _linear("router", Part.ROUTER, model.hidden, experts.count, experts.router_bias)
+    width = experts.latent or model.hidden
+    if experts.latent:
+        weights += _linear("experts.latent_down", Part.MLP, model.hidden, width, False)
+        weights += _linear("experts.latent_up", Part.MLP, width, model.hidden, False)
+    sides = 2 if model.gated else 1
+    count, ffn, part = experts.count, experts.ffn, Part.EXPERTS
+    weights.append(Weight("experts.up.weight", part, (count, sides * ffn, width), Split.EXPERT))
+    weights.append(Weight("experts.down.weight", part, (count, width, ffn), Split.EXPERT))
+    if model.biases.mlp:
+        weights.append(Weight("experts.up.bias", part, (count, sides * ffn), Split.EXPERT))
+        weights.append(Weight("experts.down.bias", part, (count, width), Split.EXPERT_REPLICATED))
+    if experts.shared_ffn:
+        weights += _mlp(model, "shared_experts", Part.SHARED_EXPERTS, experts.shared_ffn)
+    if experts.shared_gate:
+        weights.append(Weight("shared_experts.gate_value.weight", Part.SHARED_EXPERTS, (1, model.hidden)))
+    return weights
+
+
+def _shard(model: "Model", weights: Iterable[Weight], tp: int, ep: int, expert_tp: int) -> Shard:
+    vocab, dense, experts = model.padded_vocab(tp), 0, 0
+    for weight in weights:
+        elements = weight.on_rank(tp, ep, expert_tp, vocab)
+        if weight.part is Part.EXPERTS:
+            experts += elements
+        else:
+            dense += elements
+    return Shard(dense, experts)
+
+
+@lru_cache(maxsize=1024)
+def _running(model: "Model", tp: int, ep: int, expert_tp: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Dense and expert parameters of all layers before each layer."""
+    shards: dict[tuple[Mixer, FeedForward], Shard] = {}
+    for block in model.blocks:
+        kind = (block.mixer, block.feed_forward)
+        if kind not in shards:
+            shards[kind] = _shard(model, block_weights(model, *kind), tp, ep, expert_tp)
+    layers = [shards[block.mixer, block.feed_forward] for block in model.blocks]
+    return (
+        tuple(accumulate((shard.dense for shard in layers), initial=0)),
+        tuple(accumulate((shard.experts for shard in layers), initial=0)),
+    )
+
+
+@lru_cache(maxsize=16384)
+def range_shard(
+    model: "Model", layers: range, tp: int, ep: int, expert_tp: int, embedding: bool, head: bool
+) -> Shard:
+    """What one rank holds of consecutive *layers*; see Model.shard_of."""
+    dense, experts = _running(model, tp, ep, expert_tp)
+    ends: list[Weight] = embedding_weights(model) if embedding else []
+    if head:
+        own_copy = not (model.tied and embedding)
+        ends = ends + final_weights(model) + (head_weights(model) if own_copy else head_weights(model)[1:])
+    return Shard(
+        dense[layers.stop] - dense[layers.start] + _shard(model, ends, tp, ep, expert_tp).dense,
+        experts[layers.stop] - experts[layers.start],
+    )
