@@ -55,6 +55,10 @@ EPILOGUE_NAMES = frozenset(
 MICRO_BATCH_START = "embedding_layer"
 
 
+# Columns as written: equal ones become one object.
+OpsKey = tuple[str, str, str, int]
+
+
 def looks_like(head: str) -> bool:
     words = head.split(maxsplit=1)
     return bool(words) and words[0] in POLICIES
@@ -77,7 +81,7 @@ def _parse_layers(lines: list[str], columns: int) -> list[Layer]:
     """Every layer line; equal lines become one object."""
     declared = parse_count(lines[1].strip(), "number of layer lines", 2)
     known: dict[str, Layer] = {}
-    ops: dict[tuple[str, str, str, str, Group], tuple[Op, ...]] = {}
+    ops: dict[OpsKey, tuple[Op, ...]] = {}
     layers: list[Layer] = []
     for at in range(2, len(lines)):
         line = lines[at]
@@ -95,18 +99,15 @@ def _parse_layers(lines: list[str], columns: int) -> list[Layer]:
     return layers
 
 
-def _parse_layer(
-    tokens: list[str], columns: int, line: int, known: dict[tuple[str, str, str, str, Group], tuple[Op, ...]]
-) -> Layer:
+def _parse_layer(tokens: list[str], columns: int, line: int, known: dict[OpsKey, tuple[Op, ...]]) -> Layer:
     if len(tokens) != columns:
         raise FormatError(f"has {len(tokens)} columns; expected {columns}", line=line)
-    name = tokens[0]
     phases = []
     for column, bare_group in enumerate(BARE_GROUPS):
         compute, word, size = tokens[2 + 3 * column : 5 + 3 * column]
-        key = (name, compute, word, size, bare_group)
+        key = (compute, word, size, column)
         if key not in known:
-            known[key] = _parse_ops(*key, line=line, column=COLUMNS[column])
+            known[key] = _parse_ops(compute, word, size, bare_group, line=line, column=COLUMNS[column])
         phases.append(known[key])
     notes = []
     if tokens[1] != "-1":
@@ -119,14 +120,14 @@ def _parse_layer(
             )
         notes.append(("policy", tokens[12]))
     process_s = parse_amount(tokens[11], "process time", line) * NS
-    return Layer(name, phases[0], phases[1], phases[2], process_s, tuple(notes))
+    return Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes))
 
 
 def _parse_ops(
-    name: str, compute: str, word: str, size: str, bare_group: Group, *, line: int, column: str
+    compute: str, word: str, size: str, bare_group: Group, *, line: int, column: str
 ) -> tuple[Op, ...]:
     """The computation of one column, and its communication if there is one."""
-    computed = Op(name, Recorded(parse_amount(compute, f"{column} compute time", line) * NS))
+    computed = Op("", Recorded(parse_amount(compute, f"{column} compute time", line) * NS))
     size_bytes = parse_count(size, f"{column} size", line)
     if word == "NONE":
         return (computed,)
@@ -135,7 +136,7 @@ def _parse_ops(
         expected = f"NONE, {', '.join(KINDS)}, bare or with _EP or _DP_EP"
         raise FormatError(f"unknown collective {shorten(word)}; expected {expected}", line=line)
     collective = Collective(KINDS[kind], size_bytes, SUFFIXES.get(suffix, bare_group))
-    return (computed, Op(f"{name} {collective.kind}", collective))
+    return (computed, Op(collective.kind, collective))
 
 
 class _Sections(NamedTuple):
@@ -185,6 +186,7 @@ def _assemble(header: Header, layers: list[Layer], header_line: str, path: str) 
         name=_file_stem(path),
         source="simai",
         notes=(
+            ("lines", str(len(layers))),
             ("simai.header", header_line),
             ("simai.policy", header.policy),
             ("simai.written_micro_batches", str(written)),

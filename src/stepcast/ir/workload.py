@@ -32,7 +32,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One thing to do. A non-blocking op runs beside the ops that follow it."""
+    """One thing to do. A non-blocking op runs beside the ops that follow it.
+
+    *name* tells it apart within its layer; the layer's only computation needs none.
+    """
 
     name: str
     work: Work
@@ -54,6 +57,10 @@ class Layer:
 
     def __post_init__(self) -> None:
         require_amounts(self, "process_s")
+
+    def op_name(self, op: Op) -> str:
+        """The op's name in timelines and reports."""
+        return f"{self.name} {op.name}" if op.name else self.name
 
     def ops(self, phase: Phase) -> tuple[Op, ...]:
         match phase:

@@ -1,0 +1,82 @@
+"""The command ``stepcast``: finds the verb, loads only that verb's module, reports errors in one line."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+
+from stepcast import __version__
+
+DESCRIPTION = "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
+
+
+@dataclass(frozen=True, slots=True)
+class Verb:
+    name: str
+    summary: str
+
+    @property
+    def module(self) -> str:
+        return f"stepcast.cli.{self.name}"
+
+
+VERBS: tuple[Verb, ...] = (
+    Verb("show", "what is in a file of any known format"),
+    Verb("convert", "write a file in another format"),
+    Verb("list", "the formats stepcast knows"),
+    Verb("demo", "a first look on the shipped examples"),
+    Verb("completion", "print a completion script for your shell"),
+)
+
+
+def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.ArgumentParser:
+    """The parser of *verbs*; without *load* their own arguments are left out, which starts faster."""
+    parser = argparse.ArgumentParser(prog="stepcast", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"stepcast {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
+    chosen = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in verbs:
+        sub = chosen.add_parser(verb.name, help=verb.summary, description=verb.summary.capitalize() + ".")
+        if load:
+            import_module(verb.module).add_arguments(sub)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; 0 on success, 2 for bad input, 130 when interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = next((word for word in arguments if not word.startswith("-")), None)
+    named = [verb for verb in VERBS if verb.name == name]
+    parser = build_parser(named or VERBS, load=bool(named))
+    if not named:
+        parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
+        return 2
+    args = parser.parse_args(arguments)
+    try:
+        return int(import_module(named[0].module).run(args))
+    except BrokenPipeError:
+        # The reader of our output has gone; keep the interpreter from complaining at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("stepcast: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, MemoryError) as error:
+        if args.debug:
+            raise
+        print(f"stepcast: {_one_line(error)}", file=sys.stderr)
+        return 2
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
+    if isinstance(error, MemoryError):
+        return "out of memory; try a smaller input"
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

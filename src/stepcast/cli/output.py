@@ -1,0 +1,37 @@
+"""How verbs print: JSON alone on standard output, or text that fits the terminal; warnings aside."""
+
+import shutil
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from stepcast.report.text import bullet
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output and nothing else there."""
+    import msgspec
+
+    data = msgspec.json.format(msgspec.json.encode(value, enc_hook=_plain), indent=2)
+    sys.stdout.write(data.decode() + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"cannot write {type(value).__name__} as JSON")
+
+
+def terminal_width() -> int:
+    """Columns to fill: the terminal's, within what reads well."""
+    return max(60, min(shutil.get_terminal_size((100, 24)).columns, 140))
+
+
+def print_warnings(warnings: Iterable[str]) -> None:
+    """Warnings go to standard error, so that they never mix with a result that is piped on."""
+    for warning in warnings:
+        print(bullet(warning, "warning: ", terminal_width()), file=sys.stderr)
+
+
+def heading(title: str) -> str:
+    return f"\033[1m{title}\033[0m" if sys.stdout.isatty() else title

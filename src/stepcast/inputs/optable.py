@@ -1,0 +1,182 @@
+"""Operator tables: one row per operator of one GPU, tab or comma separated.
+
+Times are milliseconds, sizes are elements. A row ``X_grad`` carries the gradient reduction of operator X
+and stands before it, so that the backward, which walks the rows in reverse, meets it just after X.
+"""
+
+import re
+from collections.abc import Sequence
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.numbers import parse_amount, parse_count, shorten
+from stepcast.inputs.simai import KINDS
+from stepcast.inputs.source import Source
+from stepcast.ir.dtype import DType
+from stepcast.ir.edits import LAYER_BLOCK
+from stepcast.ir.group import Group
+from stepcast.ir.work import Collective, Communication, Direction, Recorded, Transfer
+from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
+from stepcast.units import MS
+
+PHASES = ("forward", "backward", "weight_grad")
+COLUMNS = (
+    "name",
+    *(f"{phase}_{field}" for phase in PHASES for field in ("compute_time", "comm_type", "comm_size")),
+    "process_time",
+)
+ELEMENT = DType.FP32
+SUFFIXES = {"EP": Group.EP, "DP_EP": Group.EXPERT_DP}
+WORDS = (
+    "None, ALLREDUCE, ALLREDUCE_ASYNC, ALLGATHER, REDUCESCATTER, ALLTOALL, ALLTOALL_EP, "
+    "ALLGATHER_DP_EP, REDUCESCATTER_DP_EP, SENDRECV"
+)
+
+# A row of model layer i: transformer_h_0_ln_1, model_decoder_layers_0_fc1, encoder_layer_3_output ...
+LAYER_ROW = re.compile(r"(?P<prefix>.*?)(?:h|layers?|blocks?)_(?P<index>\d+)_")
+# Layers of the GPT-2 family by hidden size (Radford et al. 2019, table 2).
+GPT2_LAYERS = {768: 12, 1024: 24, 1280: 36, 1600: 48}
+
+
+def looks_like(head: str) -> bool:
+    first = head.split("\n", 1)[0]
+    return "forward_compute_time" in first and "weight_grad_comm_size" in first
+
+
+def read(source: Source) -> Workload:
+    """The table as a one-stage workload of one micro-batch."""
+    lines = source.lines()
+    separator = "\t" if "\t" in lines[0] else ","
+    order, warnings = _column_order(lines[0].split(separator))
+    layers = _parse_rows(lines, separator, order)
+    if not layers:
+        raise FormatError("table has a header but no rows; expected one row per operator", line=1)
+    if not any(_compute_s(layer.input_gradient + layer.weight_gradient) for layer in layers):
+        warnings.append(
+            "every backward time is 0: the writer left them out. "
+            "Give --backward-factor 2 to take backward as twice forward (the usual ratio for matmuls)"
+        )
+    return _assemble(layers, warnings)
+
+
+def _compute_s(ops: Sequence[Op]) -> float:
+    return sum(op.work.duration_s for op in ops if isinstance(op.work, Recorded))
+
+
+def _column_order(names: list[str]) -> tuple[list[int], list[str]]:
+    """Where each of our columns stands, and a warning for columns that are not ours."""
+    names = [name.strip() for name in names]
+    missing = [name for name in COLUMNS if name not in names]
+    if missing:
+        raise FormatError(f"header lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}", line=1)
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise FormatError(f"header repeats {', '.join(map(shorten, repeated))}", line=1)
+    extra = [name for name in names if name not in COLUMNS]
+    warnings = [f"column {shorten(name)} is not known and was left out" for name in extra]
+    return [names.index(name) for name in COLUMNS] + [len(names)], warnings
+
+
+def _parse_rows(lines: list[str], separator: str, order: list[int]) -> list[Layer]:
+    """Each row as a Layer; equal cells of a phase become one object."""
+    *columns, width = order
+    ops: dict[tuple[str, str, str, int], tuple[Op, ...]] = {}
+    delays: dict[str, float] = {}
+    layers = []
+    for at in range(1, len(lines)):
+        cells = lines[at].split(separator)
+        if len(cells) != width:
+            if not lines[at].strip():
+                continue
+            raise FormatError(f"has {len(cells)} columns; expected {width}", line=at + 1)
+        phases = []
+        for phase in range(3):
+            first = 1 + 3 * phase
+            key = (cells[columns[first]], cells[columns[first + 1]], cells[columns[first + 2]], phase)
+            found = ops.get(key)
+            if found is None:
+                found = ops[key] = _parse_phase(*key, line=at + 1)
+            phases.append(found)
+        delay = cells[columns[10]]
+        if delay not in delays:
+            delays[delay] = parse_amount(delay.strip(), "process_time", at + 1) * MS
+        layers.append(Layer(cells[columns[0]].strip(), phases[0], phases[1], phases[2], delays[delay]))
+    return layers
+
+
+def _parse_phase(compute: str, word: str, size: str, phase: int, *, line: int) -> tuple[Op, ...]:
+    title = PHASES[phase]
+    duration_s = parse_amount(compute.strip(), f"{title}_compute_time", line) * MS
+    elements = parse_count(size.strip(), f"{title}_comm_size", line)
+    computed = Op("", Recorded(duration_s))
+    word = word.strip()
+    if word in ("None", "NONE", ""):
+        return (computed,)
+    blocking = not word.endswith("_ASYNC")
+    work = _communication(word.removesuffix("_ASYNC"), elements * int(ELEMENT.bytes), phase, blocking)
+    if work is None:
+        raise FormatError(f"unknown communication {shorten(word)}; expected one of {WORDS}", line=line)
+    name = work.kind if isinstance(work, Collective) else work.direction
+    return (computed, Op(name, work, blocking))
+
+
+def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Communication | None:
+    """Blocking exchanges outside the weight gradient are tensor parallel, the others reduce gradients."""
+    if word == "SENDRECV":
+        return Transfer(Direction.SEND, size_bytes)
+    kind, _, suffix = word.partition("_")
+    if kind not in KINDS or (suffix and suffix not in SUFFIXES):
+        return None
+    bare = Group.TP if blocking and phase < 2 else Group.DP
+    return Collective(KINDS[kind], size_bytes, SUFFIXES.get(suffix, bare))
+
+
+def _assemble(layers: list[Layer], warnings: list[str]) -> Workload:
+    span = _one_layer(layers)
+    notes: tuple[tuple[str, str], ...] = (("element_dtype", ELEMENT), ("lines", str(len(layers))))
+    if span is None:
+        body: tuple[Block, ...] = (Block(tuple(layers)),)
+    else:
+        start, end = span
+        parts = [layers[:start], layers[start:end], layers[end:]]
+        repeat = _guess_repeat(layers[start:end], warnings)
+        at = sum(bool(part) for part in parts[:1])
+        body = tuple(Block(tuple(part), repeat if part is parts[1] else 1) for part in parts if part)
+        notes += ((LAYER_BLOCK, str(at)),)
+    return Workload(stages=(Stage(body),), source="optable", notes=notes, warnings=tuple(warnings))
+
+
+def _one_layer(layers: list[Layer]) -> tuple[int, int] | None:
+    """Rows of the only model layer in the table, or None where there are none or several.
+
+    The layer begins at its first row with a layer number and ends where a row of the same module tree
+    (same prefix) stands outside the numbered layers, such as the final norm, or at the head.
+    """
+    matches = [(at, match) for at, layer in enumerate(layers) if (match := LAYER_ROW.match(layer.name))]
+    if not matches or len({match["index"] for _, match in matches}) > 1:
+        return None
+    start, prefix = matches[0][0], matches[0][1]["prefix"]
+    for at in range(matches[-1][0] + 1, len(layers)):
+        name = layers[at].name
+        if (prefix and name.startswith(prefix)) or name.startswith("lm_head"):
+            return start, at
+    return start, len(layers)
+
+
+def _guess_repeat(rows: list[Layer], warnings: list[str]) -> int:
+    """How often the layer repeats, by the hidden size its first norm shows, with a warning either way."""
+    norm_elements = [
+        op.work.size_bytes // int(ELEMENT.bytes)
+        for layer in rows
+        if "_h_" in layer.name and "ln" in layer.name
+        for op in layer.input_gradient
+        if isinstance(op.work, Collective)
+    ]
+    hidden = norm_elements[0] // 2 if norm_elements else 0
+    if hidden in GPT2_LAYERS:
+        count = GPT2_LAYERS[hidden]
+        warnings.append(
+            f"the table holds one model layer; its names and hidden size {hidden} are GPT-2's, "
+            f"so it is run {count} times. State it with --repeat-layers N"
+        )
+        return count
+    warnings.append("the table holds one model layer and runs it once; state how many with --repeat-layers N")
+    return 1

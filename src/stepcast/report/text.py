@@ -1,0 +1,70 @@
+"""Plain-text building blocks: tables and fact lists that fit a terminal."""
+
+from collections.abc import Iterable, Sequence
+
+GAP = "  "
+
+
+def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int = 100) -> str:
+    """Aligned columns: numbers to the right, words to the left; the widest word column gives way."""
+    cells = [[str(cell) for cell in row] for row in rows]
+    sizes = [max([len(head), *(len(row[at]) for row in cells)]) for at, head in enumerate(headers)]
+    numeric = [all(_numeric(row[at]) for row in cells) for at in range(len(headers))]
+    _shrink(sizes, numeric, width)
+
+    def line(row: Sequence[str]) -> str:
+        parts = [
+            _fit(cell, size).rjust(size) if right else _fit(cell, size).ljust(size)
+            for cell, size, right in zip(row, sizes, numeric, strict=True)
+        ]
+        return GAP.join(parts).rstrip()
+
+    rule = GAP.join("-" * size for size in sizes)
+    return "\n".join([line(list(headers)), rule, *(line(row) for row in cells)])
+
+
+def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:
+    """``name   value`` lines; long values continue under their own column."""
+    listed = [(name, str(value)) for name, value in pairs]
+    column = max((len(name) for name, _ in listed), default=0)
+    lines = []
+    for name, value in listed:
+        pieces = wrap(value, max(20, width - column - len(GAP)))
+        lines.append(f"{name.ljust(column)}{GAP}{pieces[0]}".rstrip())
+        lines += [" " * column + GAP + piece for piece in pieces[1:]]
+    return "\n".join(lines)
+
+
+def wrap(text: str, width: int) -> list[str]:
+    """*text* in lines of at most *width* where its words allow."""
+    lines, current = [], ""
+    for word in text.split():
+        if current and len(current) + 1 + len(word) > width:
+            lines.append(current)
+            current = word
+        else:
+            current = f"{current} {word}" if current else word
+    return [*lines, current]
+
+
+def bullet(text: str, mark: str, width: int = 100) -> str:
+    """A wrapped paragraph behind *mark*."""
+    pieces = wrap(text, width - len(mark))
+    return "\n".join([mark + pieces[0], *(" " * len(mark) + piece for piece in pieces[1:])])
+
+
+def _numeric(cell: str) -> bool:
+    return not cell or cell == "-" or cell[0].isdigit() or (cell[0] in "+-" and len(cell) > 1 and cell[1].isdigit())
+
+
+def _shrink(sizes: list[int], numeric: list[bool], width: int) -> None:
+    """Narrow the widest word columns until the row fits; never below eight characters."""
+    while sum(sizes) + len(GAP) * (len(sizes) - 1) > width:
+        words = [at for at in range(len(sizes)) if not numeric[at] and sizes[at] > 8]
+        if not words:
+            return
+        sizes[max(words, key=lambda at: sizes[at])] -= 1
+
+
+def _fit(cell: str, size: int) -> str:
+    return cell if len(cell) <= size else cell[: size - 1] + "…"

@@ -1,0 +1,74 @@
+"""What a Workload holds: layout, counts, compute, and bytes per collective and group."""
+
+from collections import defaultdict
+from typing import Any
+
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import Collective, Recorded, Transfer
+from stepcast.ir.workload import Phase, Workload
+
+Facts = dict[str, Any]
+
+
+def layout_facts(layout: Layout) -> Facts:
+    names = ("tp", "cp", "ep", "dp", "pp", "vpp", "gpus")
+    return {name: getattr(layout, name) for name in names}
+
+
+def workload_facts(workload: Workload) -> Facts:
+    """Totals of one step, of one rank of each stage given, summed over the stages."""
+    compute_s: dict[str, float] = defaultdict(float)
+    computed: dict[str, int] = defaultdict(int)
+    messages: dict[tuple[str, str, str], dict[str, int]] = {}
+    for stage in workload.stages:
+        for layer, count in stage.counted_layers(workload.micro_batches):
+            for phase in Phase:
+                for op in layer.ops(phase):
+                    work = op.work
+                    if isinstance(work, Recorded):
+                        compute_s[phase] += work.duration_s * count
+                        computed["recorded"] += count
+                    elif isinstance(work, Collective | Transfer):
+                        kind = work.kind if isinstance(work, Collective) else work.direction
+                        _count_message(messages, (kind, work.group, phase), work.size_bytes, count)
+                    else:
+                        computed[type(work).__name__.lower()] += count
+    rows = [
+        {"kind": kind, "group": group, "phase": phase, **counts}
+        for (kind, group, phase), counts in messages.items()
+    ]
+    lines = workload.note("lines")
+    return {
+        "kind": "workload",
+        **layout_facts(workload.layout),
+        "lines": int(lines) if lines else sum(stage.body_layer_count for stage in workload.stages),
+        "micro_batches": workload.micro_batches,
+        "layers_per_micro_batch": sum(stage.body_layer_count for stage in workload.stages),
+        "stages_given": len(workload.stages),
+        "boundary_bytes": workload.boundary_bytes,
+        "compute_s": sum(compute_s.values()),
+        "compute_by_phase_s": dict(compute_s),
+        "ops": dict(computed),
+        "communication_bytes": sum(row["total_bytes"] for row in rows),
+        "collectives": rows,
+        "body": [
+            {"layers": [layer.name for layer in block.layers], "repeat": block.repeat}
+            for stage in workload.stages
+            for block in stage.body
+        ],
+        "prologue": [layer.name for stage in workload.stages for layer in stage.prologue],
+        "epilogue": [layer.name for stage in workload.stages for layer in stage.epilogue],
+        "notes": {key: value for key, value in workload.notes if key != "lines"},
+    }
+
+
+def _count_message(
+    messages: dict[tuple[str, str, str], dict[str, int]], key: tuple[str, str, str], size_bytes: int, count: int
+) -> None:
+    row = messages.setdefault(
+        key, {"count": 0, "total_bytes": 0, "smallest_bytes": size_bytes, "largest_bytes": size_bytes}
+    )
+    row["count"] += count
+    row["total_bytes"] += size_bytes * count
+    row["smallest_bytes"] = min(row["smallest_bytes"], size_bytes)
+    row["largest_bytes"] = max(row["largest_bytes"], size_bytes)
