@@ -1,0 +1,33 @@
+"""GPUs, links, nodes, topologies and clusters, and the catalogue of known ones."""
+
+from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
+from stepcast.hardware.cluster import Cluster, Communication
+from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.layout import Layout
+from stepcast.hardware.link import Link
+from stepcast.hardware.node import Fabric, FabricKind, Node
+from stepcast.hardware.path import GroupPath, group_path, neighbour_path, resolve
+from stepcast.hardware.schema import CatalogError
+from stepcast.hardware.topology import NetworkKind, Topology
+
+__all__ = [
+    "CatalogError",
+    "Cluster",
+    "Communication",
+    "Fabric",
+    "FabricKind",
+    "Gpu",
+    "GroupPath",
+    "Layout",
+    "Link",
+    "NetworkKind",
+    "Node",
+    "Topology",
+    "cluster_names",
+    "gpu_names",
+    "group_path",
+    "load_cluster",
+    "load_gpu",
+    "neighbour_path",
+    "resolve",
+]

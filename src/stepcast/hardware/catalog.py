@@ -1,0 +1,231 @@
+"""The catalogue of GPUs and clusters, and users' own descriptions, read from TOML.
+
+A file may build on another with ``base``; what it says itself wins. ``[sources]`` names where its numbers
+come from: a number's source is the entry of its key or of the closest table around it, else the file itself.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from stepcast.hardware.cluster import Cluster
+from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.schema import (
+    CLUSTER_KEYS,
+    GPU_KEYS,
+    CatalogError,
+    Entries,
+    Entry,
+    build_cluster,
+    build_gpu,
+    check_keys,
+    nearest,
+)
+
+NOT_INHERITED = ("base", "aliases", "description")
+MAKERS = re.compile(r"^(nvidia|amd|tesla|instinct)-")
+
+
+def gpu_names() -> tuple[str, ...]:
+    return _names("gpus")
+
+
+def cluster_names() -> tuple[str, ...]:
+    return _names("clusters")
+
+
+def load_gpu(name_or_path: str) -> Gpu:
+    """A GPU of the catalogue, by name or alias in any letter case, or one described in a TOML file."""
+    entries = _described("gpus", name_or_path, ())
+    return build_gpu(_own_name("gpus", name_or_path), _without(entries, NOT_INHERITED), name_or_path)
+
+
+def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
+    """A cluster of the catalogue or of a TOML file, changed by *overrides* such as ``node.nics=4``.
+
+    A name may carry its own: ``generic:gpu=h200,node.gpus=4``.
+    """
+    name, _, parameters = name_or_path.partition(":")
+    own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
+    entries = dict(_described("clusters", name, ()))
+    for text in (*own, *overrides):
+        _set(entries, text)
+    gpu_entries = {
+        key.removeprefix("gpu."): entry for key, entry in entries.items() if key.startswith("gpu.")
+    }
+    if not gpu_entries:
+        raise CatalogError(
+            name, "gpu", "is missing; name one of the catalogue or describe it in a [gpu] table"
+        )
+    gpu_name = "custom"
+    if "base" in gpu_entries:
+        base = gpu_entries["base"]
+        gpu_name = _own_name("gpus", str(base.value), base.where)
+        inherited = _described("gpus", str(base.value), (), base.where)
+        gpu_entries = dict(inherited) | gpu_entries
+    gpu = build_gpu(gpu_name, _without(gpu_entries, NOT_INHERITED), f"{name}: gpu")
+    return build_cluster(_own_name("clusters", name), entries, gpu, name)
+
+
+@lru_cache(maxsize=1)
+def _aliases() -> dict[str, dict[str, str]]:
+    """For GPUs and clusters: every spelling, normalised -> the name in the catalogue."""
+    found: dict[str, dict[str, str]] = {}
+    for kind in ("gpus", "clusters"):
+        table = {name: name for name in _names(kind)}
+        for name in _names(kind):
+            alias = _described(kind, name, ()).get("aliases")
+            table |= {_normal(str(word)): name for word in (alias.value if alias else ())}  # type: ignore[attr-defined]
+        found[kind] = table
+    return found
+
+
+@lru_cache(maxsize=2)
+def _names(kind: str) -> tuple[str, ...]:
+    folder = resources.files("stepcast") / "data" / kind
+    return tuple(
+        sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    )
+
+
+def _normal(name: str) -> str:
+    word = re.sub(r"[\s_]+", "-", name.strip().lower())
+    while MAKERS.match(word):
+        word = MAKERS.sub("", word)
+    return word
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith(".toml")
+
+
+def _own_name(kind: str, name: str, where: str = "") -> str:
+    return Path(name).stem if _is_file(name) else _known(kind, name, where)
+
+
+def _known(kind: str, name: str, where: str = "") -> str:
+    """The catalogue's spelling of *name*."""
+    word = _normal(name)
+    if word in _names(kind):
+        return word
+    table = _aliases()[kind]
+    if word not in table:
+        what = kind.removesuffix("s")
+        hint = nearest(word, list(_names(kind))) or f"; known are {', '.join(_names(kind))}"
+        raise CatalogError(where, "", f"unknown {what} {name!r}{hint}")
+    return table[word]
+
+
+def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") -> Entries:
+    """The entries of a description with those of its bases under them. *chain*: the files that led here."""
+    if not _is_file(name):
+        return _catalogued(kind, _known(kind, name, where))
+    path = Path(name)
+    if str(path.resolve()) in chain:
+        files = [Path(file).name for file in (*chain[chain.index(str(path.resolve())) :], name)]
+        raise CatalogError(where, "base", f"cyclic include: {' -> '.join(files)}")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CatalogError(where or name, "", f"cannot read {name}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise CatalogError(name, "", "is not UTF-8 text") from None
+    own = _parse(kind, text, name)
+    for key in ("base", "gpu.base"):  # a path is relative to the file that names it
+        if key in own and _is_file(str(own[key].value)):
+            own[key] = replace(own[key], value=str(path.parent / str(own[key].value)))
+    return _with_base(kind, own, (*chain, str(path.resolve())))
+
+
+@lru_cache(maxsize=256)
+def _catalogued(kind: str, name: str) -> Entries:
+    file = resources.files("stepcast") / "data" / kind / f"{name}.toml"
+    return _with_base(kind, _parse(kind, file.read_text(encoding="utf-8"), f"{name}.toml"), ())
+
+
+def _with_base(kind: str, own: dict[str, Entry], chain: tuple[str, ...]) -> Entries:
+    if "base" not in own:
+        return own
+    base = own["base"]
+    inherited = _without(_described(kind, str(base.value), chain, base.where), NOT_INHERITED)
+    if "gpu.base" in own:  # another GPU: what was said of the old one no longer holds
+        inherited = {key: entry for key, entry in inherited.items() if not key.startswith("gpu.")}
+    return inherited | own
+
+
+def _without(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:
+    return {key: entry for key, entry in entries.items() if key not in keys}
+
+
+def _parse(kind: str, text: str, file: str) -> dict[str, Entry]:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogError(file, "", f"not valid TOML: {error}") from None
+    sources = _flat(table.pop("sources", {}))
+    if isinstance(table.get("gpu"), str):
+        table["gpu"] = {"base": table["gpu"]}
+    keys = GPU_KEYS if kind == "gpus" else CLUSTER_KEYS
+    entries = {
+        key: Entry(value, _where(text, file, key), _source_of(key, sources, file))
+        for key, value in _flat(table).items()
+    }
+    check_keys(entries, keys)
+    for key in sources:
+        if not any(known == key or known.startswith(f"{key}.") for known in keys):
+            raise CatalogError(
+                _where(text, file, f"sources.{key}"), f"sources.{key}", "names no key of a description"
+            )
+    return entries
+
+
+def _flat(table: object, prefix: str = "") -> dict[str, object]:
+    """Nested tables as one level of dotted keys."""
+    if not isinstance(table, Mapping):
+        return {prefix: table}
+    flat: dict[str, object] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _source_of(key: str, sources: Mapping[str, object], file: str) -> str:
+    """The source of *key*, or of the closest table around it."""
+    while key not in sources and "." in key:
+        key = key.rpartition(".")[0]
+    return str(sources.get(key, file))
+
+
+def _where(text: str, file: str, key: str) -> str:
+    """``file:line`` of a dotted key: the line that sets it, since the TOML parser keeps no positions."""
+    section = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
+            section = header[1].strip() + "."
+        elif match := re.match(r"\s*([\w.\"'-]+)\s*=", line):
+            found = section + re.sub(r"[\"']", "", match[1])
+            if key == found or key.startswith(f"{found}."):
+                return f"{file}:{number}"
+    return file
+
+
+def _set(entries: dict[str, Entry], text: str) -> None:
+    """Apply one ``key=value``; the value is TOML, or text where it is not."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    if not (key and equals and value):
+        raise CatalogError("--set", "", f"{text!r} is not of the form key=value, such as node.nics=4")
+    try:
+        parsed: object = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    if key in ("gpu", "gpu.base"):
+        for old in [name for name in entries if name.startswith("gpu.")]:
+            del entries[old]
+        key = "gpu.base"
+    entry = Entry(parsed, "--set", f"--set {key}")
+    check_keys({key: entry}, CLUSTER_KEYS)
+    entries[key] = entry

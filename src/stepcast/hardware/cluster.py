@@ -1,0 +1,66 @@
+"""A cluster: one kind of node, the network between them, and the constants of its collective library."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
+
+from stepcast.hardware.check import require_amount, require_count, require_positive
+from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.node import FabricKind, Node
+from stepcast.hardware.topology import Topology
+
+
+@dataclass(frozen=True, slots=True)
+class Communication:
+    """Constants of the collective library on this cluster that no datasheet states.
+
+    With the latency and efficiency of the fabric's link and of the NIC, these are the fitted numbers.
+    """
+
+    launch_overhead_s: float  # once per collective: launch, barrier, tear-down
+    bulk_latency_factor: float = (
+        1.0  # latency of a step in the bandwidth protocol over one in the latency protocol
+    )
+
+    def __post_init__(self) -> None:
+        require_amount(self, "launch_overhead_s")
+        require_positive(self, "bulk_latency_factor")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    name: str
+    node: Node
+    topology: Topology
+    communication: Communication
+    nodes: int | None = None  # None: as many as asked for
+    description: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None:
+            require_count(self, "nodes")
+        if self.topology.scale_up_nodes > 1 and self.node.fabric.kind is not FabricKind.NVSWITCH:
+            raise ValueError("scale_up_nodes above 1 needs an nvswitch fabric")
+        if self.topology.shape and self.nodes is not None and self.nodes != self.torus_nodes:
+            raise ValueError(f"nodes ({self.nodes}) must fill the torus ({self.torus_nodes})")
+
+    @property
+    def gpu(self) -> Gpu:
+        return self.node.gpu
+
+    @property
+    def domain_gpus(self) -> int:
+        """GPUs that reach each other over the fabric: those of a node, or of a scale-up domain."""
+        return self.node.gpus * self.topology.scale_up_nodes
+
+    @property
+    def torus_nodes(self) -> int:
+        return prod(self.topology.shape) * self.topology.scale_up_nodes
+
+    @property
+    def gpus(self) -> int | None:
+        """How many GPUs there are; None where the cluster is as large as asked for."""
+        if self.topology.shape:
+            return self.torus_nodes * self.node.gpus
+        return None if self.nodes is None else self.nodes * self.node.gpus

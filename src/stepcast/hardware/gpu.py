@@ -1,0 +1,72 @@
+"""One GPU: what it can compute, hold and move, as its vendor states it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from stepcast.hardware.check import require_amount, require_count, require_positive
+
+# Where a format has no matrix units of its own, the work runs in the first of these the GPU has. bf16 on
+# a GPU that lacks it is converted to fp32, never to fp16, whose range is smaller.
+RUNS_AS: dict[str, tuple[str, ...]] = {
+    "tf32": ("fp32",),
+    "fp16": ("fp32",),
+    "bf16": ("fp32",),
+    "fp8": ("bf16", "fp16", "fp32"),
+    "mxfp8": ("fp8", "bf16", "fp16", "fp32"),
+    "fp4": ("fp8", "bf16", "fp16", "fp32"),
+    "nvfp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """Peaks are dense (no structured sparsity) and keyed by the name of the number format."""
+
+    name: str
+    vendor: str
+    architecture: str
+    matrix_flops: Mapping[str, float] = field(
+        hash=False
+    )  # matrix multiply, on tensor cores where there are any
+    vector_flops: Mapping[str, float] = field(hash=False)  # everything else
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float
+    l2_bytes: float
+    sms: int  # streaming multiprocessors, or compute units on AMD
+    clock_hz: float  # boost
+    shared_memory_per_sm_bytes: float
+    launch_overhead_s: float  # the shortest an operator takes, however small
+    power_w: float
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        require_positive(
+            self, "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes", "clock_hz", "power_w"
+        )
+        require_positive(self, "shared_memory_per_sm_bytes")
+        require_amount(self, "launch_overhead_s")
+        require_count(self, "sms")
+        for table in (self.matrix_flops, self.vector_flops):
+            if "fp32" not in table:
+                raise ValueError(f"{self.name}: fp32 peak is missing")
+            for dtype, flops in table.items():
+                if not (math.isfinite(flops) and flops > 0):
+                    raise ValueError(
+                        f"{self.name}: {dtype} peak must be finite and above zero, not {flops!r}"
+                    )
+
+    def runs_as(self, dtype: str) -> str:
+        """The number format in which a matrix multiply asked for in *dtype* runs on this GPU."""
+        for candidate in (dtype, *RUNS_AS.get(dtype, ())):
+            if candidate in self.matrix_flops:
+                return candidate
+        raise ValueError(f"{self.name} cannot multiply in {dtype}; it has {', '.join(self.matrix_flops)}")
+
+    def matrix_peak_flops(self, dtype: str) -> float:
+        """Dense matrix-multiply peak in *dtype*, or in the format that stands in for it."""
+        return self.matrix_flops[self.runs_as(dtype)]
+
+    def vector_peak_flops(self, dtype: str) -> float:
+        """Peak outside the matrix units; formats without a rate of their own run at the fp32 rate."""
+        return self.vector_flops.get(dtype, self.vector_flops["fp32"])

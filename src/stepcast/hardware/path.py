@@ -1,0 +1,189 @@
+"""Which links a group of ranks crosses.
+
+Rank r sits on GPU r mod n of node r div n. All GPUs of a node are taken to communicate at once, each in its
+own group of the same family, unless told otherwise: so a GPU's share of its node's NICs is nics / gpus.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from stepcast.hardware.cluster import Cluster
+from stepcast.hardware.layout import Layout
+from stepcast.hardware.link import Link
+from stepcast.hardware.topology import NetworkKind, Topology
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPath:
+    """A group of ranks as the network sees it. A node here is a scale-up domain: a host, or a whole NVL72.
+
+    ``intra`` is what one member can send at to its neighbours in the node, ``inter`` its share of the way out
+    of the node; None where the group has no such neighbours. ``exchange_bytes_per_s`` is the line rate a member
+    keeps when all send to all, where oversubscription and distance bite harder than between neighbours.
+    """
+
+    ranks: int
+    nodes: int
+    ranks_per_node: int  # on the node that has most
+    fewest_per_node: int
+    intra: Link | None
+    inter: Link | None
+    exchange_bytes_per_s: float | None  # between nodes, per member
+    hops: int  # switches, or links of a torus, between the farthest neighbours of different nodes
+    rail_aligned: bool  # each node holds the same GPUs, so that every NIC talks to its own rail
+    in_switch_reduction: bool  # NVLink SHARP within the node
+    in_network_reduction: bool  # SHARP between nodes
+
+    @property
+    def node_bandwidth_bytes_per_s(self) -> float | None:
+        """Line rate at which the group can leave the node that holds fewest of it; None within one node."""
+        return None if self.inter is None else self.inter.bandwidth_bytes_per_s * self.fewest_per_node
+
+
+def resolve(cluster: Cluster, ranks: Sequence[int], active_per_node: int | None = None) -> GroupPath:
+    """The links that *ranks* cross while *active_per_node* GPUs of each node (None: all) use its NICs."""
+    members = sorted(set(ranks))
+    if not members or len(members) != len(ranks):
+        raise ValueError("a group needs at least one rank, each of them once")
+    if members[0] < 0 or (cluster.gpus is not None and members[-1] >= cluster.gpus):
+        raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
+    size = cluster.domain_gpus
+    nodes: dict[int, list[int]] = {}
+    for rank in members:
+        nodes.setdefault(rank // size, []).append(rank % size)
+    most = max(map(len, nodes.values()))
+    aligned = len({tuple(local) for local in nodes.values()}) == 1
+    intra = _slowest(cluster.node.fabric.among(local, size) for local in nodes.values() if len(local) > 1)
+    inter, exchange, hops = None, None, 0
+    if len(nodes) > 1:
+        active = max(most, size if active_per_node is None else active_per_node)
+        inter, exchange, hops = _between(cluster, list(nodes), aligned, active)
+    return GroupPath(
+        ranks=len(members),
+        nodes=len(nodes),
+        ranks_per_node=most,
+        fewest_per_node=min(map(len, nodes.values())),
+        intra=intra,
+        inter=inter,
+        exchange_bytes_per_s=exchange,
+        hops=hops,
+        rail_aligned=aligned,
+        in_switch_reduction=cluster.node.fabric.in_switch_reduction and most > 1,
+        in_network_reduction=cluster.topology.in_network_reduction and len(nodes) > 1,
+    )
+
+
+@lru_cache(maxsize=4096)
+def group_path(cluster: Cluster, layout: Layout, family: str) -> GroupPath:
+    """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
+    paths = [resolve(cluster, ranks) for ranks in _distinct(layout.groups(family), cluster)]
+    return max(paths, key=_slowness)
+
+
+@lru_cache(maxsize=4096)
+def neighbour_path(cluster: Cluster, layout: Layout, family: str) -> GroupPath:
+    """The slowest way from a rank to the next of its group, as between pipeline stages."""
+    pairs = layout.neighbours(family)
+    if not pairs:
+        raise ValueError(f"{family} has a single rank, so no neighbours")
+    return max((resolve(cluster, pair) for pair in _distinct(pairs, cluster)), key=_slowness)
+
+
+def _distinct(groups: Iterable[tuple[int, ...]], cluster: Cluster) -> list[tuple[int, ...]]:
+    """One group of each shape: a family's differ by a shift only, and whole leaves apart they look the same."""
+    if cluster.topology.kind is NetworkKind.TORUS:
+        return list(groups)
+    period = cluster.domain_gpus * _leaf_domains(cluster.topology)
+    shapes: dict[int, tuple[int, ...]] = {}
+    for ranks in groups:
+        shapes.setdefault(ranks[0] % period, ranks)
+    return list(shapes.values())
+
+
+def _slowness(path: GroupPath) -> tuple[float, ...]:
+    inter = path.inter.effective_bytes_per_s if path.inter else float("inf")
+    intra = path.intra.effective_bytes_per_s if path.intra else float("inf")
+    return (path.nodes, -inter, -intra, path.hops, -path.fewest_per_node)
+
+
+def _slowest(links: Iterable[Link]) -> Link | None:
+    return min(links, key=lambda link: (link.effective_bytes_per_s, -link.latency_s), default=None)
+
+
+def _between(cluster: Cluster, domains: list[int], aligned: bool, active: int) -> tuple[Link, float, int]:
+    """One member's share of the way between nodes, its rate when all send to all, and the hops of the way."""
+    topology, nic = cluster.topology, cluster.node.nic
+    nics = cluster.node.nics * topology.scale_up_nodes
+    # A GPU reaches the NICs next to it, one at least, and shares them with the GPUs that are active.
+    share = min(nics / active, max(1.0, nics / cluster.domain_gpus))
+    if topology.kind is NetworkKind.TORUS:
+        hops, near, far = _torus(topology, domains)
+        latency_s = nic.latency_s * hops
+    else:
+        hops, near, far = _tree(topology, domains)
+        latency_s = nic.latency_s + topology.switch_latency_s * hops
+    if not aligned and topology.kind in (NetworkKind.RAIL_OPTIMISED, NetworkKind.RAIL_ONLY):
+        latency_s += cluster.node.fabric.link.latency_s  # first over the fabric to the GPU on the right rail
+    link = Link(nic.bandwidth_bytes_per_s * share / near, latency_s, nic.efficiency)
+    return link, nic.bandwidth_bytes_per_s * share / far, hops
+
+
+def _tree(topology: Topology, domains: list[int]) -> tuple[int, float, float]:
+    """Switches crossed, and the slow-down of neighbour and of all-to-all traffic, in a tree of switches.
+
+    With m of the group's nodes under each leaf, a ring leaves the leaf once per m nodes, and so do the rings of
+    the other groups under it: the uplinks, 1/oversubscription of the downlinks, carry 1/m of them. In an
+    exchange between n nodes each sends (n-m)/(n-1) of its traffic up.
+    """
+    under = Counter(domain // _leaf_domains(topology) for domain in domains)
+    if topology.leaf_nodes is None or len(under) == 1:
+        return 1, 1.0, 1.0
+    fewest = min(under.values())
+    upward = (len(domains) - fewest) / (len(domains) - 1)
+    return 3, max(1.0, topology.oversubscription / fewest), max(1.0, topology.oversubscription * upward)
+
+
+def _leaf_domains(topology: Topology) -> int:
+    """Scale-up domains under one leaf switch."""
+    return max(1, (topology.leaf_nodes or 0) // topology.scale_up_nodes)
+
+
+def _torus(topology: Topology, domains: list[int]) -> tuple[int, float, float]:
+    """Links crossed, and the slow-down of neighbour and of all-to-all traffic, in a torus.
+
+    A node's NICs are spread evenly over its dimensions, and a group uses those it extends in; where neighbours
+    are h links apart, h rings of sibling groups share each link. In an exchange every byte occupies as many
+    links as its way is long.
+    """
+    shape = topology.shape
+    cells = [_cell(domain, shape) for domain in domains]
+    spacings = [_spacing({cell[axis] for cell in cells}, size) for axis, size in enumerate(shape)]
+    hops = max(spacings)
+    unused = len(shape) / sum(spacing > 0 for spacing in spacings)
+    mean_way = sum(_distance(cells[0], cell, shape) for cell in cells) / (len(cells) - 1)
+    return hops, unused * hops, unused * max(hops, mean_way)
+
+
+def _spacing(places: set[int], size: int) -> int:
+    """Links between neighbours along one dimension; the way that closes an open line runs back beside it."""
+    if len(places) == 1:
+        return 0
+    ring = sorted(places)
+    gaps = sorted(b - a for a, b in pairwise([*ring, ring[0] + size]))
+    return gaps[-1] if len(places) == size else gaps[-2]
+
+
+def _cell(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    cell = []
+    for size in shape:
+        cell.append(index % size)
+        index //= size
+    return tuple(cell)
+
+
+def _distance(a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """Links between two nodes, the shorter way round in each dimension."""
+    return sum(min(abs(x - y), size - abs(x - y)) for x, y, size in zip(a, b, shape, strict=True))

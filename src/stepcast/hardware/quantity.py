@@ -1,0 +1,61 @@
+"""Numbers with their units, as the catalogue writes them: ``400 Gb/s``, ``80 GB``, ``2 us``."""
+
+import math
+import re
+from enum import Enum
+
+from stepcast.units import GB, GIB, KB, KIB, MB, MIB, MS, NS, TB, TFLOPS, TIB, US
+
+SIZES = {"B": 1.0, "kB": KB, "MB": MB, "GB": GB, "TB": TB, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
+BITS = {"Mb": MB / 8, "Gb": GB / 8, "Tb": TB / 8}
+
+
+class Dimension(Enum):
+    """What is measured."""
+
+    SIZE = "size"
+    RATE = "rate"
+    TIME = "time"
+    FLOPS = "flops"
+    FREQUENCY = "frequency"
+    POWER = "power"
+
+
+# The units a dimension may be written in, and what one of each is in SI.
+UNITS: dict[Dimension, dict[str, float]] = {
+    Dimension.SIZE: SIZES,
+    Dimension.RATE: {
+        **{f"{unit}/s": size for unit, size in (SIZES | BITS).items()},
+        **{f"{unit}it/s": size for unit, size in BITS.items()},
+    },
+    Dimension.TIME: {"s": 1.0, "ms": MS, "us": US, "µs": US, "ns": NS},
+    Dimension.FLOPS: {"GFLOP/s": 1e9, "TFLOP/s": TFLOPS, "PFLOP/s": 1e15},
+    Dimension.FREQUENCY: {"Hz": 1.0, "MHz": 1e6, "GHz": 1e9},
+    Dimension.POWER: {"W": 1.0, "kW": 1e3},
+}
+EXAMPLES = {
+    Dimension.SIZE: "80 GB",
+    Dimension.RATE: "400 Gb/s or 50 GB/s",
+    Dimension.TIME: "2 us",
+    Dimension.FLOPS: "989 TFLOP/s",
+    Dimension.FREQUENCY: "1980 MHz",
+    Dimension.POWER: "700 W",
+}
+
+
+def parse_quantity(value: object, dimension: Dimension) -> float:
+    """*value* in SI; a ValueError says what is wrong with it. Letter case counts: b is a bit, B a byte."""
+    example = f'write it like "{EXAMPLES[dimension]}"'
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        raise ValueError(f"{value!r} has no unit; {example}")
+    match = re.fullmatch(r"\s*([-+]?[0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)\s*(\S*)\s*", str(value))
+    if not isinstance(value, str) or match is None:
+        raise ValueError(f"{value!r} is not a number with a unit; {example}")
+    if not match[2]:
+        raise ValueError(f"{value!r} has no unit; {example}")
+    if match[2] not in UNITS[dimension]:
+        raise ValueError(f"{value!r} has unknown unit {match[2]!r}; {example}")
+    number = float(match[1])
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"{value!r} must not be negative or infinite")
+    return number * UNITS[dimension][match[2]]

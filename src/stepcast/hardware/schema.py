@@ -1,0 +1,266 @@
+"""What a GPU or cluster description may say, and the nouns it becomes.
+
+A description is flat here: dotted key -> Entry. ``catalog.py`` reads files into that form.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from stepcast.hardware.cluster import Cluster, Communication
+from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.link import Link
+from stepcast.hardware.node import Fabric, FabricKind, Node
+from stepcast.hardware.quantity import Dimension, parse_quantity
+from stepcast.hardware.topology import NetworkKind, Topology
+
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
+
+Kind = Dimension | type
+
+GPU_KEYS: dict[str, Kind] = {
+    "base": str,
+    "aliases": list,
+    "vendor": str,
+    "architecture": str,
+    "memory": Dimension.SIZE,
+    "memory_bandwidth": Dimension.RATE,
+    "l2": Dimension.SIZE,
+    "sms": int,
+    "clock": Dimension.FREQUENCY,
+    "shared_memory_per_sm": Dimension.SIZE,
+    "launch_overhead": Dimension.TIME,
+    "power": Dimension.POWER,
+    **{f"{unit}.{dtype}": Dimension.FLOPS for unit in ("matrix", "vector") for dtype in DTYPES},
+}
+LINK_KEYS: dict[str, Kind] = {"bandwidth": Dimension.RATE, "latency": Dimension.TIME, "efficiency": float}
+LINKS = ("node.nic", "node.fabric.link", "node.fabric.host_link", "node.fabric.socket_link")
+CLUSTER_KEYS: dict[str, Kind] = {
+    "base": str,
+    "aliases": list,
+    "description": str,
+    "nodes": int,
+    "node.gpus": int,
+    "node.nics": int,
+    "node.fabric.kind": str,
+    "node.fabric.sockets": int,
+    "node.fabric.in_switch_reduction": bool,
+    "network.kind": str,
+    "network.switch_latency": Dimension.TIME,
+    "network.leaf_nodes": int,
+    "network.oversubscription": float,
+    "network.scale_up_nodes": int,
+    "network.shape": list,
+    "network.in_network_reduction": bool,
+    "communication.launch_overhead": Dimension.TIME,
+    "communication.bulk_latency_factor": float,
+    **{f"{link}.{key}": kind for link in LINKS for key, kind in LINK_KEYS.items()},
+    **{f"gpu.{key}": kind for key, kind in GPU_KEYS.items()},
+}
+
+
+class CatalogError(ValueError):
+    """A description that is wrong; says where, under which key, and what was expected."""
+
+    def __init__(self, where: str, key: str, problem: str) -> None:
+        super().__init__(": ".join(part for part in (where, key, problem) if part))
+        self.where, self.key, self.problem = where, key, problem
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value of a description, the ``file:line`` it stands at and where its author has it from."""
+
+    value: object
+    where: str
+    source: str
+
+
+Entries = Mapping[str, Entry]
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """``; did you mean X?`` where something known is close, else nothing."""
+    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def check_keys(entries: Entries, keys: Mapping[str, Kind]) -> None:
+    for key, entry in entries.items():
+        if key not in keys:
+            raise CatalogError(entry.where, key, f"unknown key{nearest(key, list(keys))}")
+
+
+class Reader:
+    """Takes typed values out of the entries of one description; every error names file, line and key."""
+
+    def __init__(self, entries: Entries, keys: Mapping[str, Kind], where: str) -> None:
+        check_keys(entries, keys)
+        self.entries, self.keys, self.where = entries, keys, where
+
+    def has(self, prefix: str) -> bool:
+        return any(key == prefix or key.startswith(f"{prefix}.") for key in self.entries)
+
+    def get(self, key: str, default: object = None) -> object:
+        """The value in SI, or *default*; without a default the key must be there."""
+        entry = self.entries.get(key)
+        if entry is None:
+            if default is None:
+                raise CatalogError(self.where, key, "is missing")
+            return default
+        kind = self.keys[key]
+        if isinstance(kind, Dimension):
+            try:
+                return parse_quantity(entry.value, kind)
+            except ValueError as error:
+                raise CatalogError(entry.where, key, str(error)) from None
+        if kind is float and type(entry.value) is int:
+            return float(entry.value)
+        if type(entry.value) is not kind:
+            expected = {
+                int: "a whole number",
+                float: "a number",
+                str: "a text",
+                bool: "true or false",
+                list: "a list",
+            }
+            raise CatalogError(entry.where, key, f"{entry.value!r} is not {expected[kind]}")
+        return entry.value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        assert isinstance(value, (int, float))
+        return value
+
+    def count(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        assert isinstance(value, int)
+        return value
+
+    def text(self, key: str, default: str | None = None) -> str:
+        return str(self.get(key, default))
+
+    def flag(self, key: str) -> bool:
+        return bool(self.get(key, False))
+
+    def choice(self, key: str, choices: type[FabricKind] | type[NetworkKind]) -> str:
+        word = self.text(key)
+        if word not in list(choices):
+            known = ", ".join(choices)
+            raise CatalogError(
+                self.entries[key].where, key, f"unknown kind {word!r}, expected one of {known}"
+            )
+        return word
+
+    @contextmanager
+    def section(self, prefix: str) -> Iterator[None]:
+        """Turn what a noun says of its own values into an error at the section they came from."""
+        try:
+            yield
+        except CatalogError:
+            raise
+        except ValueError as error:
+            places = [entry.where for key, entry in self.entries.items() if key.startswith(prefix)]
+            raise CatalogError(places[-1] if places else self.where, prefix, str(error)) from None
+
+    def sources(self) -> dict[str, str]:
+        """Key -> source, of everything that is a number."""
+        names = (str, list)
+        return {key: entry.source for key, entry in self.entries.items() if self.keys[key] not in names}
+
+
+def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
+    read = Reader(entries, GPU_KEYS, where)
+    flops = {
+        unit: {dtype: read.number(f"{unit}.{dtype}") for dtype in DTYPES if f"{unit}.{dtype}" in entries}
+        for unit in ("matrix", "vector")
+    }
+    with read.section(""):
+        return Gpu(
+            name=name,
+            vendor=read.text("vendor"),
+            architecture=read.text("architecture"),
+            matrix_flops=flops["matrix"],
+            vector_flops=flops["vector"],
+            memory_bytes=read.number("memory"),
+            memory_bandwidth_bytes_per_s=read.number("memory_bandwidth"),
+            l2_bytes=read.number("l2"),
+            sms=read.count("sms"),
+            clock_hz=read.number("clock"),
+            shared_memory_per_sm_bytes=read.number("shared_memory_per_sm"),
+            launch_overhead_s=read.number("launch_overhead"),
+            power_w=read.number("power"),
+            sources=read.sources(),
+        )
+
+
+def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
+    """The cluster of *entries*, whose ``gpu.*`` keys have already become *gpu*."""
+    read = Reader(entries, CLUSTER_KEYS, where)
+    with read.section("node"):
+        node = Node(
+            gpu=gpu,
+            gpus=read.count("node.gpus"),
+            fabric=_fabric(read),
+            nics=read.count("node.nics"),
+            nic=_link(read, "node.nic"),
+        )
+    with read.section("communication"):
+        communication = Communication(
+            launch_overhead_s=read.number("communication.launch_overhead"),
+            bulk_latency_factor=read.number("communication.bulk_latency_factor", 1.0),
+        )
+    with read.section(""):
+        cluster = Cluster(
+            name=name,
+            node=node,
+            topology=_topology(read),
+            communication=communication,
+            nodes=read.count("nodes") if read.has("nodes") else None,
+            description=read.text("description", ""),
+        )
+    gpu_sources = {f"gpu.{key}": source for key, source in gpu.sources.items()}
+    return replace(cluster, sources=gpu_sources | read.sources())
+
+
+def _link(read: Reader, prefix: str) -> Link:
+    with read.section(prefix):
+        return Link(
+            bandwidth_bytes_per_s=read.number(f"{prefix}.bandwidth"),
+            latency_s=read.number(f"{prefix}.latency"),
+            efficiency=read.number(f"{prefix}.efficiency", 1.0),
+        )
+
+
+def _fabric(read: Reader) -> Fabric:
+    prefix = "node.fabric"
+    links = {
+        key: _link(read, f"{prefix}.{key}")
+        for key in ("host_link", "socket_link")
+        if read.has(f"{prefix}.{key}")
+    }
+    with read.section(prefix):
+        return Fabric(
+            kind=FabricKind(read.choice(f"{prefix}.kind", FabricKind)),
+            link=_link(read, f"{prefix}.link"),
+            host_link=links.get("host_link"),
+            socket_link=links.get("socket_link"),
+            sockets=read.count(f"{prefix}.sockets", 1),
+            in_switch_reduction=read.flag(f"{prefix}.in_switch_reduction"),
+        )
+
+
+def _topology(read: Reader) -> Topology:
+    shape = read.get("network.shape", [])
+    assert isinstance(shape, list)
+    with read.section("network"):
+        return Topology(
+            kind=NetworkKind(read.choice("network.kind", NetworkKind)),
+            switch_latency_s=read.number("network.switch_latency", 0.0),
+            leaf_nodes=read.count("network.leaf_nodes") if read.has("network.leaf_nodes") else None,
+            oversubscription=read.number("network.oversubscription", 1.0),
+            scale_up_nodes=read.count("network.scale_up_nodes", 1),
+            shape=tuple(shape),
+            in_network_reduction=read.flag("network.in_network_reduction"),
+        )
