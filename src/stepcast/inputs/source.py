@@ -47,8 +47,11 @@ class Source:
     @cached_property
     def head_bytes(self) -> bytes:
         """The first bytes, for recognising the format; a damaged gzip gives what can be had."""
-        with self._translated(), self.open() as stream:
-            return stream.read(HEAD_BYTES)
+        damage: list[str] = []
+        head = next(self.salvaged_chunks(damage, HEAD_BYTES), b"")
+        if damage and not head:
+            raise FormatError(damage[0], self.path)
+        return head
 
     @cached_property
     def encoding(self) -> tuple[str, int]:
@@ -77,6 +80,36 @@ class Source:
         with self._translated(), self.open() as stream:
             while chunk := stream.read(CHUNK_BYTES):
                 yield chunk
+
+    def salvaged_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """Like chunks; but where a gzip file is cut off or damaged, gives what comes before and notes why."""
+        with self._translated(), self._open_raw() as raw:
+            packed = raw.read(chunk_bytes)
+            if not packed.startswith(GZIP_MAGIC):
+                while packed:
+                    yield packed
+                    packed = raw.read(chunk_bytes)
+                return
+            member = zlib.decompressobj(wbits=31)
+            while packed or not member.eof:
+                try:
+                    piece = member.decompress(packed, chunk_bytes)
+                except zlib.error as error:
+                    damage.append(f"the gzip file is damaged: {error}")
+                    return
+                if piece:
+                    yield piece
+                packed = member.unconsumed_tail or member.unused_data
+                if member.eof:
+                    packed = (packed or raw.read(chunk_bytes)).lstrip(b"\0")
+                    if not packed:
+                        return
+                    member = zlib.decompressobj(wbits=31)
+                elif not packed:
+                    packed = raw.read(chunk_bytes)
+                    if not packed and not piece:
+                        damage.append("the gzip file is cut off")
+                        return
 
     def data(self) -> bytes:
         """All decompressed bytes, without a byte-order mark, as UTF-8 where the file was UTF-16."""

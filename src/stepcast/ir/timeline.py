@@ -197,6 +197,45 @@ class TimelineBuilder:
         self._duration.append(duration_s)
         return len(self._start) - 1
 
+    def add_columns(
+        self,
+        names: Sequence[str],
+        name_of: Ints,
+        lane_of: Ints,
+        kind_of: Ints,
+        start_s: Floats,
+        duration_s: Floats,
+        *,
+        works: Sequence[Work] = (),
+        work_of: Ints | None = None,
+        details: Sequence[Sequence[tuple[str, str]]] = (),
+        detail_of: Ints | None = None,
+        parent_of: Ints | None = None,
+    ) -> None:
+        """Append many rows. Lanes are indices of ``lane``; the other ``*_of`` columns index the tables given
+        (-1 for none), and *parent_of* the rows given.
+        """
+        first, none = len(self), np.full(len(start_s), NONE, dtype=np.int32)
+        columns = {
+            "name": _renumbered(name_of, [self._names.setdefault(name, len(self._names)) for name in names]),
+            "lane": lane_of,
+            "kind": kind_of,
+            "work": none
+            if work_of is None
+            else _renumbered(work_of, [self._works.setdefault(work, len(self._works)) for work in works]),
+            "detail": none
+            if detail_of is None
+            else _renumbered(
+                detail_of, [self._details.setdefault(tuple(row), len(self._details)) for row in details]
+            ),
+            "micro_batch": none,
+            "parent": none if parent_of is None else np.where(parent_of == NONE, NONE, parent_of + first),
+        }
+        for key, column in columns.items():
+            self._columns[key].frombytes(np.ascontiguousarray(column, dtype=np.intc).tobytes())
+        self._start.frombytes(np.ascontiguousarray(start_s, dtype=np.float64).tobytes())
+        self._duration.frombytes(np.ascontiguousarray(duration_s, dtype=np.float64).tobytes())
+
     def build(
         self,
         *,
@@ -234,3 +273,9 @@ class TimelineBuilder:
             facts=dict(facts or {}),
             warnings=tuple(warnings),
         )
+
+
+def _renumbered(column: Ints, indices: Sequence[int]) -> Ints:
+    """*column*'s indices of a local table as indices of the builder's; -1 stays -1."""
+    table = np.array([*indices, NONE], dtype=np.int32)
+    return table[column]
