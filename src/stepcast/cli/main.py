@@ -9,7 +9,9 @@ from importlib import import_module
 
 from stepcast import __version__
 
-DESCRIPTION = "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
+DESCRIPTION = (
+    "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,12 @@ def bullet(text: str, mark: str, width: int = 100) -> str:
 
 
 def _numeric(cell: str) -> bool:
-    return not cell or cell == "-" or cell[0].isdigit() or (cell[0] in "+-" and len(cell) > 1 and cell[1].isdigit())
+    return (
+        not cell
+        or cell == "-"
+        or cell[0].isdigit()
+        or (cell[0] in "+-" and len(cell) > 1 and cell[1].isdigit())
+    )
 
 
 def _shrink(sizes: list[int], numeric: list[bool], width: int) -> None:

@@ -3,11 +3,13 @@
 from collections import defaultdict
 from typing import Any
 
+from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, Recorded, Transfer
 from stepcast.ir.workload import Phase, Workload
 
 Facts = dict[str, Any]
+MessageKey = tuple[str, str, str]  # kind, group, phase
 
 
 def layout_facts(layout: Layout) -> Facts:
@@ -19,7 +21,7 @@ def workload_facts(workload: Workload) -> Facts:
     """Totals of one step, of one rank of each stage given, summed over the stages."""
     compute_s: dict[str, float] = defaultdict(float)
     computed: dict[str, int] = defaultdict(int)
-    messages: dict[tuple[str, str, str], dict[str, int]] = {}
+    messages: dict[MessageKey, dict[str, int]] = {}
     for stage in workload.stages:
         for layer, count in stage.counted_layers(workload.micro_batches):
             for phase in Phase:
@@ -33,11 +35,16 @@ def workload_facts(workload: Workload) -> Facts:
                         _count_message(messages, (kind, work.group, phase), work.size_bytes, count)
                     else:
                         computed[type(work).__name__.lower()] += count
-    rows = [
+    rows: list[Facts] = [
         {"kind": kind, "group": group, "phase": phase, **counts}
         for (kind, group, phase), counts in messages.items()
     ]
     lines = workload.note("lines")
+    communication_bytes = sum(row["total_bytes"] for row in rows)
+    element = workload.note("element_dtype")
+    elements = (
+        {"communication_elements": round(communication_bytes / DType(element).bytes)} if element else {}
+    )
     return {
         "kind": "workload",
         **layout_facts(workload.layout),
@@ -49,7 +56,8 @@ def workload_facts(workload: Workload) -> Facts:
         "compute_s": sum(compute_s.values()),
         "compute_by_phase_s": dict(compute_s),
         "ops": dict(computed),
-        "communication_bytes": sum(row["total_bytes"] for row in rows),
+        "communication_bytes": communication_bytes,
+        **elements,
         "collectives": rows,
         "body": [
             {"layers": [layer.name for layer in block.layers], "repeat": block.repeat}
@@ -63,7 +71,10 @@ def workload_facts(workload: Workload) -> Facts:
 
 
 def _count_message(
-    messages: dict[tuple[str, str, str], dict[str, int]], key: tuple[str, str, str], size_bytes: int, count: int
+    messages: dict[tuple[str, str, str], dict[str, int]],
+    key: tuple[str, str, str],
+    size_bytes: int,
+    count: int,
 ) -> None:
     row = messages.setdefault(
         key, {"count": 0, "total_bytes": 0, "smallest_bytes": size_bytes, "largest_bytes": size_bytes}

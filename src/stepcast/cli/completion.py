@@ -1,0 +1,72 @@
+"""``stepcast completion bash|zsh|fish``: a script made from the parsers themselves."""
+
+import argparse
+
+from stepcast.cli.main import VERBS, build_parser
+
+HELP = "Load it with:  source <(stepcast completion bash)   or   stepcast completion fish | source"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = HELP
+    parser.add_argument("shell", choices=list(SCRIPTS), help="your shell")
+
+
+def run(args: argparse.Namespace) -> int:
+    print(SCRIPTS[args.shell](_words_by_verb()), end="")
+    return 0
+
+
+def _words_by_verb() -> dict[str, list[str]]:
+    """For each verb its options and the fixed values of its arguments."""
+    parser = build_parser()
+    chooser = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    words = {}
+    for verb, sub in chooser.choices.items():
+        listed = [
+            option for action in sub._actions for option in action.option_strings if option.startswith("--")
+        ]
+        listed += [
+            str(choice)
+            for action in sub._actions
+            if not action.option_strings
+            for choice in action.choices or ()
+        ]
+        words[verb] = listed
+    return words
+
+
+def _bash(words: dict[str, list[str]]) -> str:
+    cases = "\n".join(f'    {verb}) words="{" ".join(listed)}" ;;' for verb, listed in words.items())
+    return f"""_stepcast() {{
+  local current="${{COMP_WORDS[COMP_CWORD]}}" words
+  if [ "$COMP_CWORD" -eq 1 ]; then
+    words="{" ".join(words)} --help --version"
+  else
+    case "${{COMP_WORDS[1]}}" in
+{cases}
+    esac
+  fi
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _stepcast stepcast
+"""
+
+
+def _zsh(words: dict[str, list[str]]) -> str:
+    return "autoload -U +X bashcompinit && bashcompinit\n" + _bash(words)
+
+
+def _fish(words: dict[str, list[str]]) -> str:
+    summaries = {verb.name: verb.summary for verb in VERBS}
+    lines = []
+    for verb, listed in words.items():
+        lines.append(f"complete -c stepcast -n __fish_use_subcommand -f -a {verb} -d '{summaries[verb]}'")
+        condition = f"'__fish_seen_subcommand_from {verb}'"
+        for word in listed:
+            kind = f"-l {word[2:]}" if word.startswith("--") else f"-a {word}"
+            lines.append(f"complete -c stepcast -n {condition} {kind}")
+    return "\n".join(lines) + "\n"
+
+
+SCRIPTS = {"bash": _bash, "zsh": _zsh, "fish": _fish}

@@ -1,0 +1,95 @@
+"""``stepcast show FILE...``"""
+
+import argparse
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from stepcast.cli.documents import add_edit_arguments, apply_edits, expand
+from stepcast.cli.output import heading, print_json, print_warnings, terminal_width
+from stepcast.inputs.source import Source
+from stepcast.inputs.table import Format, format_named, read_sources, recognise
+from stepcast.report.show import show_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="files of any known format; the files of one run (or its folder) are read together",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_edit_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    documents = [
+        {
+            "file": where,
+            "format": entry.name,
+            "title": entry.title,
+            **facts_of(document),
+            "warnings": warnings_of(document),
+        }
+        for where, entry, document in _documents(args)
+    ]
+    if args.json:
+        print_json(documents[0] if len(documents) == 1 else {"documents": documents})
+        return 0
+    width = terminal_width()
+    for found in documents:
+        print(heading(f"{found['file']}: {found['title']}"))
+        print()
+        print(show_text(found, width))
+        print()
+        print_warnings(found["warnings"])
+    return 0
+
+
+def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
+    """Each document the arguments name; rank files of one format make one."""
+    runs: dict[str, list[Source]] = {}
+    for path in expand(args.files):
+        source = Source(path)
+        entry = format_named(args.format) if args.format else recognise(source)
+        if entry.joins:
+            runs.setdefault(entry.name, []).append(source)
+        else:
+            yield path, entry, apply_edits(read_sources([source], entry), args)
+    for name, sources in runs.items():
+        entry = format_named(name)
+        where = sources[0].path
+        if len(sources) > 1:
+            where = f"{os.path.dirname(where) or '.'} ({len(sources)} files)"
+        yield where, entry, apply_edits(read_sources(sources, entry), args)
+
+
+def facts_of(document: Any) -> dict[str, Any]:
+    """The facts of any noun; report modules load only for the noun at hand."""
+    match type(document).__name__:
+        case "Workload":
+            from stepcast.report.workload import workload_facts
+
+            return workload_facts(document)
+        case "Timeline":
+            from stepcast.report.timeline import timeline_facts
+
+            return timeline_facts(document)
+        case "RunLog":
+            from stepcast.report.measured import run_log_facts
+
+            return run_log_facts(document)
+        case "CollectiveSweep":
+            from stepcast.report.measured import sweep_facts
+
+            return sweep_facts(document)
+        case "Model":
+            from stepcast.report.model import model_facts
+
+            return model_facts(document)
+    raise AssertionError(f"no facts for {type(document).__name__}")
+
+
+def warnings_of(document: Any) -> list[str]:
+    return list(getattr(document, "warnings", ()))

@@ -1,0 +1,95 @@
+"""SimAI / AICB workload text from a Workload."""
+
+from collections.abc import Iterator, Sequence
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.simai import BARE_GROUPS, KINDS, SUFFIXES
+from stepcast.inputs.simai_header import Header, parse_header
+from stepcast.ir.work import Collective, Recorded
+from stepcast.ir.workload import Layer, Op, Phase, Stage, Workload
+from stepcast.units import NS
+
+KIND_WORDS = {kind: word for word, kind in KINDS.items()}
+GROUP_SUFFIXES = {group: f"_{suffix}" for suffix, group in SUFFIXES.items()}
+DEFAULT_POLICY = "HYBRID_TRANSFORMER_FWD_IN_BCKWD"
+
+
+def write(workload: Workload) -> bytes:
+    """The text AICB would write: micro-batches and repeated layers spelled out."""
+    if not workload.uniform:
+        raise ValueError("SimAI text holds one pipeline stage; choose one with --stage")
+    stage = workload.stages[0]
+    written = int(workload.note("simai.written_micro_batches") or workload.micro_batches)
+    customized = workload.note("simai.policy") == "HYBRID_CUSTOMIZED"
+    lines = [_line(layer, customized) for layer in written_layers(stage, written)]
+    return "\n".join([header_line(workload), str(len(lines)), *lines, ""]).encode()
+
+
+def header_line(workload: Workload) -> str:
+    """The header as its file spelt it where it still says the same, else in today's form."""
+    original = workload.note("simai.header")
+    if original is not None and _says_the_same(parse_header(original), workload):
+        return original
+    layout = workload.layout
+    policy = workload.note("simai.policy") or DEFAULT_POLICY
+    boundary = "" if workload.boundary_bytes is None else f" pp_comm: {workload.boundary_bytes}"
+    return (
+        f"{policy} model_parallel_NPU_group: {layout.tp} ep: {layout.ep} pp: {layout.pp} vpp: {layout.vpp} "
+        f"ga: {workload.micro_batches} all_gpus: {layout.gpus}{boundary} checkpoints: 0 checkpoint_initiates: 0"
+    )
+
+
+def _says_the_same(header: Header, workload: Workload) -> bool:
+    return (
+        header.layout == workload.layout
+        and (header.micro_batches or 1) == workload.micro_batches
+        and header.boundary_bytes == workload.boundary_bytes
+    )
+
+
+def written_layers(stage: Stage, micro_batches: int) -> Iterator[Layer]:
+    """Every layer of a step in the order of the file."""
+    yield from stage.prologue
+    usual = stage.body_layers()
+    varied = {variation.micro_batch for variation in stage.variations}
+    for micro_batch in range(micro_batches):
+        yield from stage.body_layers(micro_batch) if micro_batch in varied else usual
+    yield from stage.epilogue
+
+
+def _line(layer: Layer, customized: bool) -> str:
+    notes = dict(layer.notes)
+    cells = [layer.name.replace(" ", "_"), notes.get("depends", "-1")]
+    for phase, bare_group in zip(Phase, BARE_GROUPS, strict=True):
+        cells += _phase_cells(layer, layer.ops(phase), bare_group)
+    cells.append(_nanoseconds(layer.process_s))
+    if customized:
+        cells.append(notes["policy"])
+    return "\t".join(cells)
+
+
+def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: str) -> list[str]:
+    recorded = [op.work.duration_s for op in ops if isinstance(op.work, Recorded)]
+    messages = [op.work for op in ops if not isinstance(op.work, Recorded)]
+    if len(messages) > 1 or not all(isinstance(message, Collective) for message in messages):
+        kinds = ", ".join(type(message).__name__ for message in messages)
+        raise FormatError(
+            f"layer {layer.name!r} needs {kinds}: a SimAI line holds one time and one collective"
+        )
+    compute = _nanoseconds(sum(recorded))
+    for message in messages:
+        assert isinstance(message, Collective)
+        if message.kind not in KIND_WORDS:
+            raise FormatError(f"layer {layer.name!r}: SimAI text has no word for {message.kind}")
+        if message.group != bare_group and message.group not in GROUP_SUFFIXES:
+            raise FormatError(
+                f"layer {layer.name!r}: this SimAI column cannot name the group {message.group}"
+            )
+        suffix = "" if message.group == bare_group else GROUP_SUFFIXES[message.group]
+        return [compute, KIND_WORDS[message.kind] + suffix, str(message.size_bytes)]
+    return [compute, "NONE", "0"]
+
+
+def _nanoseconds(seconds: float) -> str:
+    """Whole nanoseconds: SimAI misreads every line after one with a fraction."""
+    return str(round(seconds / NS))

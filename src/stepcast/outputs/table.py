@@ -1,0 +1,40 @@
+"""Every format stepcast writes, in one plain table."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from stepcast.ir.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One format that can be written, and the noun it is written from ("" = any)."""
+
+    name: str
+    title: str
+    takes: str
+    module: str
+
+    def write(self, document: Any) -> bytes:
+        kind = "workload" if isinstance(document, Workload) else type(document).__name__.lower()
+        if self.takes and kind != self.takes:
+            raise ValueError(f"{self.name} is written from a {self.takes}, and this file holds a {kind}")
+        data: bytes = import_module(self.module).write(document)
+        return data
+
+
+TARGETS: tuple[Target, ...] = (
+    Target("simai", "SimAI / AICB workload text", "workload", "stepcast.outputs.simai"),
+    Target("optable", "operator table (tab separated)", "workload", "stepcast.outputs.optable"),
+    Target("chakra", "Chakra execution trace (protobuf)", "workload", "stepcast.outputs.chakra"),
+    Target("perfetto", "Perfetto / Chrome trace JSON", "timeline", "stepcast.outputs.perfetto"),
+    Target("json", "everything read, as JSON", "", "stepcast.outputs.plain"),
+)
+
+
+def target_named(name: str) -> Target:
+    for target in TARGETS:
+        if target.name == name:
+            return target
+    raise ValueError(f"unknown format {name!r}; can write: {', '.join(target.name for target in TARGETS)}")
