@@ -40,6 +40,10 @@ class Cluster:
     def __post_init__(self) -> None:
         if self.nodes is not None:
             require_count(self, "nodes")
+        if self.nodes != 1 and self.node.nic is None:
+            raise ValueError(
+                "a cluster of several nodes needs node.nics and node.nic; nodes = 1 does without"
+            )
         if self.topology.scale_up_nodes > 1 and self.node.fabric.kind is not FabricKind.NVSWITCH:
             raise ValueError("scale_up_nodes above 1 needs an nvswitch fabric")
         if self.topology.shape and self.nodes is not None and self.nodes != self.torus_nodes:

@@ -7,7 +7,7 @@ from stepcast.hardware.check import require_amount, require_positive
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One direction: line rate, the time of an empty message, and the share of the line rate that data get."""
+    """One direction: its line rate, the time of an empty message, and the share of the rate that data get."""
 
     bandwidth_bytes_per_s: float
     latency_s: float

@@ -73,10 +73,14 @@ class Node:
     gpu: Gpu
     gpus: int
     fabric: Fabric
-    nics: int  # that carry training traffic; storage and management NICs are not counted
-    nic: Link
+    nics: int = 0  # that carry training traffic; storage and management NICs are not counted
+    nic: Link | None = None
 
     def __post_init__(self) -> None:
-        require_count(self, "gpus", "nics")
+        require_count(self, "gpus")
+        if type(self.nics) is not int or self.nics < 0:
+            raise ValueError(f"nics must be a whole number, not {self.nics!r}")
+        if (self.nics > 0) != (self.nic is not None):
+            raise ValueError("nics and the link of a nic go together: give both or neither")
         if self.fabric.sockets > self.gpus:
             raise ValueError(f"sockets ({self.fabric.sockets}) must not exceed gpus ({self.gpus})")

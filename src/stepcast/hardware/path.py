@@ -21,8 +21,8 @@ class GroupPath:
     """A group of ranks as the network sees it. A node here is a scale-up domain: a host, or a whole NVL72.
 
     ``intra`` is what one member can send at to its neighbours in the node, ``inter`` its share of the way out
-    of the node; None where the group has no such neighbours. ``exchange_bytes_per_s`` is the line rate a member
-    keeps when all send to all, where oversubscription and distance bite harder than between neighbours.
+    of the node; None where the group has no such neighbours. ``exchange_bytes_per_s`` is the line rate that a
+    member keeps when all send to all: oversubscription and distance bite harder then than between neighbours.
     """
 
     ranks: int
@@ -93,7 +93,7 @@ def neighbour_path(cluster: Cluster, layout: Layout, family: str) -> GroupPath:
 
 
 def _distinct(groups: Iterable[tuple[int, ...]], cluster: Cluster) -> list[tuple[int, ...]]:
-    """One group of each shape: a family's differ by a shift only, and whole leaves apart they look the same."""
+    """One group of each shape: those of a family are shifted copies, the same again whole leaves apart."""
     if cluster.topology.kind is NetworkKind.TORUS:
         return list(groups)
     period = cluster.domain_gpus * _leaf_domains(cluster.topology)
@@ -116,6 +116,7 @@ def _slowest(links: Iterable[Link]) -> Link | None:
 def _between(cluster: Cluster, domains: list[int], aligned: bool, active: int) -> tuple[Link, float, int]:
     """One member's share of the way between nodes, its rate when all send to all, and the hops of the way."""
     topology, nic = cluster.topology, cluster.node.nic
+    assert nic is not None, "a cluster of several nodes has checked that it has NICs"
     nics = cluster.node.nics * topology.scale_up_nodes
     # A GPU reaches the NICs next to it, one at least, and shares them with the GPUs that are active.
     share = min(nics / active, max(1.0, nics / cluster.domain_gpus))
@@ -134,9 +135,9 @@ def _between(cluster: Cluster, domains: list[int], aligned: bool, active: int) -
 def _tree(topology: Topology, domains: list[int]) -> tuple[int, float, float]:
     """Switches crossed, and the slow-down of neighbour and of all-to-all traffic, in a tree of switches.
 
-    With m of the group's nodes under each leaf, a ring leaves the leaf once per m nodes, and so do the rings of
-    the other groups under it: the uplinks, 1/oversubscription of the downlinks, carry 1/m of them. In an
-    exchange between n nodes each sends (n-m)/(n-1) of its traffic up.
+    With m of the group's nodes under each leaf, a ring leaves the leaf once per m nodes, and so do the rings
+    of the other groups under it: the uplinks, 1/oversubscription of the downlinks, carry 1/m of the traffic.
+    In an exchange between n nodes each sends (n-m)/(n-1) of its traffic up.
     """
     under = Counter(domain // _leaf_domains(topology) for domain in domains)
     if topology.leaf_nodes is None or len(under) == 1:
@@ -154,9 +155,9 @@ def _leaf_domains(topology: Topology) -> int:
 def _torus(topology: Topology, domains: list[int]) -> tuple[int, float, float]:
     """Links crossed, and the slow-down of neighbour and of all-to-all traffic, in a torus.
 
-    A node's NICs are spread evenly over its dimensions, and a group uses those it extends in; where neighbours
-    are h links apart, h rings of sibling groups share each link. In an exchange every byte occupies as many
-    links as its way is long.
+    A node's NICs are spread evenly over its dimensions, and a group uses those it extends in; where its
+    neighbours are h links apart, h rings of sibling groups share each link. In an exchange every byte takes up
+    as many links as its way is long.
     """
     shape = topology.shape
     cells = [_cell(domain, shape) for domain in domains]

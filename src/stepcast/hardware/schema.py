@@ -161,8 +161,18 @@ class Reader:
         except CatalogError:
             raise
         except ValueError as error:
-            places = [entry.where for key, entry in self.entries.items() if key.startswith(prefix)]
-            raise CatalogError(places[-1] if places else self.where, prefix, str(error)) from None
+            key = self._blamed(prefix, str(error))
+            where = self.entries[key].where if key in self.entries else self.where
+            raise CatalogError(where, key, str(error)) from None
+
+    def _blamed(self, prefix: str, problem: str) -> str:
+        """The key that a noun's complaint is about: it begins with the field's name, which adds the unit."""
+        field = problem.split()[0]
+        for key in self.entries:
+            last = key.rpartition(".")[2]
+            if key.startswith(prefix) and (field == last or field.startswith(f"{last}_")):
+                return key
+        return prefix
 
     def sources(self) -> dict[str, str]:
         """Key -> source, of everything that is a number."""
@@ -203,8 +213,8 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
             gpu=gpu,
             gpus=read.count("node.gpus"),
             fabric=_fabric(read),
-            nics=read.count("node.nics"),
-            nic=_link(read, "node.nic"),
+            nics=read.count("node.nics", 0),
+            nic=_link(read, "node.nic") if read.has("node.nic") else None,
         )
     with read.section("communication"):
         communication = Communication(
