@@ -45,6 +45,8 @@ def looks_like(head: str) -> bool:
 def read(source: Source) -> Workload:
     """The table as a one-stage workload of one micro-batch."""
     lines = source.lines()
+    if not lines:
+        raise FormatError(f"is empty; expected a header with {', '.join(COLUMNS)}", line=1)
     separator = "\t" if "\t" in lines[0] else ","
     order, warnings = _column_order(lines[0].split(separator))
     layers = _parse_rows(lines, separator, order)

@@ -40,9 +40,12 @@ class Source:
         raw = self._open_raw()
         magic = raw.read(2)
         raw.seek(0)
-        if magic == GZIP_MAGIC:
-            return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-        return raw
+        if magic != GZIP_MAGIC:
+            return raw
+        stream = gzip.GzipFile(fileobj=raw)
+        # A GzipFile closes what it opened itself; tell it that this file is its own.
+        stream.myfileobj = raw  # type: ignore[assignment]
+        return stream  # type: ignore[return-value]
 
     @cached_property
     def head_bytes(self) -> bytes:

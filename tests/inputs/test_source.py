@@ -1,0 +1,75 @@
+"""Files as they come: compressed, marked, cut off, huge, or not text at all."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import LONGEST_LINE_BYTES, Source
+from stepcast.inputs.table import FORMATS, read, read_source
+from tests.shared import ROOT
+
+GOOD = (ROOT / "examples" / "simai-gpt-13b.txt").read_bytes()
+
+
+def message_of(path: Path) -> str:
+    with pytest.raises(FormatError) as caught:
+        read(path)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_gzip_is_read_as_the_file_inside(tmp_path: Path) -> None:
+    path = tmp_path / "w.gz"
+    path.write_bytes(gzip.compress(GOOD))
+    assert read(path).layout == read_source(Source("w", GOOD)).layout
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"", "is empty"),
+        (bytes(range(256)) * 64, "of no known format"),
+        (b"\x00" * 5000, "binary data of no known format"),
+        (b"hello world\n", "text of no known format"),
+        (GOOD.split(b"\n")[0], "file ends after its header"),
+        (GOOD[:5000], "expected 12"),
+        (gzip.compress(GOOD)[:400], "damaged or truncated gzip"),
+        (GOOD.replace(b"mlp_row", b"mlp\xff\xfe", 1), "is not UTF-8 text"),
+    ],
+    ids=["empty", "junk", "zeros", "prose", "header only", "cut line", "cut gzip", "bad byte"],
+)
+def test_bad_files_are_one_clear_line(tmp_path: Path, data: bytes, expected: str) -> None:
+    path = tmp_path / "bad"
+    path.write_bytes(data)
+    assert expected in message_of(path)
+    assert str(path) in message_of(path)
+
+
+def test_missing_file_and_directories(tmp_path: Path) -> None:
+    assert "no such file" in message_of(tmp_path / "none")
+    assert "directory without files" in message_of(tmp_path)
+    (tmp_path / "a.txt").write_bytes(GOOD)
+    (tmp_path / "b.txt").write_bytes(GOOD)
+    assert "read one at a time" in message_of(tmp_path)
+
+
+@pytest.mark.parametrize("start", [b"", b"HYBRID_TRANSFORMER pp: 1 "], ids=["unknown", "simai header"])
+def test_an_endless_line_is_refused_without_reading_it_all(tmp_path: Path, start: bytes) -> None:
+    path = tmp_path / "line"
+    with path.open("wb") as file:
+        file.write(start)
+        for _ in range(1 + LONGEST_LINE_BYTES // 2**20):
+            file.write(b"x" * 2**20)
+        file.truncate(2 * 2**30)  # sparse: the rest of the 2 GB costs no disk
+    message = message_of(path)
+    assert "known format" in message or "longer than" in message
+
+
+def test_every_format_has_a_loadable_reader() -> None:
+    for entry in FORMATS:
+        module = entry.load()
+        assert callable(module.looks_like)
+        assert callable(module.read_run if entry.joins else module.read)
