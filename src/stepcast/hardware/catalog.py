@@ -67,7 +67,10 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
         gpu_name = _own_name("gpus", str(base.value), base.where)
         inherited = _described("gpus", str(base.value), (), base.where)
         gpu_entries = dict(inherited) | gpu_entries
-    gpu = build_gpu(gpu_name, _without(gpu_entries, NOT_INHERITED), f"{name}: gpu")
+    try:
+        gpu = build_gpu(gpu_name, _without(gpu_entries, NOT_INHERITED), name)
+    except CatalogError as error:
+        raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
     return build_cluster(_own_name("clusters", name), entries, gpu, name)
 
 
@@ -115,7 +118,7 @@ def _known(kind: str, name: str, where: str = "") -> str:
     table = _aliases()[kind]
     if word not in table:
         what = kind.removesuffix("s")
-        hint = nearest(word, list(_names(kind))) or f"; known are {', '.join(_names(kind))}"
+        hint = nearest(word, list(table)) or f"; known are {', '.join(_names(kind))}"
         raise CatalogError(where, "", f"unknown {what} {name!r}{hint}")
     return table[word]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 
-from stepcast.hardware.check import require_amount, require_count, require_positive
+from stepcast.hardware.check import require_amount, require_count
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.node import FabricKind, Node
 from stepcast.hardware.topology import Topology
@@ -23,8 +23,7 @@ class Communication:
     )
 
     def __post_init__(self) -> None:
-        require_amount(self, "launch_overhead_s")
-        require_positive(self, "bulk_latency_factor")
+        require_amount(self, "launch_overhead_s", "channel_overhead_s")
 
 
 @dataclass(frozen=True, slots=True)

@@ -156,8 +156,8 @@ def _torus(topology: Topology, domains: list[int]) -> tuple[int, float, float]:
     """Links crossed, and the slow-down of neighbour and of all-to-all traffic, in a torus.
 
     A node's NICs are spread evenly over its dimensions, and a group uses those it extends in; where its
-    neighbours are h links apart, h rings of sibling groups share each link. In an exchange every byte takes up
-    as many links as its way is long.
+    neighbours are h links apart, h rings of sibling groups share each link. In an exchange every byte takes
+    up as many links as its way is long.
     """
     shape = topology.shape
     cells = [_cell(domain, shape) for domain in domains]

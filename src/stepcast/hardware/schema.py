@@ -54,7 +54,7 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "network.shape": list,
     "network.in_network_reduction": bool,
     "communication.launch_overhead": Dimension.TIME,
-    "communication.bulk_latency_factor": float,
+    "communication.channel_overhead": Dimension.TIME,
     **{f"{link}.{key}": kind for link in LINKS for key, kind in LINK_KEYS.items()},
     **{f"gpu.{key}": kind for key, kind in GPU_KEYS.items()},
 }
@@ -219,7 +219,7 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
     with read.section("communication"):
         communication = Communication(
             launch_overhead_s=read.number("communication.launch_overhead"),
-            bulk_latency_factor=read.number("communication.bulk_latency_factor", 1.0),
+            channel_overhead_s=read.number("communication.channel_overhead", 0.0),
         )
     with read.section(""):
         cluster = Cluster(
