@@ -17,10 +17,8 @@ class Communication:
     With the latency and efficiency of the fabric's link and of the NIC, these are the fitted numbers.
     """
 
-    launch_overhead_s: float  # once per collective: launch, barrier, tear-down
-    bulk_latency_factor: float = (
-        1.0  # latency of a step in the bandwidth protocol over one in the latency protocol
-    )
+    launch_overhead_s: float  # to start one rank's kernel; a process starts those of its ranks in turn
+    channel_overhead_s: float = 0.0  # for each channel that a collective opens; more open with its size
 
     def __post_init__(self) -> None:
         require_amount(self, "launch_overhead_s", "channel_overhead_s")
