@@ -34,7 +34,7 @@ from stepcast.ir.weights import (
 )
 
 # Far above any model built, far below what would exhaust memory while counting one.
-MOST_LAYERS = 100_000
+MOST_LAYERS = 10_000
 MOST_WIDTH = 2**31
 
 RMS_NORM = Norm()
@@ -259,7 +259,7 @@ class Model:
         return replace(self, max_seq=max_seq, position=position)
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=256)
 def _blocks(
     layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
 ) -> tuple[Block, ...]:
