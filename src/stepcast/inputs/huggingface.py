@@ -1,0 +1,144 @@
+"""Hugging Face ``config.json`` -> Model."""
+
+import os
+import re
+from collections.abc import Callable
+
+from stepcast.inputs import huggingface_dense as dense
+from stepcast.inputs import huggingface_experts as experts
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.huggingface_keys import Keys, shown
+from stepcast.inputs.source import Source
+from stepcast.ir.model import Model
+
+FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
+    "bloom": dense.bloom,
+    "deepseek_v2": experts.deepseek,
+    "deepseek_v3": experts.deepseek,
+    "falcon": dense.falcon,
+    "gemma": dense.gemma,
+    "gemma2": dense.gemma2,
+    "gemma3": dense.gemma3,
+    "gemma3_text": dense.gemma3,
+    "gpt2": dense.gpt2,
+    "gpt_bigcode": dense.gpt2,
+    "gpt_neox": dense.gpt_neox,
+    "gpt_oss": experts.gpt_oss,
+    "gptj": dense.gptj,
+    "granite": dense.llama,
+    "grok": experts.grok,
+    "grok-1": experts.grok,
+    "internlm": dense.internlm,
+    "internlm2": dense.llama,
+    "kimi_k2": experts.deepseek,
+    "llama": dense.llama,
+    "llama4": experts.llama4,
+    "llama4_text": experts.llama4,
+    "mistral": dense.mistral,
+    "mixtral": experts.mixtral,
+    "mpt": dense.mpt,
+    "nemotron": dense.nemotron,
+    "nemotron_h": experts.nemotron_h,
+    "opt": dense.opt,
+    "phi": dense.phi,
+    "phi3": dense.phi3,
+    "qwen2": dense.qwen2,
+    "qwen2_moe": experts.qwen2_moe,
+    "qwen3": dense.qwen3,
+    "qwen3_moe": experts.qwen3_moe,
+    "starcoder2": dense.starcoder2,
+}
+
+SIZE_KEYS = re.compile(
+    r'"(hidden_size|num_hidden_layers|num_attention_heads|n_layers?|n_embd|n_heads?|d_model|vocab_size)"\s*:'
+)
+NAMED = re.compile(r'"(model_type|architectures)"\s*:')
+CLASS_ENDINGS = re.compile(r"(ForCausalLM|LMHeadModel|ForConditionalGeneration|Model)$")
+
+
+def looks_like(head: str) -> bool:
+    """A JSON object that names a model type or architecture, or three of the usual sizes."""
+    if not head.lstrip("\ufeff \t\r\n").startswith("{") or '"traceEvents"' in head:
+        return False
+    return NAMED.search(head) is not None or len({match[1] for match in SIZE_KEYS.finditer(head)}) >= 3
+
+
+def read(source: Source) -> Model:
+    """The model a file describes, named after its folder if the file is called config.json."""
+    folder, file = os.path.split(os.path.abspath(source.path))
+    stem = file.split(".")[0]
+    return read_config(source.data(), os.path.basename(folder) if stem == "config" else stem)
+
+
+def read_config(data: bytes | str, name: str) -> Model:
+    """The Model that the text of a config.json describes."""
+    try:
+        table = _decode(data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data)
+        if not isinstance(table, dict):
+            raise FormatError(f"expected a JSON object with a model's sizes, not {shown(table)}")
+        keys = _text_keys(Keys(table, ""))
+        return FAMILIES[keys.kind](keys, name or keys.kind)
+    except FormatError:
+        raise
+    except ValueError as error:  # a check of the Model or one of its parts
+        raise FormatError(str(error)) from None
+
+
+def _decode(data: bytes) -> object:
+    """JSON; also with the NaN and Infinity that Python writes, which some configs hold."""
+    import msgspec
+
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        if b"Infinity" in data or b"NaN" in data:
+            return _decode_lenient(data)
+        place = re.search(r"\(byte (\d+)\)", str(error))
+        line = data.count(b"\n", 0, int(place[1])) + 1 if place else None
+        raise FormatError(f"cannot be read as JSON: {error}", line=line) from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(_why(error)) from None
+
+
+def _decode_lenient(data: bytes) -> object:
+    import json
+
+    try:
+        return json.loads(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise FormatError(_why(error)) from None
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "is nested too deeply for a model's config"
+    return f"cannot be read as JSON: {error}"
+
+
+def _text_keys(keys: Keys) -> Keys:
+    """The keys of the language model, which multimodal configs hold in text_config, with their type."""
+    kind = _kind(keys)
+    if kind in FAMILIES and not keys.has("text_config"):
+        return Keys(keys.table, kind)
+    if keys.has("text_config"):
+        inner = keys.inner("text_config")
+        inner_kind = _kind(inner) or kind
+        if inner_kind in FAMILIES:
+            return Keys(inner.table, inner_kind)
+        kind = inner_kind
+    said = f"unknown model_type {shown(kind)}" if kind else "names no model_type"
+    raise FormatError(f"{said}; known: {', '.join(FAMILIES)}")
+
+
+def _kind(keys: Keys) -> str:
+    """model_type, or what the class named in architectures implies."""
+    kind = keys.word("model_type", default="")
+    if kind:
+        return kind
+    for architecture in keys.items("architectures"):
+        stem = CLASS_ENDINGS.sub("", str(architecture)).lower()
+        for family in FAMILIES:
+            if family.replace("_", "") == stem:
+                return family
+    return ""

@@ -1,0 +1,341 @@
+"""Hugging Face configs of dense models, one function per family.
+
+What a config leaves out follows the default of its class in transformers; sizes are never guessed,
+except where published files rely on the class for them (Gemma 3).
+"""
+
+from dataclasses import replace
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.huggingface_keys import Keys
+from stepcast.ir.model import MOST_LAYERS, Model
+from stepcast.ir.model_parts import (
+    Activation,
+    Biases,
+    Norm,
+    NormKind,
+    Position,
+    PositionKind,
+    QkNorm,
+    Window,
+)
+
+LAYER_NORM = Norm(NormKind.LAYER, bias=True)
+ALL_BIASES = Biases(qkv=True, attention_output=True, mlp=True)
+ALIBI = Position(PositionKind.ALIBI)
+
+
+def head_dim(keys: Keys, hidden: int, heads: int) -> int:
+    """Given, or the hidden width divided among the heads."""
+    if keys.has("head_dim", "attention_head_dim", "kv_channels"):
+        return keys.count("head_dim", "attention_head_dim", "kv_channels")
+    if hidden % heads:
+        raise FormatError(f"hidden size {hidden} is not a multiple of {heads} attention heads")
+    return hidden // heads
+
+
+def llama(keys: Keys, name: str) -> Model:
+    """RMS norms, rotary positions, gated MLP; also the frame of most later families."""
+    hidden = keys.count("hidden_size")
+    heads = keys.count("num_attention_heads")
+    attention_bias = keys.flag("attention_bias", "bias", default=False)
+    layers = keys.count("num_hidden_layers")
+    return Model(
+        name=name,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=keys.count("num_key_value_heads", default=heads),
+        head_dim=head_dim(keys, hidden, heads),
+        ffn=keys.count("intermediate_size"),
+        vocab=keys.count("vocab_size"),
+        max_seq=keys.count("max_position_embeddings", default=2048),
+        tied=keys.flag("tie_word_embeddings", default=False),
+        activation=keys.activation("hidden_act", "hidden_activation", default="silu"),
+        biases=Biases(attention_bias, attention_bias, keys.flag("mlp_bias", default=False)),
+    )
+
+
+def internlm(keys: Keys, name: str) -> Model:
+    bias = keys.flag("bias", default=True)
+    return replace(llama(keys, name), biases=Biases(bias, bias))
+
+
+def mistral(keys: Keys, name: str) -> Model:
+    model = llama(keys, name)
+    return replace(model, window=keys.window(model.layers))
+
+
+def qwen2(keys: Keys, name: str) -> Model:
+    model = replace(llama(keys, name), biases=Biases(qkv=True))
+    return replace(model, window=qwen_window(keys, model.layers))
+
+
+def qwen_window(keys: Keys, layers: int) -> Window | None:
+    """Qwen windows the layers from max_window_layers on, and only if use_sliding_window says so."""
+    if not keys.flag("use_sliding_window", default=False):
+        return None
+    full = min(keys.count("max_window_layers", default=28, least=0), layers)
+    if layers > MOST_LAYERS:  # the Model refuses it in a moment; do not build its pattern first
+        return None
+    return keys.window(layers, (False,) * full + (True,) * (layers - full))
+
+
+def qwen3(keys: Keys, name: str) -> Model:
+    model = llama(keys, name)
+    dim = keys.count("head_dim", default=128)
+    window = qwen_window(keys, model.layers)
+    return replace(model, head_dim=dim, qk_norm=QkNorm.HEAD, window=window)
+
+
+def phi3(keys: Keys, name: str) -> Model:
+    model = llama(keys, name)
+    return replace(model, biases=Biases(), window=keys.window(model.layers))
+
+
+def gemma(keys: Keys, name: str) -> Model:
+    model = llama(keys, name)
+    dim = keys.count("head_dim", default=256)
+    tied = keys.flag("tie_word_embeddings", default=True)
+    return replace(model, head_dim=dim, tied=tied, activation=Activation.GELU)
+
+
+def gemma2(keys: Keys, name: str) -> Model:
+    """Norms before and after each half, soft-capped scores, every second layer windowed."""
+    model = gemma(keys, name)
+    return replace(
+        model,
+        post_norms=True,
+        attention_softcap=keys.number("attn_logit_softcapping", 50.0),
+        logit_softcap=keys.number("final_logit_softcapping", 30.0),
+        window=keys.window(model.layers, (True, False)),
+    )
+
+
+# Published Gemma 3 files leave these to the class (transformers Gemma3TextConfig).
+GEMMA3_SIZES: dict[str, object] = {
+    "vocab_size": 262208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+}
+
+
+def gemma3(keys: Keys, name: str) -> Model:
+    """Gemma 2 with norms of queries and keys in place of the soft caps, one layer in six full."""
+    given = {key: value for key, value in keys.table.items() if value is not None}
+    keys = Keys(GEMMA3_SIZES | given, keys.kind)
+    every = min(keys.count("sliding_window_pattern", default=6), MOST_LAYERS)
+    model = gemma(keys, name)
+    return replace(
+        model,
+        post_norms=True,
+        qk_norm=QkNorm.HEAD,
+        attention_softcap=keys.number("attn_logit_softcapping", 0.0),
+        logit_softcap=keys.number("final_logit_softcapping", 0.0),
+        window=keys.window(model.layers, (True,) * (every - 1) + (False,)),
+    )
+
+
+def nemotron(keys: Keys, name: str) -> Model:
+    """Layer norms, squared ReLU without a gate, no biases (Nemotron-4, 2024)."""
+    model = llama(keys, name)
+    activation = keys.activation("hidden_act", default="relu2")
+    return replace(model, norm=LAYER_NORM, gated=False, activation=activation)
+
+
+def starcoder2(keys: Keys, name: str) -> Model:
+    bias = keys.flag("use_bias", default=True)
+    model = llama(keys, name)
+    return replace(
+        model,
+        norm=LAYER_NORM,
+        gated=False,
+        activation=keys.activation("hidden_act", default="gelu_pytorch_tanh"),
+        biases=Biases(bias, bias, bias),
+        tied=keys.flag("tie_word_embeddings", default=True),
+        window=keys.window(model.layers),
+    )
+
+
+def gpt2(keys: Keys, name: str) -> Model:
+    """Layer norms, learned positions, biases everywhere; also GPT-BigCode with one key/value head."""
+    hidden, heads = keys.count("n_embd", "hidden_size"), keys.count("n_head", "num_attention_heads")
+    positions = keys.count("n_positions", "n_ctx", "max_position_embeddings")
+    return Model(
+        name=name,
+        layers=keys.count("n_layer", "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=1 if keys.flag("multi_query", default=keys.kind == "gpt_bigcode") else heads,
+        head_dim=head_dim(keys, hidden, heads),
+        ffn=keys.count("n_inner", default=4 * hidden),
+        vocab=keys.count("vocab_size"),
+        max_seq=positions,
+        tied=keys.flag("tie_word_embeddings", default=True),
+        gated=False,
+        activation=keys.activation("activation_function", default="gelu_new"),
+        norm=LAYER_NORM,
+        biases=ALL_BIASES,
+        position=Position(PositionKind.LEARNED, positions),
+    )
+
+
+def gptj(keys: Keys, name: str) -> Model:
+    """Attention and MLP beside each other behind one norm; biases in the MLP and the head only."""
+    model = gpt2(keys, name)
+    return replace(
+        model,
+        tied=keys.flag("tie_word_embeddings", default=False),
+        biases=Biases(mlp=True, head=True),
+        position=Position(),
+        parallel_block=True,
+        shared_norm=True,
+    )
+
+
+def gpt_neox(keys: Keys, name: str) -> Model:
+    """Attention and MLP beside each other, each with its own norm."""
+    bias = keys.flag("attention_bias", default=True)
+    return replace(
+        llama(keys, name),
+        gated=False,
+        activation=keys.activation("hidden_act", default="gelu"),
+        norm=LAYER_NORM,
+        biases=Biases(bias, bias, mlp=True),
+        parallel_block=keys.flag("use_parallel_residual", default=True),
+    )
+
+
+def opt(keys: Keys, name: str) -> Model:
+    """Two rows more of learned positions than tokens; the 350M model has a narrower word embedding."""
+    hidden, heads = keys.count("hidden_size"), keys.count("num_attention_heads")
+    positions = keys.count("max_position_embeddings")
+    bias = keys.flag("enable_bias", default=True)
+    width = keys.count("word_embed_proj_dim", default=hidden)
+    norm_first = keys.flag("do_layer_norm_before", default=True)
+    return Model(
+        name=name,
+        layers=keys.count("num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim(keys, hidden, heads),
+        ffn=keys.count("ffn_dim"),
+        vocab=keys.count("vocab_size"),
+        max_seq=positions,
+        tied=keys.flag("tie_word_embeddings", default=True),
+        gated=False,
+        activation=keys.activation("activation_function", default="relu"),
+        norm=LAYER_NORM,
+        biases=Biases(bias, bias, bias),
+        position=Position(PositionKind.LEARNED, positions + 2),
+        embedding_width=0 if width == hidden else width,
+        final_norm=norm_first and not keys.flag("_remove_final_layer_norm", default=False),
+    )
+
+
+def bloom(keys: Keys, name: str) -> Model:
+    hidden = keys.count("hidden_size", "n_embed")
+    heads = keys.count("n_head", "num_attention_heads")
+    return Model(
+        name=name,
+        layers=keys.count("n_layer", "num_hidden_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim(keys, hidden, heads),
+        ffn=4 * hidden,
+        vocab=keys.count("vocab_size"),
+        max_seq=keys.count("seq_length", default=2048),
+        tied=keys.flag("tie_word_embeddings", default=True),
+        gated=False,
+        activation=Activation.GELU,
+        norm=LAYER_NORM,
+        biases=ALL_BIASES,
+        position=ALIBI,
+        embedding_norm=True,
+    )
+
+
+def falcon(keys: Keys, name: str) -> Model:
+    """Falcon-7B shares one key/value head and one norm, Falcon-40B groups heads and has two norms."""
+    hidden = keys.count("hidden_size")
+    heads = keys.count("num_attention_heads", "n_head")
+    grouped = keys.flag("new_decoder_architecture", default=False)
+    parallel = grouped or keys.flag("parallel_attn", default=True)
+    if grouped:
+        kv_heads = keys.count("num_kv_heads", "n_head_kv", default=heads)
+    else:
+        kv_heads = 1 if keys.flag("multi_query", default=True) else heads
+    bias = keys.flag("bias", default=False)
+    two_norms = grouped and keys.count("num_ln_in_parallel_attn", default=2) == 2
+    return Model(
+        name=name,
+        layers=keys.count("num_hidden_layers", "n_layer"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim(keys, hidden, heads),
+        ffn=keys.count("ffn_hidden_size", default=4 * hidden),
+        vocab=keys.count("vocab_size"),
+        max_seq=keys.count("max_position_embeddings", default=2048),
+        tied=keys.flag("tie_word_embeddings", default=True),
+        gated=False,
+        activation=keys.activation("activation", default="gelu"),
+        norm=LAYER_NORM,
+        biases=Biases(bias, bias, bias),
+        position=ALIBI if keys.flag("alibi", default=False) else Position(),
+        parallel_block=parallel,
+        shared_norm=parallel and not two_norms,
+    )
+
+
+def phi(keys: Keys, name: str) -> Model:
+    """Attention and MLP beside each other behind one norm; biases everywhere, in the head too."""
+    normed = keys.flag("qk_layernorm", default=False)
+    return replace(
+        llama(keys, name),
+        gated=False,
+        activation=keys.activation("hidden_act", default="gelu_new"),
+        norm=LAYER_NORM,
+        biases=replace(ALL_BIASES, head=True),
+        parallel_block=True,
+        shared_norm=True,
+        qk_norm=QkNorm.HEAD if normed else QkNorm.NONE,
+    )
+
+
+def mpt(keys: Keys, name: str) -> Model:
+    """Defaults of transformers' MptConfig: ALiBi, no biases; its norms never have one."""
+    hidden, heads = keys.count("d_model"), keys.count("n_heads")
+    attention = keys.inner("attn_config")
+    max_seq = keys.count("max_seq_len", default=2048)
+    bias = not keys.flag("no_bias", default=True)
+    if attention.flag("alibi", default=True):
+        position = ALIBI
+    elif keys.flag("learned_pos_emb", default=True):
+        position = Position(PositionKind.LEARNED, max_seq)
+    else:
+        position = Position(
+            PositionKind.ROTARY if attention.flag("rope", default=False) else PositionKind.NONE
+        )
+    return Model(
+        name=name,
+        layers=keys.count("n_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=attention.count("kv_n_heads", default=heads),
+        head_dim=head_dim(keys, hidden, heads),
+        ffn=hidden * keys.count("expansion_ratio", default=4),
+        vocab=keys.count("vocab_size"),
+        max_seq=max_seq,
+        tied=keys.flag("tie_word_embeddings", default=True),
+        gated=False,
+        activation=Activation.GELU,
+        norm=Norm(NormKind.LAYER, bias=bias),
+        biases=Biases(bias, bias, bias),
+        position=position,
+    )
