@@ -1,0 +1,276 @@
+"""The events of a trace, batch by batch, without holding the file in memory.
+
+The array of events is cut between two events, which only a JSON decoder can tell for sure (names may
+hold brackets, arguments may hold objects). So a likely place is found by searching backwards for the key that
+events begin with, and the decoder proves it: no prefix of an array that ends inside an event is an array.
+"""
+
+import codecs
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import msgspec
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+
+LONGEST_PIECE_BYTES = 64 * 2**20  # of one event, or of what precedes the events
+
+# Strings, brackets, and a quote that opens a string whose end is not there.
+TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]|"', re.DOTALL)
+FIRST_KEY = re.compile(rb'\s*\{\s*("[^"\\]*")\s*:')
+EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+# C++ streams write these where a number is not finite; JSON has no word for it.
+NOT_FINITE = re.compile(rb"(?<=[:\[,\s])[-+]?(?:nan|inf|infinity)(?=\s*[,}\]])", re.IGNORECASE)
+TRIES = 4
+
+
+EMPTY = msgspec.Raw()
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is used of one entry of traceEvents. Times are microseconds."""
+
+    ph: str = ""
+    cat: str = ""
+    name: str = ""
+    pid: int | str | None = None
+    tid: int | str | None = None
+    ts: float | None = None
+    dur: float | None = None
+    args: msgspec.Raw = EMPTY
+
+
+BATCH = msgspec.json.Decoder(list[Event])
+PIECES = msgspec.json.Decoder(list[msgspec.Raw])
+LENIENT = msgspec.json.Decoder(Event, strict=False)
+
+
+class EventStream:
+    """Iterate for batches of events; *metadata*, *warnings* and *skipped* are complete afterwards."""
+
+    def __init__(self, source: Source) -> None:
+        self.metadata: dict[str, Any] = {}
+        self.warnings: list[str] = []
+        self.skipped = 0
+        self._source = source
+        self._chunks = self._text()
+        self._buffer = b""
+        self._lines = 0
+        self._ended = False
+        # The batch that proved a boundary, so that it is not decoded twice.
+        self._proven: tuple[int, list[Event]] | None = None
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        bare = self._open_array()
+        while True:
+            cut, closed = self._boundary()
+            if cut:
+                yield self._decode(cut)
+            if closed:
+                self._close_array(bare)
+                return
+            if self._ended and not cut:
+                rest = self._buffer.strip(b" \t\r\n,")
+                # The array form of Chrome traces may leave out its closing bracket.
+                if rest or not bare:
+                    self.warnings.append(
+                        "the file ends before its events do; the whole events before are used"
+                    )
+                return
+
+    def _text(self) -> Iterator[bytes]:
+        """The file as UTF-8; a gzip file that is cut off ends early, with a warning."""
+        name, skip = self._source.encoding
+        decoder = None if name == "utf-8" else codecs.getincrementaldecoder(name)("replace")
+        for chunk in self._source.salvaged_chunks(self.warnings):
+            text, skip = chunk[skip:], 0
+            yield decoder.decode(text).encode() if decoder else text
+
+    def _more(self) -> bool:
+        """Lengthen the buffer; False at the end of the file."""
+        chunk = next(self._chunks, None)
+        if chunk is None:
+            self._ended = True
+            return False
+        if len(self._buffer) > LONGEST_PIECE_BYTES:
+            self._fail(
+                f"no event ends within {LONGEST_PIECE_BYTES // 2**20} MiB; expected an array of events"
+            )
+        self._buffer += chunk
+        return True
+
+    def _consume(self, length: int) -> bytes:
+        taken, self._buffer = self._buffer[:length], self._buffer[length:]
+        self._lines += taken.count(b"\n")
+        return taken
+
+    def _fail(self, message: str) -> NoReturn:
+        raise FormatError(message, self._source.path, self._lines + 1)
+
+    def _open_array(self) -> bool:
+        """Read up to the first event; True for a bare array. Keys before it become metadata."""
+        while self._more() and not self._buffer.strip():
+            pass
+        start = self._buffer.lstrip(b"\xef\xbb\xbf \t\r\n")
+        skipped = len(self._buffer) - len(start)
+        if start.startswith(b"["):
+            self._consume(skipped + 1)
+            return True
+        if not start.startswith(b"{"):
+            self._fail("expected a JSON object with traceEvents, or an array of events")
+        self._consume(skipped)
+        while (found := _find_events_key(self._buffer)) is None:
+            if not self._more():
+                self._fail("has no array traceEvents; expected a PyTorch profiler trace")
+        key, array = found
+        head = self._consume(array)[:key].rstrip(b" \t\r\n,")
+        self._add_metadata(head + b"}")
+        return False
+
+    def _boundary(self) -> tuple[int, bool]:
+        """How many bytes hold whole events, and whether the array closes right after them."""
+        while True:
+            if not self._ended:
+                self._more()
+            if not self._ended and (cut := self._proven_boundary()):
+                return cut, False
+            cut, close = _scan(self._buffer)
+            if close >= 0 and self._buffer[close] != ord("]"):
+                self._fail("a bracket closes in the array of events that was not opened there")
+            if cut or close >= 0 or self._ended:
+                return cut, close >= 0
+
+    def _proven_boundary(self) -> int:
+        """A place near the end of the buffer up to which the decoder finds whole events; 0 if not found."""
+        for cut in _likely_boundaries(self._buffer):
+            if self._is_whole(cut):
+                return cut
+        repaired = NOT_FINITE.sub(b"null", self._buffer)
+        if repaired != self._buffer:
+            self._buffer = repaired
+            return self._proven_boundary()
+        return 0
+
+    def _is_whole(self, cut: int) -> bool:
+        try:
+            self._proven = cut, BATCH.decode(b"[" + self._buffer[:cut] + b"]")
+        except msgspec.ValidationError:
+            return True
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        return True
+
+    def _decode(self, cut: int) -> list[Event]:
+        """The events in the first *cut* bytes."""
+        proven, self._proven = self._proven, None
+        if proven is not None and proven[0] == cut:
+            events = proven[1]
+        else:
+            events = self._decode_carefully(b"[" + self._buffer[:cut] + b"]")
+        self._consume(cut)
+        self._consume(len(self._buffer) - len(self._buffer.lstrip(b" \t\r\n,")))
+        return events
+
+    def _decode_carefully(self, text: bytes) -> list[Event]:
+        """Events of odd types are left out and counted; text that is not JSON is an error."""
+        try:
+            return BATCH.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        text = NOT_FINITE.sub(b"null", text.decode(errors="replace").encode())
+        try:
+            pieces = PIECES.decode(text)
+        except msgspec.DecodeError as error:
+            reason = str(error).replace("JSON is malformed: ", "").rpartition(" (byte")[0] or str(error)
+            self._fail(f"the events from here on are not JSON: {reason}")
+        events = []
+        for piece in pieces:
+            try:
+                events.append(LENIENT.decode(piece))
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self.skipped += 1
+        return events
+
+    def _close_array(self, bare: bool) -> None:
+        """Read what follows the events: more metadata."""
+        self._consume(_scan(self._buffer)[1] + 1)
+        while self._more():
+            pass
+        rest = self._buffer.strip()
+        if bare:
+            if rest:
+                self.warnings.append("text after the array of events is not read")
+            return
+        if rest.startswith(b","):
+            rest = b"{" + rest[1:]
+        elif rest.startswith(b"}"):
+            rest = b"{}"
+        if not self._add_metadata(rest):
+            self.warnings.append("the file is cut off after its events")
+
+    def _add_metadata(self, text: bytes) -> bool:
+        try:
+            read = msgspec.json.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+        if isinstance(read, dict):
+            self.metadata |= read
+        return True
+
+
+def _find_events_key(text: bytes) -> tuple[int, int] | None:
+    """Where the top-level key traceEvents begins and where its array's content does."""
+    depth, place = 0, 0
+    while (token := TOKEN.search(text, place)) is not None:
+        place = token.end()
+        match token[0]:
+            case b"{" | b"[":
+                depth += 1
+            case b"}" | b"]":
+                depth -= 1
+            case b'"traceEvents"' if depth == 1 and (found := EVENTS_KEY.match(text, token.start())):
+                return token.start(), found.end()
+            case b'"':
+                return None
+    return None
+
+
+def _likely_boundaries(text: bytes) -> Iterator[int]:
+    """Ends of events near the end of *text*, last first: what stands before a comma and events' first key."""
+    first = FIRST_KEY.match(text)
+    if first is None:
+        return
+    end = len(text)
+    for _ in range(TRIES):
+        end = text.rfind(first[1], 0, end)
+        if end <= first.start(1):
+            return
+        before = text[max(0, end - 256) : end].rstrip()
+        if not before.endswith(b"{"):
+            continue
+        before = before[:-1].rstrip()
+        if not before.endswith(b","):
+            continue
+        before = before[:-1].rstrip()
+        if before.endswith(b"}"):
+            yield max(0, end - 256) + len(before)
+
+
+def _scan(text: bytes) -> tuple[int, int]:
+    """The end of the last whole event, exactly, and where the bracket stands that closes the array, or -1."""
+    depth, whole = 0, 0
+    for token in TOKEN.finditer(text):
+        match token[0]:
+            case b"{" | b"[":
+                depth += 1
+            case b"}" | b"]":
+                if depth == 0:
+                    return whole, token.start()
+                depth -= 1
+                if depth == 0:
+                    whole = token.end()
+            case b'"':
+                break
+    return whole, -1
