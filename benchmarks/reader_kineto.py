@@ -42,7 +42,7 @@ LAUNCH = """  {{
   }},
 """
 KERNEL = """  {{
-    "ph": "X", "cat": "kernel", "name": "void at::native::{name}_kernel<4, Functor<float>, std::array<char*> >", \
+    "ph": "X", "cat": "kernel", "name": "void at::native::{name}_kernel<4, Functor<float, 4> >", \
 "pid": 0, "tid": 7,
     "ts": {start:.3f}, "dur": {duration:.3f},
     "args": {{
