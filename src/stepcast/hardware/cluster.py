@@ -17,7 +17,7 @@ class Communication:
     With the latency and efficiency of the fabric's link and of the NIC, these are the fitted numbers.
     """
 
-    launch_overhead_s: float  # to start one rank's kernel; a process starts those of its ranks in turn
+    launch_overhead_s: float  # to start one rank's kernel; a thread starts those of its ranks in turn
     channel_overhead_s: float = 0.0  # for each channel that a collective opens; more open with its size
 
     def __post_init__(self) -> None:

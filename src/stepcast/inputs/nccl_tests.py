@@ -179,7 +179,14 @@ def _sweep(
         rows=tuple(rows),
         source=source.path,
         warnings=tuple(warnings),
+        ranks_per_thread=_ranks_per_thread(before, ranks),
     )
+
+
+def _ranks_per_thread(before: list[str], ranks: int) -> int:
+    """``nGpus``: the GPUs that each thread of each process drives."""
+    shape = next((match for match in map(SHAPE.match, before) if match), None)
+    return min(ranks, max(1, int(shape[2]))) if shape else 1
 
 
 def _participants(before: list[str], warnings: list[str]) -> tuple[int, int, str]:

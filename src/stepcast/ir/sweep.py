@@ -26,7 +26,10 @@ class SweepRow:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveSweep:
-    """*kind* is None where the log does not tell (two kinds can share one bandwidth rule)."""
+    """*kind* is None where the log does not tell (two kinds can share one bandwidth rule).
+
+    One host thread starts the kernels of *ranks_per_thread* ranks in turn, which small messages feel.
+    """
 
     kind: CollectiveKind | None
     ranks: int
@@ -36,3 +39,4 @@ class CollectiveSweep:
     rows: tuple[SweepRow, ...]
     source: str = ""
     warnings: tuple[str, ...] = ()
+    ranks_per_thread: int = 1

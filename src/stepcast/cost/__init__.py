@@ -1,0 +1,1 @@
+"""What work costs: pure functions of work and hardware, seconds or bytes out."""

@@ -1,0 +1,33 @@
+"""What a collective costs: algorithms as curves of time over size, and the choice between them."""
+
+from stepcast.cost.collectives.choose import (
+    Algorithm,
+    AlgorithmError,
+    CollectivePrice,
+    bus_factor,
+    candidates,
+    collective_s,
+    price,
+    send_receive_s,
+)
+from stepcast.cost.collectives.curve import Curve, Ramp
+from stepcast.cost.collectives.exchange import imbalance_of
+from stepcast.cost.collectives.protocol import Protocol
+from stepcast.cost.collectives.route import Route, route_of
+
+__all__ = [
+    "Algorithm",
+    "AlgorithmError",
+    "CollectivePrice",
+    "Curve",
+    "Protocol",
+    "Ramp",
+    "Route",
+    "bus_factor",
+    "candidates",
+    "collective_s",
+    "imbalance_of",
+    "price",
+    "route_of",
+    "send_receive_s",
+]

@@ -1,0 +1,219 @@
+"""Which algorithm a collective takes, and its price.
+
+NCCL predicts the time of every algorithm and protocol it could use and takes the least; so do we, with
+our own predictions. An algorithm may also be forced, as NCCL_ALGO does.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from stepcast.cost.collectives.curve import ZERO, Curve
+from stepcast.cost.collectives.exchange import (
+    hierarchical_all_to_all,
+    pairwise_all_to_all,
+    root_exchange,
+    send_receive,
+)
+from stepcast.cost.collectives.hierarchical import hierarchical
+from stepcast.cost.collectives.in_switch import in_network, nvls, nvls_tree
+from stepcast.cost.collectives.protocol import Protocol, protocols
+from stepcast.cost.collectives.ring import ROUNDS, chain, ring
+from stepcast.cost.collectives.route import Route
+from stepcast.cost.collectives.tree import PASSES, tree
+from stepcast.ir.work import CollectiveKind
+
+if TYPE_CHECKING:
+    from numpy import float64
+    from numpy.typing import NDArray
+
+
+class Algorithm(StrEnum):
+    RING = "ring"
+    TREE = "tree"
+    NVLS = "nvls"
+    NVLS_TREE = "nvls-tree"
+    IN_NETWORK = "in-network"
+    HIERARCHICAL = "hierarchical"
+    PAIRWISE = "pairwise"
+    DIRECT = "direct"  # one message, or all to or from one rank
+
+
+ALL_REDUCE, ALL_TO_ALL = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
+BARRIER_BYTES = 4.0  # a barrier is an all-reduce of one word
+
+
+class AlgorithmError(ValueError):
+    """The collective cannot be done that way on this route."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    algorithm: Algorithm
+    protocol: Protocol
+    curve: Curve
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivePrice:
+    """Time of one collective; None for the algorithm where there is nothing to do."""
+
+    seconds: float
+    algorithm: Algorithm | None
+    protocol: Protocol | None
+    size_bytes: float
+    bus_factor: float
+
+    @property
+    def algbw_bytes_per_s(self) -> float:
+        """Size over time, as nccl-tests defines it."""
+        return self.size_bytes / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        """The rate a ring's links would need; comparable between numbers of ranks."""
+        return self.algbw_bytes_per_s * self.bus_factor
+
+
+def bus_factor(kind: CollectiveKind, ranks: int) -> float:
+    """NVIDIA/nccl-tests, doc/PERFORMANCE.md."""
+    if kind is ALL_REDUCE:
+        return 2 * (ranks - 1) / ranks
+    if kind in (CollectiveKind.BROADCAST, CollectiveKind.REDUCE, CollectiveKind.BARRIER):
+        return 1.0
+    return (ranks - 1) / ranks
+
+
+def price(
+    kind: CollectiveKind,
+    size_bytes: float,
+    route: Route,
+    algorithm: Algorithm | None = None,
+    imbalance: float = 1.0,
+) -> CollectivePrice:
+    """The price of one collective; *algorithm* forces one, *imbalance* is for an uneven all-to-all."""
+    if not size_bytes >= 0:
+        raise ValueError(f"size must not be negative, not {size_bytes!r}")
+    factor = bus_factor(kind, route.ranks)
+    size = BARRIER_BYTES if kind is CollectiveKind.BARRIER else size_bytes
+    if route.ranks == 1 or size == 0:
+        return CollectivePrice(0.0, None, None, size_bytes, factor)
+    best = min(
+        candidates(kind, route, algorithm, imbalance), key=lambda candidate: candidate.curve.seconds(size)
+    )
+    return CollectivePrice(best.curve.seconds(size), best.algorithm, best.protocol, size_bytes, factor)
+
+
+def collective_s(
+    kind: CollectiveKind,
+    sizes_bytes: "NDArray[float64]",
+    route: Route,
+    algorithm: Algorithm | None = None,
+    imbalance: float = 1.0,
+) -> "NDArray[float64]":
+    """Times of many sizes at once."""
+    import numpy
+
+    sizes = numpy.asarray(sizes_bytes, dtype=numpy.float64)
+    if not (sizes >= 0).all():
+        raise ValueError("sizes must not be negative")
+    if kind is CollectiveKind.BARRIER:
+        return numpy.full(sizes.shape, price(kind, 0, route, algorithm).seconds)
+    if route.ranks == 1:
+        return numpy.zeros(sizes.shape)
+    listed = candidates(kind, route, algorithm, imbalance)
+    least = listed[0].curve.seconds(sizes)
+    for candidate in listed[1:]:
+        numpy.minimum(least, candidate.curve.seconds(sizes), out=least)
+    least[sizes == 0] = 0.0
+    return least
+
+
+def send_receive_s(size_bytes: float, route: Route) -> float:
+    """Time of one message between two ranks."""
+    if route.ranks == 1 or size_bytes == 0:
+        return 0.0
+    return min(curve.seconds(size_bytes) for curve in _messages(route))
+
+
+@lru_cache(maxsize=4096)
+def candidates(
+    kind: CollectiveKind, route: Route, algorithm: Algorithm | None = None, imbalance: float = 1.0
+) -> tuple[Candidate, ...]:
+    """What NCCL would choose between on *route*, or the protocols of a forced *algorithm*."""
+    if imbalance < 1:
+        raise ValueError(f"imbalance is the busiest rank over the mean, so at least 1, not {imbalance!r}")
+    if route.ranks == 1:
+        return (Candidate(algorithm or Algorithm.DIRECT, Protocol.LL, ZERO),)
+    known = tuple(_known(ALL_REDUCE if kind is CollectiveKind.BARRIER else kind, route, imbalance))
+    if algorithm is None:
+        return tuple(candidate for candidate in known if _automatic(candidate, kind, route))
+    forced = tuple(candidate for candidate in known if candidate.algorithm is algorithm)
+    if not forced:
+        names = ", ".join(dict.fromkeys(candidate.algorithm for candidate in known))
+        raise AlgorithmError(
+            f"{kind} over {route.ranks} ranks on {route.nodes} nodes cannot use {algorithm}, only {names}"
+        )
+    return forced
+
+
+@lru_cache(maxsize=1024)
+def _messages(route: Route) -> tuple[Curve, ...]:
+    return tuple(send_receive(route, protocol) for protocol in _pair_protocols(route))
+
+
+def _pair_protocols(route: Route) -> tuple[Protocol, ...]:
+    """Transfers between pairs use LL within a node only."""
+    return (Protocol.LL, Protocol.SIMPLE) if route.nodes == 1 else (Protocol.SIMPLE,)
+
+
+def _known(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[Candidate]:
+    """Every algorithm that *kind* can use on *route*."""
+    if kind in (ALL_TO_ALL, CollectiveKind.GATHER, CollectiveKind.SCATTER):
+        yield from _known_exchanges(kind, route, imbalance)
+        return
+    for protocol in protocols(route):
+        if kind in ROUNDS:
+            yield Candidate(Algorithm.RING, protocol, ring(kind, route, protocol))
+            yield Candidate(Algorithm.HIERARCHICAL, protocol, hierarchical(kind, route, protocol))
+        else:
+            yield Candidate(Algorithm.RING, protocol, chain(route, protocol))
+        if kind in PASSES:
+            yield Candidate(Algorithm.TREE, protocol, tree(kind, route, protocol))
+    if kind in ROUNDS and route.in_switch_reduction and route.nodes == 1:
+        yield Candidate(Algorithm.NVLS, Protocol.SIMPLE, nvls(kind, route))
+    if kind is ALL_REDUCE and route.nodes > 1:
+        if route.in_switch_reduction and route.ranks_per_node > 1:
+            yield Candidate(Algorithm.NVLS_TREE, Protocol.SIMPLE, nvls_tree(route))
+        if route.in_network_reduction:
+            yield Candidate(Algorithm.IN_NETWORK, Protocol.SIMPLE, in_network(route))
+
+
+def _known_exchanges(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[Candidate]:
+    for protocol in _pair_protocols(route):
+        if kind is ALL_TO_ALL:
+            yield Candidate(Algorithm.PAIRWISE, protocol, pairwise_all_to_all(route, protocol, imbalance))
+            staged = hierarchical_all_to_all(route, protocol, imbalance)
+            yield Candidate(Algorithm.HIERARCHICAL, protocol, staged)
+        else:
+            yield Candidate(Algorithm.DIRECT, protocol, root_exchange(route, protocol))
+
+
+def _automatic(candidate: Candidate, kind: CollectiveKind, route: Route) -> bool:
+    """Whether NCCL would consider *candidate*.
+
+    It has no hierarchical ones, keeps trees for all-reduce, where they pay between nodes only, and there
+    sends small messages up the tree, which has fewer hops than the ring.
+    """
+    reduces = kind in (ALL_REDUCE, CollectiveKind.BARRIER)
+    match candidate.algorithm:
+        case Algorithm.HIERARCHICAL:
+            return False
+        case Algorithm.TREE:
+            return reduces and route.nodes > 1
+        case Algorithm.RING:
+            return not (reduces and route.nodes > 1 and candidate.protocol is Protocol.LL)
+        case _:
+            return True

@@ -1,0 +1,126 @@
+"""The way a group of ranks communicates over, in plain numbers: all that a collective's cost depends on."""
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from stepcast.hardware.cluster import Cluster
+from stepcast.hardware.link import Link
+from stepcast.hardware.node import FabricKind
+from stepcast.hardware.path import GroupPath
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Rates are what a long transfer reaches, efficiency included; latencies those of one empty message.
+
+    ``intra`` is the way between two ranks of a node, for one rank; ``inter`` the way out of a node, for
+    all of the group's ranks there together (of the node that holds fewest). Where all send to all, a rank
+    gets ``exchange_bytes_per_s`` of the way out, less than its share where the network is oversubscribed.
+    """
+
+    ranks: int
+    nodes: int = 1
+    ranks_per_node: int = 0  # on the node that holds most; 0: all of them
+    fewest_per_node: int = 0  # 0: as ranks_per_node
+    intra_bytes_per_s: float = math.inf
+    intra_latency_s: float = 0.0
+    inter_bytes_per_s: float = math.inf
+    inter_latency_s: float = 0.0
+    exchange_bytes_per_s: float = 0.0  # 0: a rank's share of inter
+    memory_bytes_per_s: float = math.inf
+    launch_overhead_s: float = 0.0
+    channel_overhead_s: float = 0.0
+    channels: int = 24  # within a node
+    channels_per_rank: int = 2  # between nodes
+    ranks_per_thread: int = 1
+    nvlink: bool = True  # else PCIe within the node
+    in_switch_reduction: bool = False
+    in_network_reduction: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("ranks", "nodes", "channels", "channels_per_rank", "ranks_per_thread"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)!r}")
+        if self.ranks_per_node == 0:
+            object.__setattr__(self, "ranks_per_node", -(-self.ranks // self.nodes))
+        if self.fewest_per_node == 0:
+            object.__setattr__(self, "fewest_per_node", min(self.ranks_per_node, self.ranks // self.nodes))
+        if self.exchange_bytes_per_s == 0:
+            object.__setattr__(self, "exchange_bytes_per_s", self.inter_bytes_per_s / self.fewest_per_node)
+        if not 1 <= self.fewest_per_node <= self.ranks_per_node <= self.ranks:
+            raise ValueError(
+                f"{self.ranks} ranks cannot be spread over {self.nodes} nodes, "
+                f"{self.fewest_per_node} to {self.ranks_per_node} on each"
+            )
+        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "exchange_bytes_per_s", "memory_bytes_per_s"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above zero, not {getattr(self, name)!r}")
+        for name in ("intra_latency_s", "inter_latency_s", "launch_overhead_s", "channel_overhead_s"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)!r}")
+
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """A ring passes each node's border once, over all its ranks' NICs, and each rank's port."""
+        if self.nodes == 1:
+            return self.intra_bytes_per_s
+        if self.ranks_per_node == 1:
+            return self.inter_bytes_per_s
+        return min(self.intra_bytes_per_s, self.inter_bytes_per_s)
+
+    @property
+    def open_channels(self) -> int:
+        """Channels that a large message uses."""
+        if self.nodes == 1:
+            return self.channels
+        return min(self.channels, self.channels_per_rank * self.fewest_per_node)
+
+    def within(self) -> "Route":
+        """The same ranks seen from one node."""
+        return replace(self, ranks=self.ranks_per_node, nodes=1, fewest_per_node=self.ranks_per_node)
+
+    def between(self) -> "Route":
+        """One rank of each node: they share the way out with the node's other ranks."""
+        return replace(
+            self,
+            ranks=self.nodes,
+            ranks_per_node=1,
+            fewest_per_node=1,
+            inter_bytes_per_s=self.inter_bytes_per_s / self.ranks_per_node,
+        )
+
+
+@lru_cache(maxsize=4096)
+def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Route:
+    """What a group's *path* through *cluster* means for its collectives."""
+    intra, inter, constants = path.intra, path.inter, cluster.communication
+    fabric = cluster.node.fabric
+    nvlink = fabric.kind is not FabricKind.PCIE
+    if fabric.kind is FabricKind.NVLINK_PAIRS and intra is not None:
+        nvlink = intra.bandwidth_bytes_per_s >= fabric.link.bandwidth_bytes_per_s
+    exchange = 0.0
+    if inter is not None and path.exchange_bytes_per_s is not None:
+        exchange = path.exchange_bytes_per_s * inter.efficiency
+    return Route(
+        ranks=path.ranks,
+        nodes=path.nodes,
+        ranks_per_node=path.ranks_per_node,
+        fewest_per_node=path.fewest_per_node,
+        intra_bytes_per_s=_rate(intra),
+        intra_latency_s=intra.latency_s if intra else 0.0,
+        inter_bytes_per_s=_rate(inter) * path.fewest_per_node,
+        inter_latency_s=inter.latency_s if inter else 0.0,
+        exchange_bytes_per_s=exchange,
+        memory_bytes_per_s=cluster.gpu.memory_bandwidth_bytes_per_s,
+        launch_overhead_s=constants.launch_overhead_s,
+        channel_overhead_s=constants.channel_overhead_s,
+        ranks_per_thread=min(ranks_per_thread, path.ranks),
+        nvlink=nvlink,
+        in_switch_reduction=path.in_switch_reduction,
+        in_network_reduction=path.in_network_reduction,
+    )
+
+
+def _rate(link: Link | None) -> float:
+    return link.effective_bytes_per_s if link else math.inf
