@@ -1,9 +1,14 @@
 """Damaged copies of a good file: what readers must survive."""
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
 
 NASTY = (
     b"-1",
@@ -89,3 +94,15 @@ def mutations(seed: bytes) -> st.SearchStrategy[bytes]:
         return data
 
     return st.lists(one, min_size=1, max_size=3).map(apply)
+
+
+def check_reader(read: Callable[[Source], Any], data: bytes, noun: type) -> None:
+    """Damaged *data* gives a *noun* or a FormatError of one line, nothing else."""
+    try:
+        value = read(Source("damaged", data))
+    except FormatError as error:
+        text = str(error)
+    else:
+        assert isinstance(value, noun)
+        text = ""
+    assert "\n" not in text

@@ -88,7 +88,8 @@ def _essence(found: dict[str, Any]) -> str:
                 f"compute {format_seconds(found['compute_s'])}, messages {moved}"
             )
         case "timeline":
-            return f"{found['spans']} spans of {len(found['ranks'])} rank(s) over {format_seconds(found['span_s'])}"
+            ranks = len(found["ranks"])
+            return f"{found['spans']} spans of {ranks} rank(s) over {format_seconds(found['span_s'])}"
         case "run log":
             return (
                 f"{found['layer_records']} layer records, {found['batches']} batches: "

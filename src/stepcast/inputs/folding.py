@@ -12,10 +12,10 @@ MOST_VARIED = 0.05
 
 
 class MicroBatches(NamedTuple):
-    """One micro-batch that stands for *count*, and the rows in which some of them differ from it."""
+    """One micro-batch that stands for *copies*, and the rows in which some of them differ from it."""
 
     base: Sequence[Layer]
-    count: int
+    copies: int
     variations: tuple[Variation, ...]
 
 
@@ -46,36 +46,58 @@ def fold_micro_batches(body: Sequence[Layer], count: int) -> MicroBatches | None
 
 def fold_layers(layers: Sequence[Layer]) -> tuple[Block, ...]:
     """*layers* as blocks: at each place the repeating unit that covers most, else a plain run."""
+    ids = _ids(layers)
+    following = _next_same(ids)
     blocks: list[Block] = []
-    plain: list[Layer] = []
-    at = 0
+    plain_from = at = 0
     while at < len(layers):
-        unit, count = _longest_repeat(layers, at)
+        unit, count = _longest_repeat(ids, following, at)
         if count == 1:
-            plain.append(layers[at])
             at += 1
             continue
-        if plain:
-            blocks.append(Block(tuple(plain)))
-            plain = []
+        if plain_from < at:
+            blocks.append(Block(tuple(layers[plain_from:at])))
         blocks.append(Block(tuple(layers[at : at + unit]), count))
         at += unit * count
-    if plain:
-        blocks.append(Block(tuple(plain)))
+        plain_from = at
+    if plain_from < at:
+        blocks.append(Block(tuple(layers[plain_from:])))
     return tuple(blocks)
 
 
-def _longest_repeat(layers: Sequence[Layer], at: int) -> tuple[int, int]:
+def _ids(layers: Sequence[Layer]) -> list[int]:
+    """A number for each layer, equal where the layers are; readers share equal layers as one object."""
+    by_object: dict[int, int] = {}
+    by_value: dict[Layer, int] = {}
+    ids = []
+    for layer in layers:
+        number = by_object.get(id(layer))
+        if number is None:
+            number = by_object[id(layer)] = by_value.setdefault(layer, len(by_value))
+        ids.append(number)
+    return ids
+
+
+def _next_same(ids: list[int]) -> list[int]:
+    """For each place the next place with the same number, or the end."""
+    last: dict[int, int] = {}
+    following = [len(ids)] * len(ids)
+    for at in range(len(ids) - 1, -1, -1):
+        following[at] = last.get(ids[at], len(ids))
+        last[ids[at]] = at
+    return following
+
+
+def _longest_repeat(ids: list[int], following: list[int], at: int) -> tuple[int, int]:
     """The unit length and count at *at* that cover the most layers; the shortest unit wins a tie."""
     best_unit, best_count = 1, 1
-    first = layers[at]
-    for unit in range(1, min(LONGEST_UNIT, (len(layers) - at) // 2) + 1):
-        if layers[at + unit] is not first and layers[at + unit] != first:
-            continue
-        pattern = layers[at : at + unit]
+    second = following[at]
+    while second < len(ids) and (unit := second - at) <= LONGEST_UNIT:
+        pattern = ids[at:second]
         count = 1
-        while layers[at + count * unit : at + (count + 1) * unit] == pattern:
+        while ids[at + count * unit : at + (count + 1) * unit] == pattern:
             count += 1
         if count > 1 and count * unit > best_count * best_unit:
             best_unit, best_count = unit, count
+        second = following[second]
     return best_unit, best_count

@@ -5,7 +5,7 @@ and stands before it, so that the backward, which walks the rows in reverse, mee
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.numbers import parse_amount, parse_count, shorten
@@ -19,9 +19,10 @@ from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import MS
 
 PHASES = ("forward", "backward", "weight_grad")
+FIELDS = ("compute_time", "comm_type", "comm_size")
 COLUMNS = (
     "name",
-    *(f"{phase}_{field}" for phase in PHASES for field in ("compute_time", "comm_type", "comm_size")),
+    *(f"{phase}_{field}" for phase in PHASES for field in FIELDS),
     "process_time",
 )
 ELEMENT = DType.FP32
@@ -32,7 +33,7 @@ WORDS = (
 )
 
 # A row of model layer i: transformer_h_0_ln_1, model_decoder_layers_0_fc1, encoder_layer_3_output ...
-LAYER_ROW = re.compile(r"(?P<prefix>.*?)(?:h|layers?|blocks?)_(?P<index>\d+)_")
+LAYER_ROW = re.compile(r"(?:^|_)(?:h|layers?|blocks?)_(?P<index>\d+)_")
 # Layers of the GPT-2 family by hidden size (Radford et al. 2019, table 2).
 GPT2_LAYERS = {768: 12, 1024: 24, 1280: 36, 1600: 48}
 
@@ -44,15 +45,14 @@ def looks_like(head: str) -> bool:
 
 def read(source: Source) -> Workload:
     """The table as a one-stage workload of one micro-batch."""
-    lines = source.lines()
-    if not lines:
-        raise FormatError(f"is empty; expected a header with {', '.join(COLUMNS)}", line=1)
-    separator = "\t" if "\t" in lines[0] else ","
-    order, warnings = _column_order(lines[0].split(separator))
-    layers = _parse_rows(lines, separator, order)
+    lines = source.each_line()
+    header = next(lines, "")
+    separator = "\t" if "\t" in header else ","
+    columns, warnings = _columns(header.split(separator))
+    layers, cells = _parse_rows(lines, separator, columns)
     if not layers:
         raise FormatError("table has a header but no rows; expected one row per operator", line=1)
-    if not any(_compute_s(layer.input_gradient + layer.weight_gradient) for layer in layers):
+    if not any(_compute_s(row.input_gradient + row.weight_gradient) for row in cells):
         warnings.append(
             "every backward time is 0: the writer left them out. "
             "Give --backward-factor 2 to take backward as twice forward (the usual ratio for matmuls)"
@@ -64,52 +64,52 @@ def _compute_s(ops: Sequence[Op]) -> float:
     return sum(op.work.duration_s for op in ops if isinstance(op.work, Recorded))
 
 
-def _column_order(names: list[str]) -> tuple[list[int], list[str]]:
-    """Where each of our columns stands, and a warning for columns that are not ours."""
+def _columns(names: list[str]) -> tuple[list[str], list[str]]:
+    """The header's names, checked, and a warning for columns that are not ours."""
     names = [name.strip() for name in names]
     missing = [name for name in COLUMNS if name not in names]
     if missing:
         raise FormatError(f"header lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}", line=1)
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise FormatError(f"header repeats {', '.join(map(shorten, repeated))}", line=1)
+    if names[0] != "name":
+        raise FormatError(f"first column is {shorten(names[0])}; expected 'name'", line=1)
     extra = [name for name in names if name not in COLUMNS]
-    warnings = [f"column {shorten(name)} is not known and was left out" for name in extra]
-    return [names.index(name) for name in COLUMNS] + [len(names)], warnings
+    return names, [f"column {shorten(name)} is not known and was left out" for name in extra]
 
 
-def _parse_rows(lines: list[str], separator: str, order: list[int]) -> list[Layer]:
-    """Each row as a Layer; equal cells of a phase become one object."""
-    *columns, width = order
-    ops: dict[tuple[str, str, str, int], tuple[Op, ...]] = {}
-    delays: dict[str, float] = {}
+def _parse_rows(lines: Iterable[str], separator: str, columns: list[str]) -> tuple[list[Layer], list[Layer]]:
+    """Every row as a Layer, and one nameless Layer for each distinct rest of a row."""
+    known: dict[str, Layer] = {}
     layers = []
-    for at in range(1, len(lines)):
-        cells = lines[at].split(separator)
-        if len(cells) != width:
-            if not lines[at].strip():
+    for number, line in enumerate(lines, 2):
+        name, _, rest = line.partition(separator)
+        cells = known.get(rest)
+        if cells is None:
+            if not line.strip():
                 continue
-            raise FormatError(f"has {len(cells)} columns; expected {width}", line=at + 1)
-        phases = []
-        for phase in range(3):
-            first = 1 + 3 * phase
-            key = (cells[columns[first]], cells[columns[first + 1]], cells[columns[first + 2]], phase)
-            found = ops.get(key)
-            if found is None:
-                found = ops[key] = _parse_phase(*key, line=at + 1)
-            phases.append(found)
-        delay = cells[columns[10]]
-        if delay not in delays:
-            delays[delay] = parse_amount(delay.strip(), "process_time", at + 1) * MS
-        layers.append(Layer(cells[columns[0]].strip(), phases[0], phases[1], phases[2], delays[delay]))
-    return layers
+            cells = known[rest] = _parse_cells(line.split(separator), columns, number)
+        layers.append(
+            Layer(name, cells.forward, cells.input_gradient, cells.weight_gradient, cells.process_s)
+        )
+    return layers, list(known.values())
 
 
-def _parse_phase(compute: str, word: str, size: str, phase: int, *, line: int) -> tuple[Op, ...]:
-    title = PHASES[phase]
-    duration_s = parse_amount(compute.strip(), f"{title}_compute_time", line) * MS
-    elements = parse_count(size.strip(), f"{title}_comm_size", line)
+def _parse_cells(cells: list[str], columns: list[str], line: int) -> Layer:
+    if len(cells) != len(columns):
+        raise FormatError(f"has {len(cells)} columns; expected {len(columns)}", line=line)
+    row = {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
+    phases = [_parse_phase(row, phase, line) for phase in range(len(PHASES))]
+    process_s = parse_amount(row["process_time"], "process_time", line) * MS
+    return Layer("", phases[0], phases[1], phases[2], process_s)
+
+
+def _parse_phase(row: dict[str, str], phase: int, line: int) -> tuple[Op, ...]:
+    time_name, word_name, size_name = (f"{PHASES[phase]}_{field}" for field in FIELDS)
+    duration_s = parse_amount(row[time_name], time_name, line) * MS
+    elements = parse_count(row[size_name], size_name, line)
+    word = row[word_name]
     computed = Op("", Recorded(duration_s))
-    word = word.strip()
     if word in ("None", "NONE", ""):
         return (computed,)
     blocking = not word.endswith("_ASYNC")
@@ -152,10 +152,11 @@ def _one_layer(layers: list[Layer]) -> tuple[int, int] | None:
     The layer begins at its first row with a layer number and ends where a row of the same module tree
     (same prefix) stands outside the numbered layers, such as the final norm, or at the head.
     """
-    matches = [(at, match) for at, layer in enumerate(layers) if (match := LAYER_ROW.match(layer.name))]
+    matches = [(at, match) for at, layer in enumerate(layers) if (match := LAYER_ROW.search(layer.name))]
     if not matches or len({match["index"] for _, match in matches}) > 1:
         return None
-    start, prefix = matches[0][0], matches[0][1]["prefix"]
+    start, first = matches[0]
+    prefix = first.string[: first.start()]
     for at in range(matches[-1][0] + 1, len(layers)):
         name = layers[at].name
         if (prefix and name.startswith(prefix)) or name.startswith("lm_head"):

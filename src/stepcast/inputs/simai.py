@@ -7,7 +7,7 @@
 The body between the once-per-step lines is written out for every micro-batch; it is folded here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from stepcast.inputs.errors import FormatError
@@ -66,36 +66,37 @@ def looks_like(head: str) -> bool:
 
 def read(source: Source) -> Workload:
     """The workload in *source*, micro-batches and layers folded."""
-    lines = source.lines()
-    if len(lines) < 2:
-        raise FormatError("file ends after its header; expected the number of layer lines", line=len(lines))
-    header = parse_header(lines[0])
+    lines = enumerate(source.each_line(), 1)
+    header_line = next(lines, (1, ""))[1]
+    header = parse_header(header_line)
+    count_line = next(lines, None)
+    if count_line is None:
+        raise FormatError("file ends after its header; expected the number of layer lines", line=1)
+    declared = parse_count(count_line[1].strip(), "number of layer lines", 2)
     layers = _parse_layers(lines, 13 if header.policy == "HYBRID_CUSTOMIZED" else 12)
+    if len(layers) != declared:
+        raise FormatError(f"declares {declared} layer lines but holds {len(layers)}", line=2)
+    if not layers:
+        raise FormatError("holds no layer lines; expected at least one", line=2)
     for index in header.checkpoints + header.checkpoint_initiates:
         if index >= len(layers):
             raise FormatError(f"checkpoint names layer {index}, but the file has {len(layers)}", line=1)
-    return _assemble(header, layers, lines[0], source.path)
+    return _assemble(header, layers, header_line, source.path)
 
 
-def _parse_layers(lines: list[str], columns: int) -> list[Layer]:
+def _parse_layers(lines: Iterable[tuple[int, str]], columns: int) -> list[Layer]:
     """Every layer line; equal lines become one object."""
-    declared = parse_count(lines[1].strip(), "number of layer lines", 2)
     known: dict[str, Layer] = {}
     ops: dict[OpsKey, tuple[Op, ...]] = {}
     layers: list[Layer] = []
-    for at in range(2, len(lines)):
-        line = lines[at]
+    for number, line in lines:
         layer = known.get(line)
         if layer is None:
             tokens = line.split()
             if not tokens:
                 continue
-            layer = known[line] = _parse_layer(tokens, columns, at + 1, ops)
+            layer = known[line] = _parse_layer(tokens, columns, number, ops)
         layers.append(layer)
-    if len(layers) != declared:
-        raise FormatError(f"declares {declared} layer lines but holds {len(layers)}", line=2)
-    if not layers:
-        raise FormatError("holds no layer lines; expected at least one", line=2)
     return layers
 
 
@@ -160,7 +161,7 @@ def _assemble(header: Header, layers: list[Layer], header_line: str, path: str) 
     warnings = [f"header key {key!r} is not known and was left out" for key in header.unknown_keys]
     declared = header.micro_batches or 1
     folded = _fold_micro_batches(sections.body, declared)
-    written = folded.count
+    written = folded.copies
     micro_batches = declared
     if written not in (1, declared):
         micro_batches = written

@@ -1,5 +1,6 @@
 """A file as readers see it: decompressed, decoded, with lines of bounded length."""
 
+import codecs
 import gzip
 import io
 import os
@@ -13,7 +14,7 @@ from stepcast.inputs.errors import FormatError
 HEAD_BYTES = 64 * 1024
 # No format here has longer lines (JSON traces, which may be one line, are not read by line).
 LONGEST_LINE_BYTES = 16 * 2**20
-CHUNK_BYTES = 8 * 2**20
+CHUNK_BYTES = 2**20
 
 GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARKS = (
@@ -116,56 +117,66 @@ class Source:
 
     def data(self) -> bytes:
         """All decompressed bytes, without a byte-order mark, as UTF-8 where the file was UTF-16."""
+        name, skip = self.encoding
+        if name != "utf-8":
+            return "".join(self.slabs(longest_line=None)).encode()
         if self._data is not None and not self._data.startswith(GZIP_MAGIC):
             data = self._data
         else:
             data = b"".join(self.chunks())
-        name, skip = self.encoding
-        if name != "utf-8":
-            return self._decode(data[skip:], "strict").encode()
         return data[skip:] if skip else data
 
-    def text(self, errors: str = "strict") -> str:
-        """All text; line ends are as in the file. Refuses lines no format here has."""
-        pieces, since_newline, line = [], 0, 1
+    def slabs(self, errors: str = "strict", longest_line: int | None = LONGEST_LINE_BYTES) -> Iterator[str]:
+        """The text in pieces of whole lines with plain line feeds. Refuses lines no format here has."""
+        name, skip = self.encoding
+        decoder = codecs.getincrementaldecoder(name)(errors)
+        rest, line = "", 1
         for chunk in self.chunks():
-            last = chunk.rfind(b"\n")
-            if last < 0:
-                since_newline += len(chunk)
+            try:
+                piece = decoder.decode(chunk[skip:] if skip else chunk)
+            except UnicodeDecodeError as error:
+                raise self._not_text(error, line) from None
+            skip = 0
+            last = piece.rfind("\n") + 1
+            if last:
+                slab = rest + piece[:last]
+                rest = piece[last:]
+                line += slab.count("\n")
+                yield slab.replace("\r\n", "\n") if "\r" in slab else slab
             else:
-                line += chunk.count(b"\n")
-                since_newline = len(chunk) - last
-            if since_newline > LONGEST_LINE_BYTES:
-                raise FormatError(
-                    f"line is longer than {LONGEST_LINE_BYTES // 2**20} MiB; expected lines of text",
-                    self.path,
-                    line,
-                )
-            pieces.append(chunk)
-        data = b"".join(pieces)
-        pieces.clear()
-        return self._decode(data[self.encoding[1] :] if self.encoding[1] else data, errors)
+                rest += piece
+            if longest_line is not None and len(rest) > longest_line:
+                size = f"{longest_line // 2**20} MiB"
+                raise FormatError(f"line is longer than {size}; expected lines of text", self.path, line)
+        try:
+            rest += decoder.decode(b"", final=True)
+        except UnicodeDecodeError as error:
+            raise self._not_text(error, line) from None
+        if rest:
+            yield rest.replace("\r\n", "\n").replace("\r", "\n")
+
+    def text(self, errors: str = "strict") -> str:
+        """All text, with plain line feeds."""
+        return "".join(self.slabs(errors))
+
+    def each_line(self, errors: str = "strict") -> Iterator[str]:
+        """The lines without their ends; a final line end adds no empty line."""
+        for slab in self.slabs(errors):
+            lines = slab.split("\n")
+            if not lines[-1]:
+                lines.pop()
+            yield from lines
 
     def lines(self, errors: str = "strict") -> list[str]:
-        """The lines without their ends (LF, CRLF or CR); a final line end adds no empty line."""
-        text = self.text(errors)
-        if "\r" in text:
-            text = text.replace("\r\n", "\n").replace("\r", "\n")
-        lines = text.split("\n")
-        if lines and not lines[-1]:
-            lines.pop()
-        return lines
+        """All lines at once."""
+        return list(self.each_line(errors))
 
-    def _decode(self, data: bytes, errors: str) -> str:
-        try:
-            return data.decode(self.encoding[0], errors)
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            raise FormatError(
-                f"byte {data[error.start]:#04x} is not {self.encoding[0].upper()} text; expected a text file",
-                self.path,
-                line,
-            ) from None
+    def _not_text(self, error: UnicodeDecodeError, line: int) -> FormatError:
+        line += error.object.count(b"\n", 0, error.start)
+        byte = f"byte {error.object[error.start]:#04x}"
+        return FormatError(
+            f"{byte} is not {error.encoding.upper()} text; expected a text file", self.path, line
+        )
 
     def _translated(self) -> "_Translated":
         return _Translated(self.path)

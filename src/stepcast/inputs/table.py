@@ -5,8 +5,10 @@ format, and ``read(source)`` (or ``read_run(sources)``, where several files make
 Modules are imported only when needed, so that reading a small text file does not load numpy.
 """
 
+import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from types import ModuleType
@@ -75,11 +77,24 @@ def read_sources(sources: Sequence[Source], entry: Format) -> Any:
     """The noun in files of one format."""
     module = entry.load()
     try:
-        return module.read_run(sources) if entry.joins else module.read(sources[0])
+        with _collector_paused():
+            return module.read_run(sources) if entry.joins else module.read(sources[0])
     except FormatError as error:
         raise error.at(sources[0].path) from None
     except RecursionError:
         raise FormatError("is nested too deeply", sources[0].path) from None
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Readers build millions of objects and no cycles: the cycle collector would scan them again and again."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def read(path: str | os.PathLike[str], format_name: str | None = None) -> Any:

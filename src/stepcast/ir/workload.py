@@ -13,11 +13,12 @@ The forward walks blocks and layers in order, the backward in reverse. Repeated 
 repeated layers are stored once.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepcast.ir.check import require, require_amounts, require_counts
+from stepcast.ir.check import require, require_counts
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Work
 
@@ -56,7 +57,9 @@ class Layer:
     notes: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        require_amounts(self, "process_s")
+        # Spelled out, not through a helper: files hold millions of layers.
+        if not 0 <= self.process_s < math.inf:
+            raise ValueError(f"process_s must be a finite number, zero or more, not {self.process_s!r}")
 
     def op_name(self, op: Op) -> str:
         """The op's name in timelines and reports."""

@@ -33,10 +33,9 @@ def header_line(workload: Workload) -> str:
     layout = workload.layout
     policy = workload.note("simai.policy") or DEFAULT_POLICY
     boundary = "" if workload.boundary_bytes is None else f" pp_comm: {workload.boundary_bytes}"
-    return (
-        f"{policy} model_parallel_NPU_group: {layout.tp} ep: {layout.ep} pp: {layout.pp} vpp: {layout.vpp} "
-        f"ga: {workload.micro_batches} all_gpus: {layout.gpus}{boundary} checkpoints: 0 checkpoint_initiates: 0"
-    )
+    degrees = f"model_parallel_NPU_group: {layout.tp} ep: {layout.ep} pp: {layout.pp} vpp: {layout.vpp}"
+    size = f"ga: {workload.micro_batches} all_gpus: {layout.gpus}{boundary}"
+    return f"{policy} {degrees} {size} checkpoints: 0 checkpoint_initiates: 0"
 
 
 def _says_the_same(header: Header, workload: Workload) -> bool:

@@ -9,17 +9,48 @@ from stepcast.report.workload import layout_facts
 Facts = dict[str, Any]
 
 
+def run_log_facts(log: RunLog) -> Facts:
+    """Counts of what was found, and the medians of warm steps."""
+    times = log.layer_times
+    ends = dict(enumerate(log.stage_ends))
+    stages = [
+        {
+            "stage": stage,
+            "ends_with": ends.get(stage),
+            "layers": len(set(times.layer_of[times.stage_of == stage].tolist())),
+            "median_forward_s": median.seconds,
+            "steps": [median.first, median.last],
+        }
+        for stage, median in sorted(log.stage_forward().items())
+    ]
+    batch = log.batch_time()
+    return {
+        "kind": "run log",
+        **layout_facts(log.layout),
+        "parameters": log.parameters,
+        "micro_batch": log.micro_batch,
+        "micro_batches": log.micro_batches,
+        "global_batch": log.global_batch,
+        "blocks": log.blocks,
+        "layer_records": len(times),
+        "batches": len(log.batches),
+        "median_batch_s": batch.seconds if batch else None,
+        "median_batch_range": [batch.first, batch.last] if batch else None,
+        "stages": stages,
+        **log.facts,
+    }
+
+
 def sweep_facts(sweep: CollectiveSweep) -> Facts:
     rows = []
     for row in sweep.rows:
         time_s = row.out_of_place_s if row.out_of_place_s is not None else row.in_place_s
-        rate = row.size_bytes / time_s if time_s else 0.0
         rows.append(
             {
                 "size_bytes": row.size_bytes,
                 "out_of_place_s": row.out_of_place_s,
                 "in_place_s": row.in_place_s,
-                "algbw_bytes_per_s": rate,
+                "algbw_bytes_per_s": row.size_bytes / time_s if time_s else 0.0,
             }
         )
     return {

@@ -1,0 +1,50 @@
+"""Every reader on a synthetic file of its format: MB/s, and peak memory as a multiple of the file.
+
+Bars: at least 20 MB/s, at most 6 x the file. Each reading runs in a fresh process, so that its memory is
+its own; the interpreter and numpy are counted in.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from importlib import import_module
+from pathlib import Path
+
+READERS = ("simai", "optable", "megatron", "optimus", "kineto", "nccl_tests", "chakra")
+FLOOR_MB_PER_S = 20.0
+CEILING_MEMORY = 6.0
+PROBE = """
+import json, resource, sys, time
+from stepcast.inputs.table import read
+began = time.perf_counter()
+read(sys.argv[1])
+took = time.perf_counter() - began
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+print(json.dumps({"seconds": took, "peak_bytes": peak}))
+"""
+
+
+def measure(path: Path) -> tuple[float, float]:
+    """MB/s of reading *path*, and peak memory over its size."""
+    run = subprocess.run([sys.executable, "-c", PROBE, str(path)], capture_output=True, text=True, check=True)
+    found = json.loads(run.stdout)
+    size = path.stat().st_size
+    return size / 1e6 / found["seconds"], found["peak_bytes"] / size
+
+
+def run(target_bytes: int = 100_000_000) -> None:
+    print(f"{'reader':12} {'MB':>7} {'MB/s':>8} {'memory/file':>12}")
+    for name in READERS:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"grown.{name}"
+            import_module(f"benchmarks.reader_{name}").grow(target_bytes, path)
+            rate, memory = measure(path)
+            verdict = "" if rate >= FLOOR_MB_PER_S and memory <= CEILING_MEMORY else "   below the bar"
+            print(
+                f"{name:12} {path.stat().st_size / 1e6:7.1f} {rate:8.1f} {memory:12.2f}{verdict}", flush=True
+            )
+
+
+if __name__ == "__main__":
+    run()
