@@ -1,0 +1,1 @@
+"""Schedules, programs and the engines that run them."""

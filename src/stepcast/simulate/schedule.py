@@ -1,0 +1,116 @@
+"""What a pipeline schedule is: for each stage, the order of its forward and backward slots.
+
+A stage holds *chunks* pieces of the model. Where the pieces lie along the model is the placement; a
+micro-batch visits them in that order forward and in the opposite order backward.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NamedTuple
+
+from stepcast.ir.check import require_counts
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot be made, or one that is not a schedule."""
+
+
+class Kind(IntEnum):
+    """What a slot does. A backward is either whole (B) or split into its two halves (I, then W)."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    INPUT = 2
+    WEIGHT = 3
+
+    @property
+    def letter(self) -> str:
+        return "FBIW"[self]
+
+
+class Slot(NamedTuple):
+    """One micro-batch through one chunk of a stage, forward or backward."""
+
+    kind: Kind
+    micro_batch: int
+    chunk: int = 0
+    with_next: bool = False
+    """The slot is interleaved with the one after it (DualPipe overlaps a forward with a backward)."""
+
+    def __str__(self) -> str:
+        chunk = f".{self.chunk}" if self.chunk else ""
+        return f"{self.kind.letter}{self.micro_batch}{chunk}"
+
+
+class Place(NamedTuple):
+    """One chunk of one stage."""
+
+    stage: int
+    chunk: int
+
+
+class Placement(StrEnum):
+    """Where the chunks of the stages lie along the model."""
+
+    LOOP = "loop"
+    """Chunk c of stage s is piece c * stages + s: every chunk runs from the first stage to the last."""
+    V = "v"
+    """Two chunks: down the stages with chunk 0 and back up with chunk 1."""
+    TWO_WAY = "two-way"
+    """Two copies of the model: the first half of the micro-batches goes down through chunk 0, the second
+    half up through chunk 1."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The slots of every stage in the order in which the stage runs them."""
+
+    name: str
+    stages: int
+    micro_batches: int
+    chunks: int
+    placement: Placement
+    orders: tuple[tuple[Slot, ...], ...]
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "stages", "micro_batches", "chunks")
+        if len(self.orders) != self.stages:
+            raise ScheduleError(f"{self.stages} stages but {len(self.orders)} orders")
+        if self.placement is not Placement.LOOP and self.chunks != 2:
+            raise ScheduleError(f"placement {self.placement} needs 2 chunks, not {self.chunks}")
+        if self.placement is Placement.TWO_WAY and self.micro_batches % 2:
+            raise ScheduleError(f"two-way placement needs an even number of micro-batches, not {self.micro_batches}")
+
+    def previous(self, place: Place) -> Place | None:
+        """Where a micro-batch was before it came to *place*; None at the start of the model."""
+        stage, chunk = place
+        up = chunk == 1 and self.placement is not Placement.LOOP
+        stage += 1 if up else -1
+        if 0 <= stage < self.stages:
+            return Place(stage, chunk)
+        if self.placement is Placement.TWO_WAY or chunk == 0:
+            return None
+        return Place(place.stage if up else self.stages - 1, chunk - 1)
+
+    def following(self, place: Place) -> Place | None:
+        """Where a micro-batch goes after *place*; None at the end of the model."""
+        stage, chunk = place
+        up = chunk == 1 and self.placement is not Placement.LOOP
+        stage += -1 if up else 1
+        if 0 <= stage < self.stages:
+            return Place(stage, chunk)
+        if self.placement is Placement.TWO_WAY or chunk == self.chunks - 1:
+            return None
+        return Place(place.stage if self.placement is Placement.V else 0, chunk + 1)
+
+    def micro_batches_of(self, chunk: int) -> range:
+        """The micro-batches that pass through *chunk*."""
+        if self.placement is not Placement.TWO_WAY:
+            return range(self.micro_batches)
+        half = self.micro_batches // 2
+        return range(chunk * half, (chunk + 1) * half)
+
+
+MakeSchedule = Callable[[int, int, int], Schedule]
+"""(stages, micro_batches, chunks) -> Schedule."""

@@ -1,0 +1,1 @@
+"""Pipeline schedules, one family per file; ``table.SCHEDULES`` names them all."""
