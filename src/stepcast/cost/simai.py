@@ -1,0 +1,250 @@
+"""What SimAI-analytical says a workload costs, so that its users can check us and switch.
+
+This is not our own estimate: communication overlaps nothing, latency is a table, the pipeline is a
+formula. It follows aliyun/SimAI (MIT), astra-sim-alibabacloud, mode ``analytical``, and gives its totals
+to the microsecond. Group sizes are divided as whole numbers and times cut to nanoseconds, as there. Where
+SimAI prints NaN or an empty result (no ``vpp``, values of 2^31 and more, collectives above 16 GiB) the
+formula's number is given.
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from stepcast.cost.simai_tables import (
+    ALL_TO_ALL,
+    ALL_TO_ALL_WHOLE_SERVERS,
+    NETWORK,
+    NVLINK,
+    by_nodes,
+    relative_efficiency,
+)
+from stepcast.ir.group import Group
+from stepcast.ir.work import Collective, CollectiveKind, Recorded
+from stepcast.ir.workload import Layer, Op, Phase, Workload
+from stepcast.units import GIB, MIB, NS, format_bytes
+
+# Below 1 MiB a collective takes a fixed time, by ranks; other numbers of ranks cost nothing.
+SMALL_US = {2: 10, 4: 12, 8: 15, 16: 66, 32: 135, 64: 200, 128: 320}
+GATHERS = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER)
+GROUPS = (Group.TP, Group.EP, Group.DP, Group.EXPERT_DP)
+# The layer that SimAI leaves out of the bubble.
+EMBEDDING = "embedding_layer"
+
+
+@dataclass(frozen=True, slots=True)
+class SimaiSystem:
+    """SimAI's flags. It calls its bandwidths GB/s but divides by 2^30."""
+
+    nvlink_gib_per_s: float = 360.0  # -nv, per GPU
+    nic_gib_per_s: float = 48.5  # -nic, per NIC
+    gpus_per_server: int = 8  # -g_p_s
+    nics_per_server: int = 8  # -n_p_s
+
+    def __post_init__(self) -> None:
+        for name in ("nvlink_gib_per_s", "nic_gib_per_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} must be finite and above zero, not {getattr(self, name)!r}")
+        for name in ("gpus_per_server", "nics_per_server"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, not {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SimaiOverlap:
+    """Share of each group's communication that is hidden: 0 none, 1 all of it."""
+
+    tp: float = 0.0
+    ep: float = 0.0
+    dp: float = 0.0
+    dp_ep: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "ep", "dp", "dp_ep"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"overlap {name} must lie between 0 and 1, not {getattr(self, name)!r}")
+
+    def of(self, group: Group) -> float:
+        return {Group.TP: self.tp, Group.EP: self.ep, Group.DP: self.dp, Group.EXPERT_DP: self.dp_ep}[group]
+
+
+@dataclass(frozen=True, slots=True)
+class SimaiPrice:
+    """The parts of a step as SimAI reports them; communication is what remains exposed.
+
+    ``pp_s`` is zero: SimAI divides the pipeline's messages by an overlap ratio instead of a bandwidth.
+    """
+
+    dp_s: float
+    dp_ep_s: float
+    tp_s: float
+    ep_s: float
+    bubble_s: float
+    compute_s: float
+    pp_s: float = 0.0
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def total_s(self) -> float:
+        communication_s = self.dp_s + self.dp_ep_s + self.tp_s + self.ep_s + self.pp_s
+        return self.compute_s + communication_s + self.bubble_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A workload's degrees of parallelism on a number of GPUs."""
+
+    system: SimaiSystem
+    tp: int
+    ep: int
+    dp: int
+
+    def ranks(self, group: Group) -> int:
+        sizes = {Group.TP: self.tp, Group.EP: self.ep, Group.DP: self.dp, Group.EXPERT_DP: self.dp // self.ep}
+        return sizes[group]
+
+    def servers(self, group: Group) -> tuple[int, int, int]:
+        """Servers a group spans, its GPUs on each and the NICs it has there."""
+        gpus, nics, n = self.system.gpus_per_server, self.system.nics_per_server, self.ranks(group)
+        match group:
+            case Group.TP:
+                return (1, n, nics) if n <= gpus else (n // gpus, gpus, nics)
+            case Group.EP if self.tp * n <= gpus:
+                return 1, gpus // self.tp, nics
+            case Group.EP:
+                return self.tp * n // gpus, max(gpus // self.tp, 1), nics // min(gpus, self.tp)
+            case _:
+                held = self.tp if group is Group.DP else self.tp * self.ep
+                return (n, gpus // held, nics // held) if held <= gpus else (n, 1, nics // gpus)
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Nanoseconds, whole numbers until the end."""
+
+    communication: Counter[Group] = field(default_factory=Counter)
+    compute: int = 0
+    in_bubble: int = 0
+    odd: Counter[str] = field(default_factory=Counter)
+
+
+def simai_price(
+    workload: Workload,
+    gpus: int | None = None,
+    system: SimaiSystem = SimaiSystem(),  # noqa: B008 - frozen
+    overlap: SimaiOverlap = SimaiOverlap(),  # noqa: B008 - frozen
+) -> SimaiPrice:
+    """Price *workload* on *gpus* GPUs (those it names, if None) the way SimAI-analytical does."""
+    layout = workload.layout
+    if not workload.uniform:
+        raise ValueError("the simai engine prices one stage for all; this workload has several")
+    gpus = layout.gpus if gpus is None else gpus
+    dp = gpus // (layout.tp * layout.pp)
+    if dp < 1:
+        raise ValueError(f"{gpus} GPUs are fewer than tp x pp = {layout.tp} x {layout.pp}")
+    job = _Job(system, layout.tp, layout.ep, dp)
+    sums = _Sums()
+    # SimAI prices the lines of the file: a micro-batch counts as often as it is written.
+    written = int(workload.note("simai.written_micro_batches") or workload.micro_batches)
+    for layer, count in workload.stages[0].counted_layers(written):
+        _add(sums, layer, count, job)
+    bubbles = Fraction(layout.pp - 1, workload.micro_batches * layout.vpp)
+    exposed = {group: sums.communication[group] * NS * (1 - overlap.of(group)) for group in GROUPS}
+    return SimaiPrice(
+        dp_s=exposed[Group.DP],
+        dp_ep_s=exposed[Group.EXPERT_DP],
+        tp_s=exposed[Group.TP],
+        ep_s=exposed[Group.EP],
+        bubble_s=float(sums.in_bubble * bubbles) * NS,
+        compute_s=sums.compute * NS,
+        warnings=tuple(f"{text} ({count} times)" for text, count in sums.odd.items()),
+    )
+
+
+def _add(sums: _Sums, layer: Layer, count: int, job: _Job) -> None:
+    """Add *count* runs of *layer*; the weight-gradient's communication is outside the bubble."""
+    for phase in Phase:
+        for op in layer.ops(phase):
+            if isinstance(op.work, Recorded):
+                spent = round(op.work.duration_s / NS) * count
+                sums.compute += spent
+            else:
+                collective = _checked(op, layer)
+                spent, oddity = _collective_ns(collective, job)
+                spent *= count
+                sums.communication[collective.group] += spent
+                if oddity:
+                    sums.odd[oddity] += count
+                if phase is Phase.WEIGHT_GRADIENT:
+                    continue
+            if layer.name != EMBEDDING:
+                sums.in_bubble += spent
+
+
+def _checked(op: Op, layer: Layer) -> Collective:
+    if not isinstance(op.work, Collective):
+        work = type(op.work).__name__
+        raise ValueError(
+            f"{layer.op_name(op)}: the simai engine needs recorded times, and cannot price {work}"
+        )
+    if op.work.group not in GROUPS:
+        raise ValueError(f"{layer.op_name(op)}: SimAI has no group {op.work.group}")
+    return op.work
+
+
+def _collective_ns(collective: Collective, job: _Job) -> tuple[int, str]:
+    """Nanoseconds, and what a reader should know of them."""
+    n, size = job.ranks(collective.group), collective.size_bytes
+    if collective.kind not in (*GATHERS, CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL):
+        return 0, f"{collective.kind} costs nothing in SimAI"
+    if size <= 1:
+        return 0, ""
+    if size < MIB:
+        odd = "" if n in (1, *SMALL_US) else f"SimAI has no time for less than 1 MiB over {n} ranks: 0"
+        return SMALL_US.get(n, 0) * 1000, odd
+    if n <= 1:
+        return 0, ""
+    rate = _rate_gib_per_s(collective, job)
+    if rate <= 0:
+        raise ValueError(
+            f"{collective.kind} of {format_bytes(size)} over {collective.group}: of "
+            f"{job.system.nics_per_server} NICs per server none is left for each group of {n} ranks, "
+            "so SimAI's bandwidth is zero"
+        )
+    turns = 2 if collective.kind is CollectiveKind.ALL_REDUCE else 1
+    return int(turns * (size / GIB / rate * (n - 1) / n / NS)), ""
+
+
+def _rate_gib_per_s(collective: Collective, job: _Job) -> float:
+    """Bandwidth times efficiency."""
+    servers, gpus, nics = job.servers(collective.group)
+    nvlink, network = job.system.nvlink_gib_per_s, job.system.nic_gib_per_s * nics
+    size = collective.size_bytes
+    if collective.kind is CollectiveKind.ALL_TO_ALL:
+        efficiency = _all_to_all_efficiency(collective, job)
+        if servers == 1:
+            return nvlink * efficiency
+        return network / gpus * (servers * gpus - 1) / ((servers - 1) * gpus) * efficiency
+    rate, over_nvlink = nvlink, False
+    if servers > 1 and gpus == 1:
+        rate = network
+    elif servers > 1:
+        # With NICs faster than NVLink only (g-1)/g of the data crosses NVLink.
+        within = nvlink * gpus / (gpus - 1) if network > nvlink else nvlink
+        rate, over_nvlink = min(within, network), within < network
+    if collective.group is not Group.TP or collective.kind not in GATHERS:
+        return rate
+    nodes = 1 if job.tp < job.system.gpus_per_server else job.tp // job.system.gpus_per_server
+    return rate * relative_efficiency(by_nodes(NVLINK if over_nvlink else NETWORK, nodes), size)
+
+
+def _all_to_all_efficiency(collective: Collective, job: _Job) -> float:
+    spread, gpus = job.tp * job.ranks(collective.group), job.system.gpus_per_server
+    if spread <= gpus:
+        column = ALL_TO_ALL[1]
+    elif job.tp >= gpus:
+        column = ALL_TO_ALL_WHOLE_SERVERS
+    else:
+        column = by_nodes(ALL_TO_ALL, spread // gpus)
+    return relative_efficiency(column, collective.size_bytes)
