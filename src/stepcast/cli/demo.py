@@ -1,6 +1,7 @@
 """``stepcast demo``: the shipped examples, each understood, with one file written to look at."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,14 @@ from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
 from stepcast.outputs.table import target_named
 from stepcast.report.text import bullet, table
-from stepcast.units import format_bytes, format_seconds
+from stepcast.units import format_seconds
 
 NEXT_STEPS = (
-    ("everything in one file", "stepcast show examples/simai-llama-405b.txt"),
-    ("the same for a program", "stepcast show --json examples/megatron-rank7.txt"),
-    ("a trace for ui.perfetto.dev", "stepcast convert examples/megatron-rank7.txt run.json --to perfetto"),
-    ("a workload for other simulators", "stepcast convert examples/simai-gpt-13b.txt gpt.et --to chakra"),
-    ("your own file", "stepcast show FILE"),
+    ("everything in one file", "show examples/simai-llama-405b.txt"),
+    ("the same as JSON", "show --json examples/megatron-rank7.txt"),
+    ("a timeline to look at", "convert examples/megatron-rank7.txt run.json --to perfetto"),
+    ("a workload for other simulators", "convert examples/simai-gpt-13b.txt gpt.et --to chakra"),
+    ("your own file", "show FILE"),
 )
 
 
@@ -53,7 +54,9 @@ def run(args: argparse.Namespace) -> int:
     print()
     print(heading("Try next"))
     print()
-    print(table(("for", "type"), NEXT_STEPS, width))
+    command = sys.argv[0] if sys.argv[0].endswith("stepcast") else "stepcast"
+    for purpose, words in NEXT_STEPS:
+        print(f"# {purpose}\n{command} {words}")
     return 0
 
 
@@ -78,24 +81,15 @@ def _row(found: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _essence(found: dict[str, Any]) -> str:
-    """One line that a person can check against the file."""
+    """A few words that a person can check against the file."""
     match found["kind"]:
         case "workload":
-            moved = format_bytes(found["communication_bytes"])
-            batches = found["micro_batches"]
-            return (
-                f"{found['lines']} lines, {batches} micro-batch{'es' if batches > 1 else ''}: "
-                f"compute {format_seconds(found['compute_s'])}, messages {moved}"
-            )
+            return f"{found['lines']} lines, compute {format_seconds(found['compute_s'])}"
         case "timeline":
-            ranks = len(found["ranks"])
-            return f"{found['spans']} spans of {ranks} rank(s) over {format_seconds(found['span_s'])}"
+            return f"{found['spans']} spans over {format_seconds(found['span_s'])}"
         case "run log":
-            return (
-                f"{found['layer_records']} layer records, {found['batches']} batches: "
-                f"median {format_seconds(found['median_batch_s'])}"
-            )
+            return f"{found['layer_records']} layer times, batch {format_seconds(found['median_batch_s'])}"
         case "sweep":
-            return f"{found['collective']} over {found['ranks']} ranks, {found['sizes']} sizes"
+            return f"{found['collective']}, {found['ranks']} ranks, {found['sizes']} sizes"
         case _:
             return f"{found['parameters']:,} parameters"

@@ -1,8 +1,11 @@
 """Plain-text building blocks: tables and fact lists that fit a terminal."""
 
+import re
 from collections.abc import Iterable, Sequence
 
 GAP = "  "
+# A number as people write it, with a unit: 1,024   3.5 GiB   -12 %   46.59 GB/s
+NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int = 100) -> str:
@@ -54,12 +57,7 @@ def bullet(text: str, mark: str, width: int = 100) -> str:
 
 
 def _numeric(cell: str) -> bool:
-    return (
-        not cell
-        or cell == "-"
-        or cell[0].isdigit()
-        or (cell[0] in "+-" and len(cell) > 1 and cell[1].isdigit())
-    )
+    return cell in ("", "-") or NUMBER.fullmatch(cell) is not None
 
 
 def _shrink(sizes: list[int], numeric: list[bool], width: int) -> None:

@@ -73,7 +73,8 @@ def communication_rows(timeline: Timeline) -> list[Facts]:
     order = np.argsort(timeline.work_of, kind="stable")
     works = timeline.work_of[order]
     starts = np.flatnonzero(np.diff(works, prepend=NONE - 1))
-    for start, end in zip(starts, [*starts[1:], len(works)], strict=True):
+    ends = np.append(starts[1:], len(works))[: len(starts)]
+    for start, end in zip(starts, ends, strict=True):
         if works[start] == NONE:
             continue
         work = timeline.works[works[start]]
