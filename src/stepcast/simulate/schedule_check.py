@@ -14,7 +14,8 @@ def check_schedule(schedule: Schedule) -> None:
 
 
 def peak_in_flight(schedule: Schedule, until: Kind = Kind.WEIGHT) -> tuple[int, ...]:
-    """For each stage the most chunk activations held at once, from their forward to the end of their backward.
+    """For each stage the most chunk activations held at once, from their forward to the end of their
+    backward.
 
     A split backward releases them at its weight gradient, or at its input gradient with ``until=Kind.INPUT``.
     """

@@ -9,8 +9,9 @@
     0: F0 F1 B0 F2 B1 F3 B2 B3
     1: F0 B0 F1 B1 F2 B2 F3 B3
 
-A slot is a letter (F forward, B backward, or I and W for its two halves), the micro-batch and, unless it is 0, a
-point and the chunk: ``F3.1``. ``F3+B1`` are two slots that run interleaved. A stage may take several lines.
+A slot is a letter (F forward, B backward, or I and W for its two halves), the micro-batch and, unless it is
+0, a point and the chunk: ``F3.1``. ``F3+B1`` are two slots that run interleaved. A stage may take several
+lines.
 """
 
 import re
@@ -39,7 +40,9 @@ def parse_schedule(text: str, name: str = "file") -> Schedule:
             continue
         word, _, value = content.partition(" ")
         if word not in _HEAD:
-            raise ScheduleError(f"line {number}: {word!r} is none of {', '.join(_HEAD)} and no 'STAGE: SLOTS'")
+            raise ScheduleError(
+                f"line {number}: {word!r} is none of {', '.join(_HEAD)} and no 'STAGE: SLOTS'"
+            )
         if word in given:
             raise ScheduleError(f"line {number}: {word} is given twice")
         given.add(word)

@@ -19,7 +19,8 @@ def gpipe(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
 def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """Enough forwards to reach the last stage and come back, then one forward and one backward in turn.
 
-    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section 2.2.
+    Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section
+    2.2.
     """
     if chunks != 1:
         raise ScheduleError(f"1f1b runs one chunk per stage, not {chunks}; use interleaved")
@@ -41,7 +42,8 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     forward = _in_groups(F, micro_batches, range(chunks), size)
     backward = _in_groups(B, micro_batches, range(chunks - 1, -1, -1), size)
     orders = (
-        _alternate(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * size) for stage in range(stages)
+        _alternate(forward, backward, 2 * (stages - stage - 1) + (chunks - 1) * size)
+        for stage in range(stages)
     )
     return Schedule("interleaved", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
 
@@ -54,11 +56,15 @@ def _group(stages: int, micro_batches: int, group: int | None) -> int:
         return rest == 0 or rest >= stages
 
     if micro_batches < stages:
-        raise ScheduleError(f"interleaved needs at least as many micro-batches as stages: {micro_batches} < {stages}")
+        raise ScheduleError(
+            f"interleaved needs at least as many micro-batches as stages: {micro_batches} < {stages}"
+        )
     if group is None:
         return next(size for size in range(stages, micro_batches + 1) if legal(size))
     if not stages <= group <= micro_batches:
-        raise ScheduleError(f"the group must lie between {stages} stages and {micro_batches} micro-batches, not {group}")
+        raise ScheduleError(
+            f"the group must lie between {stages} stages and {micro_batches} micro-batches, not {group}"
+        )
     if not legal(group):
         raise ScheduleError(
             f"{micro_batches} micro-batches in groups of {group} leave {micro_batches % group}, "

@@ -8,22 +8,23 @@ from stepcast.simulate.schedule import Kind, Placement, Schedule, ScheduleError,
 def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """The eight steps of DualPipe. A chunk is a direction: the stage holds two pieces of the model.
 
-    Source: DeepSeek-V3 Technical Report (2024), section 3.2.1 and figure 5; the lengths of the steps are those
-    of github.com/deepseek-ai/DualPipe.
+    Source: DeepSeek-V3 Technical Report (2024), section 3.2.1 and figure 5; the lengths of the steps are
+    those of github.com/deepseek-ai/DualPipe.
     """
     if chunks != 2:
         raise ScheduleError(f"dualpipe runs two chunks per stage, one per direction, not {chunks}")
     if stages % 2 or micro_batches % 2 or micro_batches < 2 * stages:
         raise ScheduleError(
-            "dualpipe needs an even number of stages and an even number of micro-batches, at least two per stage; "
-            f"not {stages} stages and {micro_batches} micro-batches"
+            "dualpipe needs an even number of stages and an even number of micro-batches, "
+            f"at least two per stage; not {stages} stages and {micro_batches} micro-batches"
         )
     orders = (_Stage(stages, micro_batches, stage).order() for stage in range(stages))
     return Schedule("dualpipe", stages, micro_batches, 2, Placement.TWO_WAY, tuple(orders))
 
 
 class _Stage:
-    """Writes the order of one stage. *near* is the direction whose entrance is the closer one, *far* the other."""
+    """Writes the order of one stage. *near* is the direction whose entrance is the closer one, *far* the
+    other."""
 
     def __init__(self, stages: int, micro_batches: int, stage: int) -> None:
         self.from_edge = min(stage, stages - 1 - stage)
@@ -61,7 +62,8 @@ class _Stage:
         return tuple(self.slots)
 
     def drain(self) -> None:
-        """The last backwards; the second half of them leave their weight gradients for the gaps that follow."""
+        """The last backwards; the second half of them leave their weight gradients for the gaps that
+        follow."""
         tail = [self.far, self.near] * (self.from_edge + 1)
         for count, direction in enumerate(tail):
             if count <= self.from_edge:

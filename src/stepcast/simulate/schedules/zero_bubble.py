@@ -46,8 +46,8 @@ def _one_chunk(micro_batches: int, ahead: int, held: int) -> tuple[Slot, ...]:
 def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     """Two chunks in a V: no bubble when F = I = W, with the memory of 1F1B on every stage.
 
-    The phases are those of the paper's figure, as torch.distributed.pipelining's ZBV schedule counts them. Fewer
-    than 2 * stages - 1 micro-batches: the order of that many, without the slots that do not exist.
+    The phases are those of the paper's figure, as torch.distributed.pipelining's ZBV schedule counts them.
+    Fewer than 2 * stages - 1 micro-batches: the order of that many, without the slots that do not exist.
     """
     if chunks != 2:
         raise ScheduleError(f"zb-v runs two chunks per stage, not {chunks}")
