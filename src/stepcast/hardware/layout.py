@@ -22,9 +22,12 @@ FAMILIES: dict[str, tuple[bool, frozenset[str]]] = {
     "pp": (False, frozenset({"pp"})),
     "ep": (True, frozenset({"ep"})),
     "expert-dp": (True, frozenset({"dp"})),
+    "expert-tp": (True, frozenset({"tp"})),
     "embedding": (False, frozenset({"pp"})),  # its first and last member only
     "world": (False, frozenset({"tp", "cp", "dp", "pp"})),
 }
+# Parts of a dp group where only some of its ranks split the states (hybrid FSDP).
+PARTS_OF_DP = ("shard", "replica")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,7 @@ class Layout:
     dp: int = 1
     pp: int = 1
     expert_tp: int = 0  # 0: as tp
+    shard: int = 0  # ranks of a dp group that split its states among them; 0: all
     order: tuple[str, ...] = AXES
 
     def __post_init__(self) -> None:
@@ -89,16 +93,31 @@ class Layout:
         """
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside a world of {self.world}")
+        if family in PARTS_OF_DP:
+            return next(part for part in self._parts_of_dp(family, rank) if rank in part)
         expert, axes = self._family(family)
         first = rank - sum(self._offset(rank, axis, expert) for axis in axes)
         return self._members(first, family, expert, axes)
 
     def groups(self, family: str) -> tuple[tuple[int, ...], ...]:
         """Every group of *family*, in the order of their first ranks."""
+        if family in PARTS_OF_DP:
+            firsts = [ranks[0] for ranks in self.groups("dp")]
+            return tuple(sorted(part for first in firsts for part in self._parts_of_dp(family, first)))
         expert, axes = self._family(family)
         others = [axis for axis in AXES if axis not in axes]
         firsts = sorted(self._combinations(others, expert))
         return tuple(self._members(first, family, expert, axes) for first in firsts)
+
+    def _parts_of_dp(self, family: str, rank: int) -> list[tuple[int, ...]]:
+        """The dp group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
+        ranks = self.group("dp", rank)
+        size = self.shard or len(ranks)
+        if len(ranks) % size:
+            raise ValueError(f"shard {size} must divide cp x dp = {len(ranks)}")
+        if family == "shard":
+            return [ranks[start : start + size] for start in range(0, len(ranks), size)]
+        return [ranks[place::size] for place in range(size)]
 
     def neighbours(self, family: str) -> tuple[tuple[int, int], ...]:
         """Each rank with the next of its group: the transfers of a pipeline, say."""

@@ -14,3 +14,6 @@ class Group(StrEnum):
     EMBEDDING = "embedding"  # first and last stage, which share the word embedding
     EXPERT_DP = "expert-dp"  # the replicas of one expert
     WORLD = "world"  # every rank
+    EXPERT_TP = "expert-tp"  # the ranks that split each expert
+    SHARD = "shard"  # ranks of a dp group that split its states among them
+    REPLICA = "replica"  # ranks of a dp group that hold the same shard

@@ -8,7 +8,9 @@ from stepcast.ir.group import Group
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Degrees of parallelism. Expert parallelism reuses the ranks of data and context parallelism."""
+    """Degrees of parallelism. Experts are spread over the same ranks by a grid of their own:
+    expert_tp x ep x expert_dp = tp x cp x dp (Megatron-Core).
+    """
 
     tp: int = 1
     cp: int = 1
@@ -16,18 +18,29 @@ class Layout:
     dp: int = 1
     pp: int = 1
     vpp: int = 1
+    expert_tp: int = 0  # 0: as tp
+    shard: int = 0  # ranks of a dp group that split its states; 0: all of them
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "tp", "cp", "ep", "dp", "pp", "vpp")
+        require_counts(self, 0, "expert_tp", "shard")
 
     @property
     def gpus(self) -> int:
         return self.tp * self.cp * self.dp * self.pp
 
     @property
+    def expert_tp_size(self) -> int:
+        return self.expert_tp or self.tp
+
+    @property
     def expert_dp(self) -> int:
         """Replicas of one expert; whole division, as SimAI does, where ep does not divide."""
-        return max(1, self.dp * self.cp // self.ep)
+        return max(1, self.tp * self.dp * self.cp // (self.expert_tp_size * self.ep))
+
+    @property
+    def shard_size(self) -> int:
+        return min(self.shard, self.dp * self.cp) or self.dp * self.cp
 
     def size(self, group: Group) -> int:
         """Ranks in one set of *group*."""
@@ -40,5 +53,8 @@ class Layout:
             Group.EMBEDDING: min(2, self.pp),
             Group.EXPERT_DP: self.expert_dp,
             Group.WORLD: self.gpus,
+            Group.EXPERT_TP: self.expert_tp_size,
+            Group.SHARD: self.shard_size,
+            Group.REPLICA: self.dp * self.cp // self.shard_size,
         }
         return sizes[group]

@@ -35,12 +35,15 @@ class Phase(StrEnum):
 class Op:
     """One thing to do. A non-blocking op runs beside the ops that follow it.
 
-    *name* tells it apart within its layer; the layer's only computation needs none.
+    *name* tells it apart within its layer; the layer's only computation needs none. *after* names
+    non-blocking ops, of this layer or one that ran before, that must have finished first: for each name
+    the latest op so called.
     """
 
     name: str
     work: Work
     blocking: bool = True
+    after: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
