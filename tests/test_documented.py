@@ -1,0 +1,72 @@
+"""Every documented example runs and prints what the page says.
+
+A ``console`` block holds ``$ stepcast ...`` lines, each followed by its output; a line ``...`` stands for
+any lines left out. Commands run in the root of the checkout and write to a folder that is thrown away.
+"""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from stepcast.cli.main import main
+from tests.shared import ROOT
+
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def examples() -> list[tuple[str, str, str]]:
+    """Page, command and expected output of every example."""
+    found = []
+    for page in PAGES:
+        for block in BLOCK.findall(page.read_text()):
+            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+                command, _, output = part.partition("\n")
+                found.append((page.relative_to(ROOT).as_posix(), command, output.strip("\n")))
+    return found
+
+
+EXAMPLES = examples()
+
+
+def matches(expected: str, printed: str) -> bool:
+    pieces = [re.escape(piece.strip("\n")) for piece in re.split(r"^\.\.\.$", expected, flags=re.MULTILINE)]
+    return re.fullmatch(r"\s*.*?".join(pieces), printed.strip("\n"), re.DOTALL) is not None
+
+
+@pytest.mark.parametrize(
+    ("page", "command", "expected"), EXAMPLES, ids=[f"{page}: {command}" for page, command, _ in EXAMPLES]
+)
+def test_example(
+    page: str,
+    command: str,
+    expected: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = shlex.split(command)
+    assert words[0] == "stepcast", f"{page}: documented commands are stepcast's own"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    monkeypatch.setenv("COLUMNS", "100")
+    try:
+        main(words[1:])
+    except SystemExit as stop:
+        assert stop.code in (0, 2, None)
+    captured = capsys.readouterr()
+    printed = "\n".join(line.rstrip() for line in (captured.out + captured.err).splitlines())
+    assert matches(expected, printed), f"{page}: {command} printed\n{printed}"
+
+
+def test_pages_have_examples() -> None:
+    assert len(EXAMPLES) >= 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
