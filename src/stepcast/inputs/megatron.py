@@ -37,5 +37,5 @@ def read_run(sources: Sequence[Source]) -> "Timeline":
         if source.path in seen:
             raise FormatError("is given twice; expected each rank of the run once", source.path)
         seen.add(source.path)
-        columns.add_file(source.path, source.lines())
+        columns.add_file(source.path, source.each_line())
     return Assembly(columns).timeline(", ".join(source.path for source in sources[:3]))

@@ -6,7 +6,7 @@ line to line; everything else repeats, so it is parsed once, kept as a Row and r
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from stepcast.inputs.errors import FormatError
@@ -144,7 +144,7 @@ class TraceColumns:
         self._operations: dict[tuple[str, ...], int] = {}
         self._sub_rows: dict[int, SubRows] = {}
 
-    def add_file(self, path: str, lines: Sequence[str]) -> None:
+    def add_file(self, path: str, lines: Iterable[str]) -> None:
         before = len(self.row_of)
         self._operations.clear()  # so that the first line of each rank claims it for this file
         for number, line in enumerate(lines, 1):
