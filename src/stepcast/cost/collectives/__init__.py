@@ -8,6 +8,7 @@ from stepcast.cost.collectives.choose import (
     candidates,
     collective_s,
     price,
+    send_receive_price,
     send_receive_s,
 )
 from stepcast.cost.collectives.curve import Curve, Ramp
@@ -29,5 +30,6 @@ __all__ = [
     "imbalance_of",
     "price",
     "route_of",
+    "send_receive_price",
     "send_receive_s",
 ]

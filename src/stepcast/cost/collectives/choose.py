@@ -133,9 +133,18 @@ def collective_s(
 
 def send_receive_s(size_bytes: float, route: Route) -> float:
     """Time of one message between two ranks."""
+    return send_receive_price(size_bytes, route).seconds
+
+
+def send_receive_price(size_bytes: float, route: Route) -> CollectivePrice:
+    """The price of one message between two ranks."""
+    if not size_bytes >= 0:
+        raise ValueError(f"size must not be negative, not {size_bytes!r}")
     if route.ranks == 1 or size_bytes == 0:
-        return 0.0
-    return min(curve.seconds(size_bytes) for curve in _messages(route))
+        return CollectivePrice(0.0, None, None, size_bytes, 1.0)
+    best = min(_messages(route), key=lambda candidate: candidate.curve.seconds(size_bytes))
+    seconds = best.curve.seconds(size_bytes)
+    return CollectivePrice(seconds, best.algorithm, best.protocol, size_bytes, 1.0)
 
 
 @lru_cache(maxsize=4096)
@@ -160,8 +169,11 @@ def candidates(
 
 
 @lru_cache(maxsize=1024)
-def _messages(route: Route) -> tuple[Curve, ...]:
-    return tuple(send_receive(route, protocol) for protocol in _pair_protocols(route))
+def _messages(route: Route) -> tuple[Candidate, ...]:
+    return tuple(
+        Candidate(Algorithm.DIRECT, protocol, send_receive(route, protocol))
+        for protocol in _pair_protocols(route)
+    )
 
 
 def _pair_protocols(route: Route) -> tuple[Protocol, ...]:

@@ -46,13 +46,13 @@ class Route:
             object.__setattr__(self, "ranks_per_node", -(-self.ranks // self.nodes))
         if self.fewest_per_node == 0:
             object.__setattr__(self, "fewest_per_node", min(self.ranks_per_node, self.ranks // self.nodes))
-        if self.exchange_bytes_per_s == 0:
-            object.__setattr__(self, "exchange_bytes_per_s", self.inter_bytes_per_s / self.fewest_per_node)
         if not 1 <= self.fewest_per_node <= self.ranks_per_node <= self.ranks:
             raise ValueError(
                 f"{self.ranks} ranks cannot be spread over {self.nodes} nodes, "
                 f"{self.fewest_per_node} to {self.ranks_per_node} on each"
             )
+        if self.exchange_bytes_per_s == 0:
+            object.__setattr__(self, "exchange_bytes_per_s", self.inter_bytes_per_s / self.fewest_per_node)
         for name in ("intra_bytes_per_s", "inter_bytes_per_s", "exchange_bytes_per_s", "memory_bytes_per_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above zero, not {getattr(self, name)!r}")

@@ -1,0 +1,47 @@
+"""How many collective prices a second: sizes in an array, and one at a time.
+
+    python benchmarks/collectives.py
+
+Fails below a million a second of the first kind.
+"""
+
+import sys
+import time
+
+import numpy as np
+
+from stepcast.cost.collectives import collective_s, price, route_of
+from stepcast.hardware import load_cluster, resolve
+from stepcast.ir.work import CollectiveKind
+
+SIZES = 1_000_000
+SINGLY = 20_000
+WANTED_PER_S = 1_000_000
+
+
+def main() -> int:
+    cluster = load_cluster("dgx-h100")
+    sizes = np.random.default_rng(0).uniform(1, 2**34, SIZES)
+    slowest = float("inf")
+    for kind, ranks in (
+        (CollectiveKind.ALL_REDUCE, 8),
+        (CollectiveKind.ALL_REDUCE, 512),
+        (CollectiveKind.ALL_GATHER, 512),
+        (CollectiveKind.ALL_TO_ALL, 64),
+    ):
+        route = route_of(resolve(cluster, range(ranks)), cluster)
+        start = time.perf_counter()
+        collective_s(kind, sizes, route)
+        together = SIZES / (time.perf_counter() - start)
+        start = time.perf_counter()
+        for size in sizes[:SINGLY]:
+            price(kind, float(size), route)
+        singly = SINGLY / (time.perf_counter() - start)
+        slowest = min(slowest, together)
+        print(f"{kind:12s} {ranks:4d} ranks: {together:12,.0f} prices/s in an array, {singly:10,.0f} singly")
+    print(f"wanted {WANTED_PER_S:,} in an array, slowest {slowest:,.0f}")
+    return 0 if slowest >= WANTED_PER_S else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""``stepcast collective``: what one collective costs on a cluster."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from stepcast.cli.output import print_json, terminal_width
+from stepcast.ir.work import CollectiveKind
+from stepcast.report.text import facts, table
+from stepcast.units import GIB, format_bytes, format_rate, format_seconds, parse_size_bytes
+
+if TYPE_CHECKING:
+    from stepcast.cost.collectives import CollectivePrice, Route
+    from stepcast.hardware import Cluster
+
+SEND_RECEIVE = "send-receive"
+SMALLEST_OF_SWEEP, LARGEST_OF_SWEEP = 8, 16 * GIB
+# Written out, so that the help does not load the cost model; a test compares it with Algorithm.
+ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical", "pairwise", "direct")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
+    parser.add_argument("kind", choices=kinds, help="which collective, or a message between two ranks")
+    parser.add_argument(
+        "--size", type=_size, metavar="SIZE", help="the whole buffer, such as 1GiB; with --sweep the largest"
+    )
+    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="GPUs that take part")
+    parser.add_argument("--cluster", required=True, metavar="C", help="name in the catalogue, or a TOML file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
+    )
+    parser.add_argument(
+        "--ranks-per-node", type=int, metavar="N", help="GPUs of each node that take part (default: all)"
+    )
+    parser.add_argument("--algorithm", choices=ALGORITHMS, help="force one instead of the fastest")
+    parser.add_argument(
+        "--imbalance", type=float, default=1.0, metavar="X", help="busiest rank over the mean, for all-to-all"
+    )
+    parser.add_argument(
+        "--ranks-per-thread",
+        type=int,
+        default=1,
+        metavar="N",
+        help="GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)",
+    )
+    parser.add_argument("--sweep", action="store_true", help="every power of two from 8 bytes up")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.hardware import load_cluster
+
+    if args.size is None and not args.sweep and args.kind != CollectiveKind.BARRIER:
+        raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
+    cluster = load_cluster(args.cluster, args.set)
+    route = _route(args, cluster)
+    sizes = _sweep_sizes(args.size or LARGEST_OF_SWEEP) if args.sweep else [args.size or 0]
+    prices = [_price(args, size, route) for size in sizes]
+    about = {
+        "collective": args.kind,
+        "cluster": cluster.name,
+        "ranks": route.ranks,
+        "nodes": route.nodes,
+    }
+    if args.json:
+        rows = [_record(each) for each in prices]
+        print_json({**about, "rows": rows} if args.sweep else {**about, **rows[0]})
+    elif args.sweep:
+        print(facts(about.items()))
+        print()
+        print(
+            table(
+                ("size", "time", "algbw", "busbw", "algorithm", "protocol"),
+                map(_cells, prices),
+                terminal_width(),
+            )
+        )
+    else:
+        names = ("size", "time", "algorithm bandwidth", "bus bandwidth", "algorithm", "protocol")
+        print(facts([*about.items(), *zip(names, _cells(prices[0]), strict=True)]))
+    return 0
+
+
+def _price(args: argparse.Namespace, size: int, route: "Route") -> "CollectivePrice":
+    from stepcast.cost.collectives import Algorithm, price, send_receive_price
+
+    if args.kind == SEND_RECEIVE:
+        if route.ranks != 2:
+            raise ValueError(f"a message goes from one rank to another; --ranks must be 2, not {route.ranks}")
+        return send_receive_price(size, route)
+    algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
+    return price(CollectiveKind(args.kind), size, route, algorithm, args.imbalance)
+
+
+def _route(args: argparse.Namespace, cluster: "Cluster") -> "Route":
+    """Ranks in order, or spread with a few on each node."""
+    from stepcast.cost.collectives import route_of
+    from stepcast.hardware import resolve
+
+    if args.ranks < 1 or args.ranks_per_thread < 1:
+        raise ValueError("--ranks and --ranks-per-thread must be at least 1")
+    held = args.ranks_per_node or cluster.domain_gpus
+    if not 1 <= held <= cluster.domain_gpus:
+        raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
+    ranks = [rank // held * cluster.domain_gpus + rank % held for rank in range(args.ranks)]
+    active = min(held, args.ranks)
+    return route_of(resolve(cluster, ranks, active_per_node=active), cluster, args.ranks_per_thread)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _sweep_sizes(largest: int) -> list[int]:
+    if largest < SMALLEST_OF_SWEEP:
+        raise ValueError(f"a sweep starts at {SMALLEST_OF_SWEEP} bytes; --size must be at least that")
+    return [2**power for power in range(3, largest.bit_length())]
+
+
+def _record(price: "CollectivePrice") -> dict[str, object]:
+    return {
+        "size_bytes": price.size_bytes,
+        "time_s": price.seconds,
+        "algbw_bytes_per_s": price.algbw_bytes_per_s,
+        "busbw_bytes_per_s": price.busbw_bytes_per_s,
+        "algorithm": price.algorithm,
+        "protocol": price.protocol,
+    }
+
+
+def _cells(price: "CollectivePrice") -> tuple[str, ...]:
+    return (
+        format_bytes(price.size_bytes),
+        format_seconds(price.seconds),
+        format_rate(price.algbw_bytes_per_s),
+        format_rate(price.busbw_bytes_per_s),
+        str(price.algorithm or "-"),
+        str(price.protocol or "-"),
+    )
