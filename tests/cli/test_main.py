@@ -173,3 +173,21 @@ def test_demo_reads_every_example_and_writes_a_trace(
     assert status == 0
     assert all(path.name in out for path in EXAMPLES.iterdir())
     assert json.loads((tmp_path / "megatron-rank7.perfetto.json").read_bytes())["traceEvents"]
+
+
+@pytest.mark.parametrize(("what", "name"), [("gpus", "h200"), ("clusters", "dgx-h100"), ("models", "llama")])
+def test_list_catalogues(capsys: pytest.CaptureFixture[str], what: str, name: str) -> None:
+    rows = run_json(capsys, "list", what)[what]
+    assert any(name in str(next(iter(row.values()))).lower() for row in rows)
+
+
+def test_show_a_cluster_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "lab.toml"
+    path.write_text('base = "dgx-h100"\nnodes = 64\n[node]\nnics = 4\n')
+    found = run_json(capsys, "show", str(path))
+    assert (found["format"], found["gpus"], found["nics_per_node"]) == ("cluster", 512, 4)
+    path.write_text('base = "dgx-h100"\n[node]\nnicks = 4\n')
+    status, _, err = run(capsys, "show", str(path))
+    assert status == 2
+    assert "lab.toml" in err
+    assert "nics" in err

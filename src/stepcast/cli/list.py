@@ -1,6 +1,7 @@
-"""``stepcast list formats``."""
+"""``stepcast list formats|gpus|clusters|models``."""
 
 import argparse
+from typing import Any
 
 from stepcast.cli.output import print_json, terminal_width
 from stepcast.report.text import table
@@ -21,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _formats() -> list[dict[str, str]]:
+def _formats() -> list[dict[str, Any]]:
     from stepcast.inputs.table import FORMATS
     from stepcast.outputs.table import TARGETS
 
@@ -50,4 +51,34 @@ def _formats() -> list[dict[str, str]]:
     ]
 
 
-LISTED = {"formats": _formats}
+def _gpus() -> list[dict[str, Any]]:
+    from stepcast.cli.hardware import gpu_rows
+
+    return gpu_rows()
+
+
+def _clusters() -> list[dict[str, Any]]:
+    from stepcast.cli.hardware import cluster_rows
+
+    return cluster_rows()
+
+
+def _models() -> list[dict[str, Any]]:
+    from stepcast.models.catalog import load_model, model_names
+
+    return [
+        {
+            "model": model.name,
+            "parameters": f"{model.parameters:,}",
+            "layers": model.layers,
+            "hidden": model.hidden,
+            "heads": model.heads,
+            "kv": model.kv_heads,
+            "experts": model.experts.count if model.experts else "-",
+            "vocab": model.vocab,
+        }
+        for model in map(load_model, model_names())
+    ]
+
+
+LISTED = {"formats": _formats, "gpus": _gpus, "clusters": _clusters, "models": _models}

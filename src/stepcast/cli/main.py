@@ -28,7 +28,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
     Verb("convert", "write a file in another format"),
     Verb("collective", "what a collective costs on a cluster"),
-    Verb("list", "the formats stepcast knows"),
+    Verb("list", "the formats, GPUs, clusters and models stepcast knows"),
     Verb("demo", "a first look on the shipped examples"),
     Verb("completion", "print a completion script for your shell"),
 )

@@ -7,9 +7,13 @@ from typing import Any
 
 from stepcast.cli.documents import add_edit_arguments, apply_edits, expand
 from stepcast.cli.output import heading, print_json, print_warnings, terminal_width
+from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
 from stepcast.report.show import show_text
+from stepcast.report.text import facts
+
+CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.hardware")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,10 +45,18 @@ def run(args: argparse.Namespace) -> int:
     for found in documents:
         print(heading(f"{found['file']}: {found['title']}"))
         print()
-        print(show_text(found, width))
+        print(_text(found, width))
         print()
         print_warnings(found["warnings"])
     return 0
+
+
+def _text(found: dict[str, Any], width: int) -> str:
+    if found["kind"] == "cluster":
+        from stepcast.cli.hardware import cluster_pairs
+
+        return facts(cluster_pairs(found), width)
+    return show_text(found, width)
 
 
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
@@ -52,8 +64,12 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     runs: dict[str, list[Source]] = {}
     for path in expand(args.files):
         source = Source(path)
-        entry = format_named(args.format) if args.format else recognise(source)
-        if entry.joins:
+        entry = format_named(args.format) if args.format else _recognise(source)
+        if entry is CLUSTER:
+            from stepcast.hardware import load_cluster
+
+            yield path, CLUSTER, load_cluster(path)
+        elif entry.joins:
             runs.setdefault(entry.name, []).append(source)
         else:
             yield path, entry, apply_edits(read_sources([source], entry), args)
@@ -63,6 +79,18 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
         if len(sources) > 1:
             where = f"{os.path.dirname(where) or '.'} ({len(sources)} files)"
         yield where, entry, apply_edits(read_sources(sources, entry), args)
+
+
+def _recognise(source: Source) -> Format:
+    """The format of *source*; what no reader knows may be the description of a cluster."""
+    try:
+        return recognise(source)
+    except FormatError:
+        from stepcast.cli.hardware import looks_like_cluster
+
+        if looks_like_cluster(source.head):
+            return CLUSTER
+        raise
 
 
 def facts_of(document: Any) -> dict[str, Any]:
@@ -88,6 +116,10 @@ def facts_of(document: Any) -> dict[str, Any]:
             from stepcast.report.model import model_facts
 
             return model_facts(document)
+        case "Cluster":
+            from stepcast.cli.hardware import cluster_facts
+
+            return cluster_facts(document)
     raise AssertionError(f"no facts for {type(document).__name__}")
 
 
