@@ -3,8 +3,8 @@
 LL sends 4 bytes of data with 4 of flag, so a receiver needs no fence; LL128 sends 120 with 8 over NVLink;
 Simple sends plain data and synchronises by fences. Figures are of NVIDIA/nccl, src/graph/tuning.cc (2.7
 to 2.12: tables baseLat and hwLat, ring columns; the values of LL are the links' own latency and are taken
-off), src/include/device.h (thread counts, steps) and src/enqueue.cc (bytes per thread). They hold for any
-cluster; what differs between clusters stands in the cluster's description.
+off), src/include/device.h (threads, words), src/include/comm.h (bytes per thread) and src/enqueue.cc
+(chunks). They hold for any cluster; what differs between clusters stands in the cluster's description.
 """
 
 from enum import StrEnum
@@ -38,8 +38,9 @@ SPANNING_LL_FACTOR = 1.8
 
 # A channel opens per 512 threads of 8 bytes; a ring within a node first fills one such piece per rank.
 BYTES_PER_CHANNEL = 512 * 8
-# Data of one LL128 step of one channel: 640 threads x 120 words of 8 bytes in 8 steps, 15/16 of them data.
-STEP_BYTES = 640 * 120 * 8 // 8 * 15 // 16
+# Data in one chunk of one channel: a step of 640 threads x 120 words of 8 bytes, which NCCL halves for
+# messages of middling size until it is below 128 KiB, three times; 15/16 of it is data.
+CHUNK_BYTES = 640 * 120 * 8 // 2**3 * 15 // 16
 
 
 def intra_hop_s(route: Route, protocol: Protocol, tree: bool = False) -> float:

@@ -4,8 +4,8 @@ from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.protocol import (
     BANDWIDTH_SHARE,
     BYTES_PER_CHANNEL,
+    CHUNK_BYTES,
     RING_START_S,
-    STEP_BYTES,
     Protocol,
     inter_hop_s,
     intra_hop_s,
@@ -44,7 +44,7 @@ def chain(route: Route, protocol: Protocol) -> Curve:
     """
     rate = route.ring_bytes_per_s * BANDWIDTH_SHARE[protocol]
     latency_s = RING_START_S[protocol] + _once_round_s(route, protocol)
-    filling = Ramp(1 / rate, (route.ranks - 2) * route.open_channels * STEP_BYTES)
+    filling = Ramp(1 / rate, (route.ranks - 2) * route.open_channels * CHUNK_BYTES)
     ramps = (*opening_channels(route, _bytes_per_channel(route)), filling)
     return Curve(start_s(route, latency_s), 1 / rate, ramps)
 

@@ -4,7 +4,7 @@ from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.protocol import (
     BANDWIDTH_SHARE,
     BYTES_PER_CHANNEL,
-    STEP_BYTES,
+    CHUNK_BYTES,
     Protocol,
     inter_hop_s,
     intra_hop_s,
@@ -36,6 +36,6 @@ def tree(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     rate = route.ring_bytes_per_s * BANDWIDTH_SHARE[protocol]
     chain_s = (route.ranks_per_node - 1) * intra_hop_s(route, protocol, tree=True)
     latency_s = passes * (chain_s + depth * inter_hop_s(route, protocol))
-    filling = Ramp(passes / rate, depth * route.open_channels * STEP_BYTES)
+    filling = Ramp(passes / rate, depth * route.open_channels * CHUNK_BYTES)
     ramps = (*opening_channels(route, BYTES_PER_CHANNEL), filling)
     return Curve(start_s(route, latency_s), passes / rate, ramps)
