@@ -5,7 +5,7 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from stepcast.simulate.arrays import NO_LANE, Op, Program, Segment
+from stepcast.simulate.arrays import NO_LANE, Program, Segment, TimedOp
 from stepcast.simulate.builder import ProgramBuilder
 
 
@@ -13,7 +13,7 @@ from stepcast.simulate.builder import ProgramBuilder
 class Piece:
     """A segment before it is compiled."""
 
-    ops: tuple[Op, ...]
+    ops: tuple[TimedOp, ...]
     inputs: int
     outputs: tuple[int, ...]
 
@@ -143,6 +143,6 @@ def _random_piece(rng: random.Random, lanes: int) -> Piece:
             lane = NO_LANE
             loose.append(index)
         duration_s = rng.choice((0.0, 1.0, rng.random(), 10 * rng.random()))
-        ops.append(Op(f"op {index}", duration_s, lane, after, ports, awaited))
+        ops.append(TimedOp(f"op {index}", duration_s, lane, after, ports, awaited))
     outputs = [rng.randrange(count) for _ in range(rng.randint(0, 2))] if count else []
     return Piece(tuple(ops), inputs, (*outputs, *loose))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.simulate.arrays import Op, Program, ProgramError, Segment
+from stepcast.simulate.arrays import Program, ProgramError, Segment, TimedOp
 from stepcast.simulate.builder import ProgramBuilder
 from stepcast.simulate.critical import critical_path
 from stepcast.simulate.engine import simulate, task_times
@@ -202,13 +202,17 @@ def test_gradient_reduction_overlaps_the_backward_and_the_optimizer_waits_for_it
     def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
         (phase,) = phases
         if phase.kind is Kind.FORWARD:
-            return Segment.of("forward", (Op("F", 1.0, inputs=(0,)),), lanes=2, inputs=1, outputs=(0,))
-        ops = [Op("B", 1.0, inputs=(0,)), Op("B", 1.0)]
+            return Segment.of("forward", (TimedOp("F", 1.0, inputs=(0,)),), lanes=2, inputs=1, outputs=(0,))
+        ops = [TimedOp("B", 1.0, inputs=(0,)), TimedOp("B", 1.0)]
         if phase.last:
-            ops[1:] = [Op("reduce", 1.5, 1, after=(0,)), Op("B", 1.0), Op("reduce", 1.5, 1, after=(2,))]
+            ops[1:] = [
+                TimedOp("reduce", 1.5, 1, after=(0,)),
+                TimedOp("B", 1.0),
+                TimedOp("reduce", 1.5, 1, after=(2,)),
+            ]
         return Segment.of("backward", ops, lanes=2, inputs=1, outputs=(len(ops) - 1 - phase.last,))
 
-    optimizer = Segment.of("optimizer", (Op("step", 0.25, lanes=(1,)),), lanes=2)
+    optimizer = Segment.of("optimizer", (TimedOp("step", 0.25, lanes=(1,)),), lanes=2)
     program = pipeline_program(
         make_schedule("1f1b", 1, 2, 1), lanes, segment_of, after=(Round({0: optimizer}),)
     )
@@ -228,8 +232,8 @@ def test_gradient_reduction_overlaps_the_backward_and_the_optimizer_waits_for_it
 def test_stages_meet_once_per_step() -> None:
     """The first and the last stage reduce the embedding together: both start when the later of them is
     there."""
-    post = Segment.of("post", (Op("post", 0.0, 1, lanes=(0,)),), lanes=5, outputs=(0,))
-    reduce = Segment.of("embedding", (Op("reduce", 0.5, 1, inputs=(0,)),), lanes=5, inputs=1)
+    post = Segment.of("post", (TimedOp("post", 0.0, 1, lanes=(0,)),), lanes=5, outputs=(0,))
+    reduce = Segment.of("embedding", (TimedOp("reduce", 0.5, 1, inputs=(0,)),), lanes=5, inputs=1)
     rounds = (Round({0: post, 3: post}), Round({0: reduce, 3: reduce}, {0: (3,), 3: (0,)}))
     schedule = make_schedule("1f1b", 4, 8, 1)
     program = pipeline_program(schedule, LANES, uniform_segments(1, 1, 1), after=rounds)
@@ -242,8 +246,10 @@ def test_stages_meet_once_per_step() -> None:
 
 def test_joining_segments_changes_nothing() -> None:
     """One call of two segments joined is the same as two calls."""
-    one = Segment.of("one", (Op("a", 1.0), Op("b", 2.0, 1, after=(0,))), lanes=2, outputs=(1,))
-    two = Segment.of("two", (Op("c", 0.5, inputs=(0,)), Op("d", 1.0, 1, lanes=(0,))), lanes=2, inputs=1)
+    one = Segment.of("one", (TimedOp("a", 1.0), TimedOp("b", 2.0, 1, after=(0,))), lanes=2, outputs=(1,))
+    two = Segment.of(
+        "two", (TimedOp("c", 0.5, inputs=(0,)), TimedOp("d", 1.0, 1, lanes=(0,))), lanes=2, inputs=1
+    )
     apart, joined = ProgramBuilder(("x", "y"), 1), ProgramBuilder(("x", "y"), 1)
     both = one.then(two, {0: 0})
     for _ in range(3):
@@ -256,7 +262,7 @@ def test_joining_segments_changes_nothing() -> None:
 
 def test_calls_that_wait_for_each_other_are_an_error() -> None:
     builder = ProgramBuilder(("x",), 2)
-    segment = Segment.of("meet", (Op("a", 1.0, inputs=(0,)),), lanes=1, inputs=1, outputs=(0,))
+    segment = Segment.of("meet", (TimedOp("a", 1.0, inputs=(0,)),), lanes=1, inputs=1, outputs=(0,))
     one, two = builder.call(0, segment), builder.call(1, segment)
     builder.bind(one, 0, (two, 0))
     builder.bind(two, 0, (one, 0))
@@ -270,17 +276,17 @@ def test_calls_that_wait_for_each_other_are_an_error() -> None:
 @pytest.mark.parametrize(
     ("op", "words"),
     [
-        (Op("a", 1.0, 2), "a lane that is not there"),
-        (Op("a", 1.0, lanes=(7,)), "a lane that is not there"),
-        (Op("a", 1.0, after=(0,)), "not before it"),
-        (Op("a", 1.0, inputs=(1,)), "an input that is not there"),
-        (Op("a", 1.0, -1), "waits for nothing"),
-        (Op("a", 1.0, -1, inputs=(0,)), "nothing waits for it"),
-        (Op("a", -1.0), "negative or not finite"),
-        (Op("a", float("nan")), "negative or not finite"),
+        (TimedOp("a", 1.0, 2), "a lane that is not there"),
+        (TimedOp("a", 1.0, lanes=(7,)), "a lane that is not there"),
+        (TimedOp("a", 1.0, after=(0,)), "not before it"),
+        (TimedOp("a", 1.0, inputs=(1,)), "an input that is not there"),
+        (TimedOp("a", 1.0, -1), "waits for nothing"),
+        (TimedOp("a", 1.0, -1, inputs=(0,)), "nothing waits for it"),
+        (TimedOp("a", -1.0), "negative or not finite"),
+        (TimedOp("a", float("nan")), "negative or not finite"),
     ],
 )
-def test_segments_check_themselves(op: Op, words: str) -> None:
+def test_segments_check_themselves(op: TimedOp, words: str) -> None:
     with pytest.raises(ProgramError, match=words):
         Segment.of("s", (op,), lanes=2, inputs=1)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stepcast.simulate.arrays import Floats, Op, Program, Segment
+from stepcast.simulate.arrays import Floats, Program, Segment, TimedOp
 from stepcast.simulate.engine import simulate, task_times
 from stepcast.simulate.messages import FREE, Messages, Phase
 from stepcast.simulate.pipeline import pipeline_program
@@ -27,10 +27,10 @@ def uniform_segments(
     def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
         name = "+".join(phase.kind.letter for phase in phases)
         if len(phases) == 2 and overlapped_s is not None:
-            both = Op(name, overlapped_s, inputs=(0, 1))
+            both = TimedOp(name, overlapped_s, inputs=(0, 1))
             return Segment.of(name, (both,), lanes=len(LANES), inputs=2, outputs=(0, 0))
         ops = [
-            Op(phase.kind.letter, seconds[phase.kind], inputs=(number,))
+            TimedOp(phase.kind.letter, seconds[phase.kind], inputs=(number,))
             for number, phase in enumerate(phases)
         ]
         return Segment.of(name, ops, lanes=len(LANES), inputs=len(ops), outputs=range(len(ops)))

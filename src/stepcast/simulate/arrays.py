@@ -29,8 +29,9 @@ class ProgramError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
-    """One op of a segment and what it waits for, besides the op before it in its lane."""
+class TimedOp:
+    """One op of a segment: its lane, its duration and what it waits for besides the op before it in its
+    lane."""
 
     name: str
     duration_s: float
@@ -116,7 +117,7 @@ class Segment:
 
     @classmethod
     def of(
-        cls, name: str, ops: Sequence[Op], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
+        cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
     ) -> "Segment":
         """The segment of *ops*, listed in the order in which they are issued."""
         shape = _shape(name, ops, lanes, inputs, outputs)
@@ -143,7 +144,7 @@ class Segment:
         return Segment(self.name, shape, np.concatenate([self.duration_s, other.duration_s]))
 
 
-def _shape(name: str, ops: Sequence[Op], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:
+def _shape(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:
     last = list(range(lanes))
     before: list[int] = []
     starts = [0]

@@ -109,37 +109,48 @@ def _plan(program: Program, columns: int, rows: int) -> tuple[Ints, list[int], N
 
 def levels(program: Program) -> Ints:
     """For each call the number of calls on the longest chain that leads to it."""
-    sources = program.source_call.tolist()
-    stop = program.rank_start[1:].tolist()
-    at = program.rank_start[:-1].tolist()
-    level = [-1] * program.calls
+    several = (program.source_call >= 0).sum(axis=1) > 1
+    many = {int(call): program.source_call[call].tolist() for call in np.flatnonzero(several)}
+    sources = np.where(several, _MANY, program.source_call.max(axis=1, initial=-1)).tolist()
+    at, stop = program.rank_start[:-1].tolist(), program.rank_start[1:].tolist()
+    level, height_of = [-1] * program.calls, [-1] * program.ranks
     waiting: dict[int, list[int]] = {}
     ready = list(range(program.ranks))
     while ready:
         rank = ready.pop()
-        call, end = at[rank], stop[rank]
-        height = level[call - 1] if call > 0 and program.rank_start[rank] < call else -1
-        while call < end:
-            for source in sources[call]:
-                if source >= 0:
-                    other = level[source]
-                    if other < 0:
-                        waiting.setdefault(source, []).append(rank)
-                        break
-                    if other > height:
-                        height = other
-            else:
-                height += 1
-                level[call] = height
-                if call in waiting:
-                    ready += waiting.pop(call)
-                call += 1
-                continue
-            break
-        at[rank] = call
+        height = height_of[rank]
+        for call in range(at[rank], stop[rank]):
+            source = sources[call]
+            if source == _MANY:
+                source = _latest_source(level, many[call])
+            if source >= 0:
+                other = level[source]
+                if other < 0:
+                    waiting.setdefault(source, []).append(rank)
+                    at[rank] = call
+                    break
+                if other > height:
+                    height = other
+            height += 1
+            level[call] = height
+            if call in waiting:
+                ready += waiting.pop(call)
+        else:
+            at[rank] = stop[rank]
+        height_of[rank] = height
     if waiting:
         raise ProgramError(_deadlock(program, at))
     return np.array(level, np.int64)
+
+
+_MANY = -2
+"""Stands for a call with more than one source; most have one, and the loop over them should be short."""
+
+
+def _latest_source(level: list[int], sources: list[int]) -> int:
+    """A source that has not run, or the one with the highest level."""
+    bound = [source for source in sources if source >= 0]
+    return min(bound, key=lambda source: (level[source] >= 0, -level[source]))
 
 
 def _deadlock(program: Program, at: list[int]) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from stepcast.simulate.arrays import NO_LANE, Op, ProgramError, Segment
+from stepcast.simulate.arrays import NO_LANE, ProgramError, Segment, TimedOp
 from stepcast.simulate.schedule import Kind, Place, Schedule
 
 
@@ -153,7 +153,7 @@ class _Build:
         self.ready: dict[int, int] = {}
         self.posted: dict[int, int] = {}
 
-    def add(self, op: Op, bind: dict[int, int] | None = None, wire: Wire | None = None) -> int:
+    def add(self, op: TimedOp, bind: dict[int, int] | None = None, wire: Wire | None = None) -> int:
         """Append one op; the output that is its end."""
         piece = Segment.of("", (op,), lanes=self.frame.lanes, inputs=len(op.inputs), outputs=(0,))
         if wire:
@@ -176,17 +176,19 @@ class _Build:
                 lane = self.messages.send_lanes[phase.backward]
                 duration_s = frame.duration_s(phase, Place(frame.stage, phase.chunk), target)
                 wire = Wire(Which.POSTED, int(phase.backward), target, True, number)
-                waits.append(self.add(Op("send", duration_s, lane, inputs=(0,)), wire=wire))
+                waits.append(self.add(TimedOp("send", duration_s, lane, inputs=(0,)), wire=wire))
         for number, phase in enumerate(phases):
             source = frame.inbound(phase)
             if source is not None and frame.remote(source):
                 lane = self.messages.receive_lanes[phase.backward]
                 duration_s = frame.duration_s(phase, source, Place(frame.stage, phase.chunk))
                 wire = Wire(Which.READY, int(phase.backward), source, False, number)
-                self.arrived[number] = self.add(Op("receive", duration_s, lane, inputs=(0,)), wire=wire)
+                self.arrived[number] = self.add(TimedOp("receive", duration_s, lane, inputs=(0,)), wire=wire)
                 waits.append(self.arrived[number])
         if waits:
-            op = Op("wait for messages", 0.0, self.messages.compute_lane, inputs=tuple(range(len(waits))))
+            op = TimedOp(
+                "wait for messages", 0.0, self.messages.compute_lane, inputs=tuple(range(len(waits)))
+            )
             self.add(op, bind=dict(enumerate(waits)))
 
     def post_receives(self, after: tuple[Phase, ...]) -> None:
@@ -196,7 +198,7 @@ class _Build:
             if self.frame.remote(self.frame.inbound(phase)):
                 lane = self.messages.receive_lanes[phase.backward] if blocking else NO_LANE
                 self.posted[number] = self.add(
-                    Op("post receive", 0.0, lane, lanes=(self.messages.compute_lane,))
+                    TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,))
                 )
 
     def base(self, base: Segment | None, phases: tuple[Phase, ...]) -> None:
@@ -243,7 +245,7 @@ class _Build:
                 if duration_s == 0:
                     continue
             name = "send" if mode is Send.EAGER else "post send"
-            op = Op(name, duration_s, lane, inputs=(0,))
+            op = TimedOp(name, duration_s, lane, inputs=(0,))
             self.ready[number] = self.add(op, bind={0: self.produced[number]})
 
     def framed(self) -> Framed:

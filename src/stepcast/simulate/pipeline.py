@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from stepcast.simulate.arrays import Ints, Op, Program, ProgramError, Segment
+from stepcast.simulate.arrays import Ints, Program, ProgramError, Segment, TimedOp
 from stepcast.simulate.messages import FREE, Frame, Framed, Messages, Phase, Send, Which, Wire
 from stepcast.simulate.schedule import Kind, Place, Schedule
 
@@ -134,7 +134,7 @@ class _Build:
         kind, lane = (Kind.FORWARD, Kind.BACKWARD)[direction], self.messages.send_lanes[direction]
         sent, framed = [], []
         for number, (source, target) in enumerate(routes):
-            op = Op("message", self.messages.duration_s(kind, source, target), lane, inputs=(0, 1))
+            op = TimedOp("message", self.messages.duration_s(kind, source, target), lane, inputs=(0, 1))
             segment = Segment.of("message", (op,), lanes=len(self.lanes), inputs=2, outputs=(0,))
             wires = (
                 Wire(Which.READY, direction, source, False, 0),
