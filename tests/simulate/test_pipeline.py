@@ -173,6 +173,30 @@ def test_the_turn_of_a_v_costs_no_message() -> None:
     }
 
 
+@pytest.mark.parametrize("mode", Send)
+def test_calls_carry_their_micro_batches(mode: Send) -> None:
+    """In the order of the schedule, pairs with both; messages carry that of their sender."""
+    schedule = make_schedule(
+        "1f1b" if mode is Send.BLOCKING else "dualpipe", 4, 8, 1 if mode is Send.BLOCKING else 2
+    )
+    program = uniform_program(schedule, 1, 1, 1, messages=messages(mode, 0.1))
+    assert program.micro_batches is not None
+    for stage, order in enumerate(schedule.orders):
+        calls = program.micro_batches[slice(*program.rank_start[stage : stage + 2])]
+        assert calls[calls >= 0].tolist() == [slot.micro_batch for slot in order]
+    for batches in np.split(program.micro_batches, program.rank_start[1:-1])[schedule.stages :]:
+        assert len(np.unique(batches[:, 0])) == len(batches)
+        assert (batches[:, 1] == -1).all()
+
+
+def test_tasks_know_their_calls_and_lanes() -> None:
+    program = uniform_program(make_schedule("1f1b", 2, 3, 1), 1, 1, 1, messages=messages(Send.EAGER, 0.1))
+    calls, lanes = program.task_calls(), program.task_lanes()
+    for task, (call, lane) in enumerate(zip(calls, lanes, strict=True)):
+        shape = program.segments[program.segment[call]].shape
+        assert shape.lane[task - program.task_start[call]] == lane
+
+
 def test_messages_need_lanes_of_their_own_when_both_sides_wait() -> None:
     with pytest.raises(ProgramError, match="five different lanes"):
         Messages(lambda kind, source, target: 0.0, Send.BLOCKING, receive_lanes=(1, 2))

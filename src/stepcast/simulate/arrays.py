@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
+Number = TypeVar("Number", np.int64, np.float64)
 
 NO_LANE = -1
 """The lane of an op that occupies none: it starts when what it waits for has ended (a delay, a meeting
@@ -216,6 +217,8 @@ class Program:
     source_port: Ints
     """calls x inputs: which output of that call."""
     rank_names: tuple[str, ...] = ()
+    micro_batches: Ints | None = None
+    """calls x 2, for labels only: the micro-batches that a call is about, -1 for none."""
 
     def __post_init__(self) -> None:
         if any(segment.shape.lanes != len(self.lanes) for segment in self.segments):
@@ -282,15 +285,28 @@ class Program:
             of.append(number)
         return tuple(shapes), np.array(of, np.int64)
 
+    def task_calls(self) -> Ints:
+        """The call of every task."""
+        return np.repeat(np.arange(self.calls), np.diff(self.task_start))
+
+    def task_lanes(self) -> Ints:
+        """The lane of every task, or NO_LANE."""
+        return self._per_task([segment.shape.lane for segment in self.segments])
+
     def task_durations_s(self) -> Floats:
         """The duration of every task: the array to change for jitter or slow ranks, then run unfolded."""
+        return self._per_task([segment.duration_s for segment in self.segments])
+
+    def _per_task(self, per_segment: Sequence[NDArray[Number]]) -> NDArray[Number]:
+        """What each segment says of its ops, for every task."""
         if not self.calls:
-            return np.zeros(0)
-        flat = np.concatenate([segment.duration_s for segment in self.segments])
-        ends = np.cumsum([segment.shape.ops for segment in self.segments])
-        offset = np.concatenate([[0], ends])[self.segment] - self.task_start[:-1]
-        durations: Floats = flat[np.repeat(offset, np.diff(self.task_start)) + np.arange(self.tasks)]
-        return durations
+            return np.zeros(0, per_segment[0].dtype if per_segment else np.int64)
+        flat = np.concatenate(per_segment)
+        ops = np.array([len(part) for part in per_segment], np.int64)
+        offset = (np.cumsum(ops) - ops)[self.segment] - self.task_start[:-1]
+        spread = np.repeat(offset, np.diff(self.task_start))
+        spread += np.arange(self.tasks)
+        return flat[spread]
 
     def lane_busy_s(self) -> Floats:
         """ranks x lanes: the time in which each lane runs an op."""

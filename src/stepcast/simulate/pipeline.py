@@ -67,16 +67,18 @@ class _Build:
         self.rank_start = [0]
         self.rank_names: list[str] = []
         self.parts: list[Ints] = []
+        self.batches: list[Ints] = []
         self.calls = 0
         self.groups: list[_Group] = []
         self.round_calls: dict[tuple[int, int], int] = {}
         size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
         self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
 
-    def add(self, segment: Ints) -> int:
+    def add(self, segment: Ints, batches: Ints | None = None) -> int:
         """Append calls to the present rank; the first of them."""
         first = self.calls
         self.parts.append(segment)
+        self.batches.append(np.full((len(segment), 2), -1, np.int64) if batches is None else batches)
         self.calls += len(segment)
         return first
 
@@ -100,20 +102,21 @@ class _Build:
         _, first, group = np.unique(key, return_index=True, return_inverse=True)
         frame = Frame(self.schedule, stage, len(self.lanes), self.messages)
         bases = {number: segment_of(stage, each) for number, each in enumerate(phases) if each}
-        self_first = self.add(len(self.segments) + group.astype(np.int64))
+        used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
+        first_call = self.add(len(self.segments) + group.astype(np.int64), np.where(used, batches, -1))
         before = np.concatenate([batches[:1], batches[:-1]])
         for number, at in enumerate(first.tolist()):
             around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
             framed = frame.around(bases.get(int(code[at])), phases[code[at]], *around)
             self.segments.append(_named(framed, phases[code[at]]))
             calls = np.flatnonzero(group == number)
-            self.groups.append(_Group(framed, self_first + calls, batches[calls], before[calls]))
+            self.groups.append(_Group(framed, first_call + calls, batches[calls], before[calls]))
             for which, ports, shift in ((Which.READY, framed.ready, 0), (Which.POSTED, framed.posted, 1)):
                 owners = phases[code[at]] if shift == 0 else around[1]
                 for phase, port in ports.items():
                     place = int(owners[phase].backward), stage, owners[phase].chunk
                     batch = batches[calls + shift, phase]
-                    self.signal[which][0][place][batch] = self_first + calls
+                    self.signal[which][0][place][batch] = first_call + calls
                     self.signal[which][1][place][batch] = port
 
     def channels(self) -> None:
@@ -146,7 +149,7 @@ class _Build:
             sent.append(np.stack([calls, np.full_like(calls, number), batches]))
         ordered = np.concatenate(sent, axis=1)
         _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
-        first = self.add(len(self.segments) + route)
+        first = self.add(len(self.segments) + route, np.stack([batch, np.full_like(batch, -1)], axis=1))
         self.segments += [each.segment for each in framed]
         for number, (source, _) in enumerate(routes):
             at = np.flatnonzero(route == number)
@@ -177,7 +180,9 @@ class _Build:
         segment = np.concatenate([np.zeros(0, np.int64), *self.parts])
         start = np.array(self.rank_start, np.int64)
         names = tuple(self.rank_names)
-        return Program(self.lanes, tuple(self.segments), start, segment, source_call, source_port, names)
+        batches = np.concatenate([np.zeros((0, 2), np.int64), *self.batches])
+        segments = tuple(self.segments)
+        return Program(self.lanes, segments, start, segment, source_call, source_port, names, batches)
 
 
 def _named(framed: Framed, phases: tuple[Phase, ...]) -> Segment:
