@@ -67,6 +67,28 @@ def test_llama_with_biases_is_solved(layers: int | None) -> None:
     assert config.facts["vocab"] == 32000
 
 
+def test_gpt_175b_is_told_from_its_last_rank() -> None:
+    """Rank 896 of 1,024 of a run profiled for Echo: TP 8, PP 8, DP 16, 96 layers.
+
+    Counts from fwyc0573/Megatron-LM, SC26-AE/evidence/gpt175b/task1/workload_traces.
+    """
+    rank = replace(
+        RANK7,
+        rank=896,
+        stage=7,
+        transfer=None,
+        tokens=(1, 2048),
+        word_embedding=(6416, 12288),
+        hidden=12288,
+        gradients=2_797_787_136,
+        forward_reduces=None,
+    )
+    config = infer([rank])
+    assert (config.layout.tp, config.layout.pp, config.layout.dp) == (8, 8, 16)
+    assert (config.facts["layers"], config.facts["ffn"], config.facts["vocab"]) == (96, 49152, 51328)
+    assert "data parallelism may be 15 or 16; taken as 16" in config.warnings
+
+
 def test_first_stage_alone_leaves_pipeline_and_data_open() -> None:
     config = infer([FIRST])
     assert config.layout.tp == 2

@@ -171,6 +171,10 @@ class Assembly:
         names = sorted({row.name for row in self.rows if row.is_operation and row.name not in KINDS})
         if names:
             self.warnings.append(f"unknown operations are kept as they are: {', '.join(names[:5])}")
+        if any(map(_is_simulated, self.rows)):
+            self.warnings.append(
+                "ranks were profiled one at a time (described as simulation): no communication"
+            )
         sizes = {row.detail("dtype") for row in self.rows if row.shape is not None and row.dtype is None}
         if sizes:
             self.warnings.append(
@@ -180,6 +184,11 @@ class Assembly:
 
 def _lane(row: Row) -> Lane:
     return Lane(row.rank, row.lane)
+
+
+def _is_simulated(row: Row) -> bool:
+    """Profiled on one GPU that plays a rank of a large run; nothing was sent."""
+    return row.is_operation and (row.detail("description") or "").startswith("simulation")
 
 
 def _rank_evidence(path: str, rows: Sequence[tuple[Row, int, int]], micro_batches: int) -> RankEvidence:
@@ -211,9 +220,11 @@ def _rank_evidence(path: str, rows: Sequence[tuple[Row, int, int]], micro_batche
             buckets[where] = int(numel) if numel.isdecimal() and len(numel) < 16 else shape[0]
         forwards += count if row.is_operation and row.name == "forward_step" else 0
         has_loss |= row.is_operation and row.name == "loss_func"
-        simulated |= (row.detail("description") or "").startswith("simulation")
+        simulated |= _is_simulated(row)
     hidden = transfer[2] if transfer else embedding[1] if embedding else embedded[2] if embedded else None
     reduces = sum(within for row, _, within in rows if _reduces_activations(row, hidden))
+    if dtype is None:
+        dtype = next((row.dtype for row, _, _ in rows if _reduces_activations(row, hidden)), None)
     return RankEvidence(
         rank=rows[0][0].rank,
         stage=rows[0][0].stage,
@@ -235,4 +246,4 @@ def _reduces_activations(row: Row, hidden: int | None) -> bool:
     message = row.message
     if message is None or message.kind is not CollectiveKind.ALL_REDUCE or message.group is not Group.TP:
         return False
-    return row.shape is not None and row.shape[-1:] == (hidden,) and "embedding" not in row.name
+    return row.shape is not None and row.shape[-1:] == (hidden,) and row.name != "embedding_fwd"

@@ -77,14 +77,13 @@ def doubts(tokens: Tokens, steps: npt.NDArray[np.int64], attribution: Attributio
     if not blocks:
         return [*warnings, "no layer times are printed"]
     found = np.bincount(attribution.block_of[attribution.block_of >= 0], minlength=blocks)
-    stages, stage = np.unique(tokens.stages, return_inverse=True)
-    wanted = np.array([len(attribution.signatures.get(number, ())) for number in stages.tolist()])
-    short = int((found < np.maximum(wanted, 1)[stage]).sum())
+    wanted = {stage: len(signature) for stage, signature in attribution.signatures.items()}
+    short = int((found < np.array([wanted.get(stage, 1) for stage in tokens.stages.tolist()])).sum())
     if short:
         warnings.append(f"{short} of {blocks} reports lack a layer record")
     # Every rank that reports at all should do so every step.
-    expected = len(np.unique(tokens.ranks)) * len(np.unique(steps))
-    distinct = len(np.unique(tokens.ranks * 10**9 + steps))
+    expected = len(set(tokens.ranks.tolist())) * len(set(steps.tolist()))
+    distinct = len(set((tokens.ranks * 10**9 + steps).tolist()))
     if distinct < expected:
         warnings.append(f"{expected - distinct} of {expected} reports (rank and step) are missing")
     if blocks > distinct:

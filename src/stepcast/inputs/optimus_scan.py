@@ -12,13 +12,15 @@ from stepcast.inputs.optimus_blocks import Tokens
 from stepcast.ir.runlog import BatchTime
 from stepcast.units import MS
 
-NUMBER = r"[0-9]{1,12}(?:\.[0-9]{1,9})?"
+NUMBER = r"[0-9]{1,12}\.?[0-9]{0,9}"
+# Few groups, because each one costs time for every print: a header is one, taken apart later.
 REPORT = re.compile(
     r"layer\[([A-Za-z0-9_.]{1,80})\]: total=(" + NUMBER + r")ms, ops=([0-9]{1,9}), avg/op=" + NUMBER + "ms"
-    r"|\[rank:([0-9]{1,7}) stage:([0-9]{1,7})\] transformer-block\(module\) forward time \(no send/recv\)"
-    r" - step ([0-9]{1,9})",
+    r"|(\[rank:[0-9]{1,7} stage:[0-9]{1,7}\] transformer-block\(module\) forward time \(no send/recv\)"
+    r" - step [0-9]{1,9})",
     re.ASCII,
 )
+RANK_AND_STAGE = re.compile(r"\[rank:([0-9]+) stage:([0-9]+)\]", re.ASCII)
 BATCH = re.compile(
     r"\| epoch +([0-9]{1,9}) \| +([0-9]{1,9})/ *[0-9]{1,9} batches \| lr +[^|]{1,40}\| ms/batch +("
     + NUMBER
@@ -70,11 +72,22 @@ class Signs(dict[tuple[str, str], int]):
         return number
 
 
+class Origins(dict[str, tuple[int, int]]):
+    """Rank and stage of a header, by its text before the step."""
+
+    def __missing__(self, text: str) -> tuple[int, int]:
+        match = RANK_AND_STAGE.match(text)
+        assert match is not None
+        origin = self[text] = (int(match[1]), int(match[2]))
+        return origin
+
+
 class Scan:
     """All prints of a log, in order."""
 
     def __init__(self, pieces: Iterable[str]) -> None:
         self.signs = Signs()
+        self._origins = Origins()
         self.batches: list[BatchTime] = []
         self.once: dict[str, str] = {}
         self.finished: set[int] = set()
@@ -101,10 +114,10 @@ class Scan:
             return
         self._sign.extend([self.signs[row[0], row[2]] for row in found])
         self._total_ms.extend([float(row[1]) if row[1] else 0.0 for row in found])
-        headers = [row for row in found if row[5]]
-        self._ranks.extend([int(row[3]) for row in headers])
-        self._stages.extend([int(row[4]) for row in headers])
-        self._steps.extend([int(row[5]) for row in headers])
+        headers = [row[3].rpartition(" ") for row in found if row[3]]
+        self._ranks.extend([self._origins[front][0] for front, _, _ in headers])
+        self._stages.extend([self._origins[front][1] for front, _, _ in headers])
+        self._steps.extend([int(step) for _, _, step in headers])
 
     @property
     def tokens(self) -> Tokens:
