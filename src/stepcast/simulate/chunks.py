@@ -42,18 +42,14 @@ def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place,
 
 def model_order(schedule: Schedule) -> list[Place]:
     """Every place, from the start of the model to its end."""
-    starts = [
-        place
-        for chunk in range(schedule.chunks)
-        for stage in range(schedule.stages)
-        if schedule.previous(place := Place(stage, chunk)) is None
-    ]
+    places = [Place(stage, chunk) for chunk in range(schedule.chunks) for stage in range(schedule.stages)]
     ordered: list[Place] = []
-    for start in starts:
-        place: Place | None = start
-        while place is not None:
-            ordered.append(place)
-            place = schedule.following(place)
+    for start in places:
+        if schedule.previous(start) is None:
+            place: Place | None = start
+            while place is not None:
+                ordered.append(place)
+                place = schedule.following(place)
     return ordered
 
 

@@ -16,30 +16,44 @@ from stepcast.simulate.schedule import Kind
 
 COMPUTE = 0
 COMPUTE_NAME = "compute"
-SEND_NAMES = ("pp activations", "pp gradients")
-"""Lanes of the messages between stages: forward, backward."""
+SEND_NAMES = ("pp send activations", "pp send gradients")
+RECEIVE_NAMES = ("pp receive activations", "pp receive gradients")
 
 Seconds = Callable[[Work], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """The lanes of every rank: compute, the two of the pipeline's messages, then one for each group."""
+    """The lanes of every rank: compute, those of the pipeline's messages, then one for each group.
+
+    Messages that both sides stop for need lanes to receive in; others arrive in the sender's.
+    """
 
     groups: tuple[Group, ...]
+    receives: bool = False
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        return SEND_NAMES + RECEIVE_NAMES if self.receives else SEND_NAMES
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (COMPUTE_NAME, *SEND_NAMES, *(str(group) for group in self.groups))
+        return (COMPUTE_NAME, *self.messages, *(str(group) for group in self.groups))
+
+    @property
+    def collectives(self) -> tuple[int, ...]:
+        """The lanes of the groups."""
+        return tuple(range(1 + len(self.messages), len(self.names)))
 
     def of(self, group: Group) -> int:
-        return 1 + len(SEND_NAMES) + self.groups.index(group)
+        return 1 + len(self.messages) + self.groups.index(group)
 
     def group(self, lane: int) -> Group | None:
         """The group whose communication runs in *lane*; None for computing."""
         if lane == COMPUTE:
             return None
-        return Group.PP if lane <= len(SEND_NAMES) else self.groups[lane - 1 - len(SEND_NAMES)]
+        at = lane - 1 - len(self.messages)
+        return Group.PP if at < 0 else self.groups[at]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +103,7 @@ def segment_of_ops(name: str, streams: Sequence[Sequence[Issued]], lanes: Lanes,
     for stream, issued in _interleaved(streams, seconds):
         build.issue(stream, issued)
     outputs = [build.output(stream) for stream in range(len(streams))]
+    build.wait_for_the_rest()
     return Segment.of(name, build.ops, lanes=len(lanes.names), inputs=len(streams), outputs=outputs)
 
 
@@ -152,7 +167,7 @@ class _Build:
         here = tuple(self.named[name] for name in op.after if name in self.named)
         if len(here) == len(op.after):
             return here, ()
-        return here, tuple(range(1 + len(SEND_NAMES), len(self.lanes.names)))
+        return here, self.lanes.collectives
 
     def _add(
         self,
@@ -166,6 +181,12 @@ class _Build:
         inputs = (stream,) if self.computed[stream] is None and not self.awaited[stream] else ()
         self.ops.append(TimedOp(name, duration_s, lane, tuple(dict.fromkeys(after)), inputs, lanes))
         return len(self.ops) - 1
+
+    def wait_for_the_rest(self) -> None:
+        """A blocking communication at the end holds up the next segment too."""
+        awaited = tuple(at for stream in self.awaited for at in stream)
+        if awaited:
+            self.ops.append(TimedOp("wait", 0.0, COMPUTE, awaited))
 
     def output(self, stream: int) -> int:
         """The op that ends what the stream hands on; a stream that makes nothing passes its input on."""

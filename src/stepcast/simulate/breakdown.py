@@ -1,0 +1,195 @@
+"""Where the time of a step went, stage by stage, summing exactly to the step.
+
+On each stage every moment is one of: computing; waiting while a communication of some group runs (its exposed
+part); or waiting for another stage (the bubble). Calls of the same segment that begin alike spend their time
+alike, so each distinct beginning is looked at once.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepcast.ir.group import Group
+from stepcast.simulate.arrays import Floats, Ints, Program, Segment
+from stepcast.simulate.engine import Run
+from stepcast.simulate.segments import COMPUTE, Lanes
+from stepcast.simulate.step import Step
+
+# Two calls begin alike when their lanes and inputs differ by less than this.
+ALIKE_S = 1e-11
+OPTIMIZER_WORD = "optimizer"
+
+
+@dataclass(frozen=True)
+class StageTime:
+    """The seconds of one stage; all of them together are the step."""
+
+    stage: int
+    compute_s: float
+    optimizer_s: float
+    exposed_s: Mapping[Group, float]
+    bubble_s: float
+    communication_s: Mapping[Group, float]
+    """Of each group, exposed or not."""
+
+    @property
+    def busy_s(self) -> float:
+        return self.compute_s + self.optimizer_s
+
+    @property
+    def total_s(self) -> float:
+        return self.busy_s + sum(self.exposed_s.values()) + self.bubble_s
+
+
+def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
+    """The breakdown of every stage of *run*, the simulation of *step*."""
+    program, lanes = step.program, step.lanes
+    groups = tuple(dict.fromkeys([Group.PP, *lanes.groups]))
+    same = _same_segments(program)
+    calls, pattern_of = _patterns(run, same)
+    spent = np.zeros((len(calls), 2 + len(groups)))  # computing, optimizer, exposed per group
+    segments = same[program.segment[calls]]
+    begins = _beginnings(run, calls)
+    for number in np.unique(segments):
+        rows = np.flatnonzero(segments == number)
+        spent[rows] = _spent(program.segments[number], begins[rows], lanes, groups)
+    per_call = spent[pattern_of]
+    per_call[:, 2] += _message_waits_s(step, run)
+    busy = program.lane_busy_s()
+    found = []
+    for stage in range(step.schedule.stages):
+        totals = per_call[program.rank_start[stage] : program.rank_start[stage + 1]].sum(axis=0)
+        exposed = dict(zip(groups, totals[2:].tolist(), strict=True))
+        bubble = run.makespan_s - float(totals.sum())
+        found.append(
+            StageTime(
+                stage=stage,
+                compute_s=float(totals[0]),
+                optimizer_s=float(totals[1]),
+                exposed_s=exposed,
+                # Rounding must not make a stage without bubbles show a negative one.
+                bubble_s=0.0 if abs(bubble) < 1e-12 * run.makespan_s else bubble,
+                communication_s=_totals(busy[stage], lanes, groups),
+            )
+        )
+    return tuple(found)
+
+
+def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Group, float]:
+    totals = dict.fromkeys(groups, 0.0)
+    for lane, seconds in enumerate(busy_s.tolist()):
+        group = lanes.group(lane)
+        if group is not None:
+            totals[group] += seconds
+    return totals
+
+
+def _beginnings(run: Run, calls: Ints) -> Floats:
+    """When each lane is free and each input there, counted from the compute lane's turn, at least 0."""
+    entry_s = run.entry_s[calls]
+    begins: Floats = np.maximum(entry_s - entry_s[:, COMPUTE : COMPUTE + 1], 0.0)
+    return begins
+
+
+def _same_segments(program: Program) -> Ints:
+    """For each segment the first one that is equal to it: stages that do the same share their segments."""
+    known: dict[tuple[object, ...], int] = {}
+    same = [
+        known.setdefault((segment.shape.key, segment.shape.names, segment.duration_s.tobytes()), number)
+        for number, segment in enumerate(program.segments)
+    ]
+    return np.array(same, np.int64)
+
+
+def _patterns(run: Run, same: Ints) -> tuple[Ints, Ints]:
+    """One call for each distinct beginning, and the beginning of every call."""
+    begins = _beginnings(run, np.arange(run.program.calls))
+    keys = np.concatenate(
+        [same[run.program.segment][:, None], np.rint(begins / ALIKE_S).astype(np.int64)], axis=1
+    )
+    # Rows compare much faster as one opaque value than column by column.
+    rows = np.ascontiguousarray(keys).view(np.dtype((np.void, keys.itemsize * keys.shape[1]))).ravel()
+    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
+    return first.astype(np.int64), inverse.astype(np.int64)
+
+
+def _spent(segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> Floats:
+    """rows x (computing, optimizer, exposed per group) of calls of *segment*, without waits for inputs."""
+    shape = segment.shape
+    rows = len(begins)
+    nodes = np.empty((shape.first_op + shape.ops, rows))
+    nodes[: shape.first_op] = begins[:, : shape.first_op].T
+    starts = np.empty((shape.ops, rows))
+    for op, before in enumerate(shape.waits):
+        starts[op] = np.max(nodes[list(before)], axis=0)
+        nodes[shape.first_op + op] = starts[op] + segment.duration_s[op]
+    ends = nodes[shape.first_op :]
+    spent = np.zeros((rows, 2 + len(groups)))
+    computing = np.flatnonzero(shape.lane == COMPUTE)
+    optimizing = np.array([OPTIMIZER_WORD in shape.names[op] for op in computing.tolist()], bool)
+    spent[:, 0] = segment.duration_s[computing[~optimizing]].sum()
+    spent[:, 1] = segment.duration_s[computing[optimizing]].sum()
+    gap_end = starts[computing]
+    gap_begin = np.concatenate([np.zeros((1, rows)), ends[computing[:-1]]])[: len(computing)]
+    left = gap_end - gap_begin
+    for lane in range(len(lanes.names)):
+        group = lanes.group(lane)
+        if group is None or not (left > 0).any():
+            continue
+        members = np.flatnonzero(shape.lane == lane)
+        for row in range(rows):
+            filled = _filled(
+                gap_begin[:, row],
+                gap_end[:, row],
+                begins[row, lane],
+                starts[members, row],
+                ends[members, row],
+            )
+            part = np.minimum(filled, left[:, row])
+            spent[row, 2 + groups.index(group)] += part.sum()
+            left[:, row] -= part
+    return spent
+
+
+def _filled(begin: Floats, end: Floats, busy_until: float, starts: Floats, ends: Floats) -> Floats:
+    """How much of each wait from *begin* to *end* one lane is busy: until *busy_until*, and in its ops."""
+    if not len(starts):
+        filled: Floats = np.clip(np.minimum(end, busy_until) - begin, 0.0, None)
+        return filled
+    # The busy time of the lane up to any moment is piecewise linear, with corners where ops start and end.
+    corners = np.stack([starts, ends], axis=1).ravel()
+    done = np.cumsum(ends - starts)
+    busy = np.stack([np.concatenate([[0.0], done[:-1]]), done], axis=1).ravel() + busy_until
+    corners = np.concatenate([[0.0, busy_until], corners])
+    busy = np.concatenate([[0.0, busy_until], busy])
+    return np.interp(end, corners, busy) - np.interp(begin, corners, busy)
+
+
+def _message_waits_s(step: Step, run: Run) -> Floats:
+    """For each call how long it waited for a message on the way; the rest of the wait is bubble.
+
+    A message that moves in its sender's lane is seen here only by its arrival: the last moments before it,
+    as long as the message takes, are its transfer.
+    """
+    program = run.program
+    waits_s = np.zeros(program.calls)
+    lanes = len(program.lanes)
+    durations = _message_durations(step)
+    for port in range(program.inputs):
+        source = program.source_call[:, port]
+        arrives = np.flatnonzero(source >= 0)
+        waited = run.entry_s[arrives, lanes + port] - run.entry_s[arrives, COMPUTE]
+        between = durations[program.rank[source[arrives]], program.rank[arrives]]
+        waits_s[arrives] = np.maximum(waits_s[arrives], np.clip(np.minimum(waited, between), 0.0, None))
+    return waits_s
+
+
+def _message_durations(step: Step) -> Floats:
+    """ranks x ranks: the seconds of a message between neighbouring stages, 0 elsewhere."""
+    ranks, stages = step.program.ranks, step.schedule.stages
+    durations = np.zeros((ranks, ranks))
+    for source in range(stages):
+        for target in {(source + 1) % stages, (source - 1) % stages} - {source}:
+            durations[source, target] = step.message_s(source, target)
+    return durations
