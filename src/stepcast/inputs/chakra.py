@@ -1,0 +1,91 @@
+"""Chakra execution traces (protobuf, schema 0.0.4): stepcast's own and other programs'."""
+
+import re
+from typing import TYPE_CHECKING
+
+from stepcast.inputs.protobuf import WireError, fields, read_attribute, read_varint, text
+from stepcast.inputs.source import Source
+
+if TYPE_CHECKING:
+    from stepcast.ir.workload import Workload
+
+VERSION = re.compile(r"v?\d{1,4}(?:\.\d{1,6}){0,3}(?:[-+.][\w.+-]{1,40})?")
+ATTRIBUTE_NAME = re.compile(rb"\x0a[\x01-\x60][A-Za-z_][ -~]*")
+# Wire types of Node's fields 1 to 10; dependencies may be packed.
+NODE_WIRES = {1: {0}, 2: {2}, 3: {0}, 4: {0, 2}, 5: {0, 2}, 6: {0}, 7: {0}, 8: {2}, 9: {2}, 10: {2}}
+LAST_NODE_TYPE = 7
+VERSION_TAG, ATTRIBUTE_TAG = 0x0A, 0x12
+
+
+def looks_like(head: bytes) -> bool:
+    """The first message is a GlobalMetadata, or after an empty one comes a node."""
+    try:
+        message, rest, cut = _message(head)
+        if message:
+            return _is_metadata(message, cut) or (not cut and _is_node(message))
+        message, rest, cut = _message(rest)
+        return bool(message) and not cut and _is_node(message)
+    except WireError:
+        return False
+
+
+def _message(data: bytes) -> tuple[bytes, bytes, bool]:
+    """The first message, what follows it, and whether *data* ends within it."""
+    length, start = read_varint(data, 0)
+    return data[start : start + length], data[start + length :], start + length > len(data)
+
+
+def _is_metadata(message: bytes, cut: bool) -> bool:
+    """A version and attributes with proper names, nothing else; the last may be cut off with the head."""
+    at = 0
+    while at < len(message):
+        tag = message[at]
+        length, start = read_varint(message, at + 1)
+        content, at = message[start : start + length], start + length
+        if at > len(message) and not cut:
+            return False
+        if tag == VERSION_TAG:
+            if content and not VERSION.fullmatch(text(content)):
+                return False
+        elif tag != ATTRIBUTE_TAG or not ATTRIBUTE_NAME.match(content):
+            return False
+        elif at <= len(message):
+            read_attribute(content)
+    return True
+
+
+def _is_node(message: bytes) -> bool:
+    """Only a node's fields, with a known type and a name that can be read."""
+    kind = name = None
+    for number, wire, content in fields(message):
+        if wire not in NODE_WIRES.get(number, ()):
+            return False
+        if number == 3:
+            kind = content
+        elif number == 2 and isinstance(content, bytes):
+            name = text(content)
+        elif number == 10 and isinstance(content, bytes):
+            read_attribute(content)
+    return (
+        isinstance(kind, int)
+        and 0 < kind <= LAST_NODE_TYPE
+        and name is not None
+        and (name + "_").isprintable()
+    )
+
+
+def read(source: Source) -> "Workload":
+    """The workload in a trace: as it was written, if by stepcast, else its nodes in order."""
+    # Here, so that recognising other formats does not load them.
+    from stepcast.inputs.chakra_foreign import foreign_workload
+    from stepcast.inputs.chakra_order import dependency_indices, execution_order
+    from stepcast.inputs.chakra_own import own_workload
+    from stepcast.inputs.chakra_plan import PLAN
+    from stepcast.inputs.chakra_walk import decode
+
+    trace = decode(source.data(), source.path)
+    dependencies = dependency_indices(trace.nodes, source.path)
+    order = execution_order(trace.nodes, dependencies, source.path)
+    if PLAN in trace.metadata:
+        return own_workload(trace, source.path)
+    return foreign_workload(trace, dependencies, order, source.path)

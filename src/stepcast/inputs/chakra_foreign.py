@@ -1,0 +1,229 @@
+"""A Workload from another program's trace: one layer for each node that does work, in an order that runs."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.inputs.byte_view import row_hashes
+from stepcast.inputs.chakra_nodes import Nodes, NodeType, Offsets, Trace
+from stepcast.inputs.chakra_plan import COLLECTIVE_OF_TYPE
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.process_groups import group_named
+from stepcast.inputs.protobuf import Value
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Recorded, Transfer, Work
+from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
+from stepcast.units import US
+
+IDLE_TYPES = (NodeType.INVALID, NodeType.METADATA)
+COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
+# Kept with the layer, as the trace has them.
+NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
+USED = (*NOTED, "comm_type", "comm_size", "comm_src", "comm_dst")
+
+Flags = npt.NDArray[np.bool_]
+
+
+class ProcessGroup(msgspec.Struct, frozen=True):
+    """An entry of the list that PyTorch puts into its process_group:init node."""
+
+    pg_name: str | int = ""
+    pg_desc: str = ""
+    ranks: tuple[int, ...] = ()
+    pg_size: int = 0
+    group_size: int = 0
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks) or self.pg_size or self.group_size
+
+
+GROUPS = msgspec.json.Decoder(list[ProcessGroup])
+
+
+def foreign_workload(trace: Trace, dependencies: Offsets, order: Offsets, path: str) -> Workload:
+    """Nodes as layers of one micro-batch. Host ops are left out where the trace has device ops."""
+    nodes = trace.nodes
+    warnings: list[str] = []
+    kept = _kept(nodes, warnings)
+    if not kept.any():
+        raise FormatError("has no nodes that compute or communicate; expected a Chakra execution trace", path)
+    reader = _Reader(nodes, _process_groups(nodes), path)
+    layers = reader.layers(order[kept[order]], _awaited(nodes, dependencies, order, kept))
+    if reader.unsized:
+        warnings.append("all-gathers of groups of unknown size: comm_size counts what one rank brings")
+    layout = reader.layout()
+    if layout.gpus == 1 and bool(np.isin(nodes.types[kept], COMM_TYPES).any()):
+        warnings.append("the trace does not say which ranks communicate; one rank is assumed")
+    notes = [("chakra.nodes", str(len(nodes)))]
+    if trace.version:
+        notes.append(("chakra.version", trace.version))
+    if isinstance(schema := trace.metadata.get("schema"), str):
+        notes.append(("chakra.schema", schema))
+    return Workload(
+        stages=(Stage(body=(Block(layers),)),),
+        layout=layout,
+        name=re.split(r"[\\/]", path)[-1].rsplit(".", 1)[0],
+        source="chakra",
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+    )
+
+
+def _kept(nodes: Nodes, warnings: list[str]) -> Flags:
+    """Nodes that do work on the device, or on the host where the trace has nothing else."""
+    works: Flags = ~np.isin(nodes.types, IDLE_TYPES)
+    host = nodes.attributes.get("is_cpu_op")
+    if host is None:
+        return works
+    on_host = np.array([value is True for value in host.values] + [False])[host.of]
+    on_device = np.array([value is False for value in host.values] + [False])[host.of]
+    if not (works & on_device & (nodes.types == NodeType.COMP)).any():
+        return works
+    left_out = int((works & on_host).sum())
+    if left_out:
+        warnings.append(f"{left_out} host ops were left out: they run beside the device's")
+    works &= ~on_host
+    return works
+
+
+def _awaited(nodes: Nodes, dependencies: Offsets, order: Offsets, kept: Flags) -> bytearray:
+    """For each node 1 where some later computation depends on it, directly or through other kinds of node."""
+    computes = kept & ~np.isin(nodes.types, COMM_TYPES)
+    awaited = bytearray(len(nodes))
+    # Memory views: lists of numbers would take several times the file.
+    ends, named, waits = nodes.dependency_ends.data, dependencies.data, computes.data
+    for index in order.data[::-1]:
+        if awaited[index] or waits[index]:
+            for place in range(ends[index - 1] if index else 0, ends[index]):
+                awaited[named[place]] = 1
+    return awaited
+
+
+def _process_groups(nodes: Nodes) -> dict[str, ProcessGroup]:
+    """PyTorch's groups by name, from its metadata nodes: a list in JSON, quoted as a list of one."""
+    groups: dict[str, ProcessGroup] = {}
+    for values in nodes.inputs.values():
+        start, end = values.find("[{"), values.rfind("}]")
+        if start < 0 or end < start:
+            continue
+        text = values[start : end + 2]
+        for form in (text, text.replace('\\"', '"'), text.replace("'", '"')):
+            try:
+                groups |= {str(group.pg_name): group for group in GROUPS.decode(form)}
+                break
+            except msgspec.DecodeError:
+                continue
+    return groups
+
+
+class _Reader:
+    """Turns nodes into layers; equal nodes become one object."""
+
+    def __init__(self, nodes: Nodes, groups: Mapping[str, ProcessGroup], path: str) -> None:
+        self.unsized = False
+        self._nodes = nodes
+        self._groups = groups
+        self._path = path
+
+    def layers(self, order: Offsets, awaited: bytearray) -> tuple[Layer, ...]:
+        """One layer for each node of *order*."""
+        nodes = self._nodes
+        columns: list[npt.NDArray[Any]] = [
+            nodes.name_of,
+            nodes.types,
+            nodes.durations_us,
+            np.frombuffer(awaited, dtype=np.uint8),
+        ]
+        columns += [nodes.attributes[name].of for name in USED if name in nodes.attributes]
+        hashes = row_hashes([column[order] for column in columns])
+        _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+        table = [self._layer(index, bool(awaited[index])) for index in order[firsts].tolist()]
+        return tuple([table[index] for index in inverse.tolist()])
+
+    def _layer(self, node: int, awaited: bool) -> Layer:
+        nodes = self._nodes
+        kind = nodes.types[node]
+        work: Work
+        if kind == NodeType.COMM_COLL:
+            work = self._collective(node)
+        elif kind in COMM_TYPES:
+            work = self._transfer(node)
+        else:
+            work = Recorded(int(nodes.durations_us[node]) * US)
+        values = ((name, self._value(name, node)) for name in NOTED)
+        notes = tuple((name, _plain(value)) for name, value in values if value is not None)
+        op = Op("", work, awaited or kind not in COMM_TYPES)
+        return Layer(nodes.names[nodes.name_of[node]], (op,), notes=notes)
+
+    def _value(self, name: str, node: int) -> Value:
+        column = self._nodes.attributes.get(name)
+        return None if column is None else column.value(node)
+
+    def _collective(self, node: int) -> Collective:
+        number = self._value("comm_type", node)
+        number = 0 if number is None else number
+        kind = COLLECTIVE_OF_TYPE.get(number) if type(number) is int else None
+        if kind is None:
+            raise FormatError(
+                f"node {self._nodes.ids[node]} has collective type {number!r}; expected 0 to 9", self._path
+            )
+        size_bytes = self._size_bytes(node)
+        if kind is CollectiveKind.ALL_GATHER:
+            listed = self._listed(node)
+            if listed and listed.size:
+                size_bytes *= listed.size
+            else:
+                self.unsized = True
+        return Collective(kind, size_bytes, self._group(node))
+
+    def _transfer(self, node: int) -> Transfer:
+        direction = Direction.SEND if self._nodes.types[node] == NodeType.COMM_SEND else Direction.RECEIVE
+        source, destination = self._value("comm_src", node), self._value("comm_dst", node)
+        offset = 1 if direction is Direction.SEND else -1
+        if type(source) is int and type(destination) is int and source != destination:
+            offset *= destination - source
+        group = self._group(node)
+        return Transfer(
+            direction, self._size_bytes(node), Group.PP if group is Group.WORLD else group, offset
+        )
+
+    def _size_bytes(self, node: int) -> int:
+        size_bytes = self._value("comm_size", node)
+        if size_bytes is None:
+            return 0
+        if type(size_bytes) is not int or size_bytes < 0:
+            raise FormatError(
+                f"node {self._nodes.ids[node]} has comm_size {size_bytes!r}; expected bytes", self._path
+            )
+        return size_bytes
+
+    def _listed(self, node: int) -> ProcessGroup | None:
+        return self._groups.get(str(self._value("pg_name", node)))
+
+    def _group(self, node: int) -> Group:
+        listed, name = self._listed(node), self._value("pg_name", node)
+        return group_named(listed.pg_desc if listed else "", name if isinstance(name, str) else "")
+
+    def layout(self) -> Layout:
+        """Degrees from the process groups that the trace lists."""
+        sizes: dict[Group, int] = {}
+        ranks: set[int] = set()
+        for name, listed in self._groups.items():
+            ranks |= set(listed.ranks)
+            group = group_named(listed.pg_desc, name)
+            sizes[group] = max(sizes.get(group, 1), listed.size)
+        world = max(len(ranks), *sizes.values(), 1) if sizes else 1
+        tp, cp, pp = (sizes.get(group, 1) for group in (Group.TP, Group.CP, Group.PP))
+        if world % (tp * cp * pp):
+            return Layout(dp=world)
+        return Layout(tp=tp, cp=cp, pp=pp, dp=world // (tp * cp * pp), ep=sizes.get(Group.EP, 1))
+
+
+def _plain(value: Value) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,0 +1,200 @@
+"""Nodes of a Chakra execution trace, decoded into columns.
+
+Messages and field numbers are those of schema 0.0.4 (mlcommons/chakra, schema/protobuf/et_def.proto).
+`chakra_walk` decodes the nodes that have their fields in order, as every protobuf library writes them; the
+rest, and those that are damaged, are decoded one by one here.
+"""
+
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.protobuf import Value, WireError, fields, read_attribute, read_varint, text
+
+Ints = npt.NDArray[np.int32]
+Offsets = npt.NDArray[np.int64]
+Numbers = npt.NDArray[np.uint64]
+NONE = -1
+
+# Attributes that are used or kept; others (rf_id, tid, op_schema ...) are passed over.
+KNOWN_ATTRIBUTES = (
+    "comm_type",
+    "comm_size",
+    "comm_src",
+    "comm_dst",
+    "comm_tag",
+    "pg_name",
+    "involved_dim",
+    "is_cpu_op",
+    "num_ops",
+    "tensor_size",
+    "stepcast.stage",
+    "stepcast.section",
+    "stepcast.layer",
+    "stepcast.phase",
+    "stepcast.micro_batch",
+    "stepcast.op",
+    "stepcast.blocking",
+    "stepcast.duration_s",
+    "stepcast.work",
+)
+
+
+class NodeType(IntEnum):
+    INVALID = 0
+    METADATA = 1
+    MEM_LOAD = 2
+    MEM_STORE = 3
+    COMP = 4
+    COMM_SEND = 5
+    COMM_RECV = 6
+    COMM_COLL = 7
+
+
+@dataclass(slots=True)
+class Column:
+    """One attribute of every node: an index into its distinct values, -1 where a node lacks it."""
+
+    of: Ints
+    values: list[Value]
+
+    def value(self, node: int) -> Value:
+        index = self.of[node]
+        return None if index == NONE else self.values[index]
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Columns of all nodes in file order."""
+
+    ids: Numbers
+    types: npt.NDArray[np.uint8]
+    durations_us: Numbers
+    name_of: Ints
+    names: list[str]
+    # Dependencies of node i are those before ``dependency_ends[i]`` and from ``dependency_ends[i - 1]`` on.
+    dependencies: Numbers
+    dependency_ends: Offsets
+    attributes: Mapping[str, Column]
+    # Values of metadata nodes' inputs, where PyTorch lists its process groups.
+    inputs: dict[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A decoded file."""
+
+    version: str
+    metadata: Mapping[str, Value]
+    nodes: Nodes
+
+
+@dataclass(slots=True)
+class Node:
+    """One node as decoded on its own; attributes as their bytes, so that equal ones are decoded once."""
+
+    number: int = 0
+    name: bytes = b""
+    kind: int = 0
+    duration_us: int = 0
+    dependencies: list[int] = field(default_factory=list)
+    attributes: dict[str, bytes] = field(default_factory=dict)
+
+
+def read_node(message: bytes) -> Node:
+    """A node whose fields may stand in any order."""
+    node = Node()
+    for number, wire, content in fields(message):
+        if isinstance(content, int):
+            if number == 1:
+                node.number = content
+            elif number == 3:
+                node.kind = content
+            elif number == 5:
+                node.dependencies.append(content)
+            elif number == 7:
+                node.duration_us = content
+            elif number in (2, 8, 9, 10):
+                raise WireError(f"field {number} has wire type {wire}")
+        elif number == 2:
+            node.name = content
+        elif number == 5:
+            at = 0
+            while at < len(content):
+                value, at = read_varint(content, at)
+                node.dependencies.append(value)
+        elif number == 10:
+            node.attributes[read_attribute(content)[0]] = content
+        elif number in (1, 3, 7):
+            raise WireError(f"field {number} has wire type {wire}")
+    if node.kind > NodeType.COMM_COLL:
+        raise WireError(f"node {node.number} has type {node.kind}, which schema 0.0.4 does not know")
+    return node
+
+
+def read_inputs(message: bytes) -> str:
+    """The values of a node's inputs."""
+    for number, _, content in fields(message):
+        if number == 8 and isinstance(content, bytes):
+            for inner, _, value in fields(content):
+                if inner == 1 and isinstance(value, bytes):
+                    return text(value)
+    return ""
+
+
+def read_metadata(message: bytes) -> tuple[str, dict[str, Value]]:
+    """Version and attributes of a GlobalMetadata message."""
+    version, attributes = "", {}
+    for number, _, content in fields(message):
+        if number == 1 and isinstance(content, bytes):
+            version = text(content)
+        elif number == 2 and isinstance(content, bytes):
+            name, value = read_attribute(content)
+            attributes[name] = value
+    return version, attributes
+
+
+def failure(message: int, at: int, reason: str, path: str) -> FormatError:
+    return FormatError(f"message {message + 1} at byte {at}: {reason}; expected a Chakra node", path)
+
+
+def message_bounds(data: bytes, path: str) -> tuple[Offsets, Offsets]:
+    """Where each length-delimited message of the file begins and ends."""
+    starts, ends = array("q"), array("q")
+    at, size = 0, len(data)
+    add_start, add_end = starts.append, ends.append
+    while at < size:
+        length = data[at]
+        at += 1
+        if length > 127:
+            # Lengths of two bytes are the usual ones.
+            if at < size and data[at] < 128:
+                length += (data[at] - 1) * 128
+                at += 1
+            else:
+                try:
+                    length, at = read_varint(data, at - 1)
+                except WireError as error:
+                    raise failure(len(starts), at - 1, str(error), path) from None
+        if at + length > size:
+            short = f"needs {length} bytes but the file has {size - at} more"
+            raise failure(len(starts), at, short, path)
+        add_start(at)
+        at += length
+        add_end(at)
+    return np.frombuffer(starts, dtype=np.int64), np.frombuffer(ends, dtype=np.int64)
+
+
+def has_metadata(message: bytes) -> bool:
+    """Whether a file's first message is its GlobalMetadata; old traces begin with a node instead."""
+    # A node begins with its id, a varint, or, where that is 0, has its type after its name.
+    numbers = [(number, wire) for number, wire, _ in fields(message)]
+    return not numbers or not (numbers[0] == (1, 0) or any(number > 2 for number, _ in numbers))

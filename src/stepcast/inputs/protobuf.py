@@ -1,0 +1,240 @@
+"""Protobuf's wire format, as much of it as Chakra needs: varints, fields, and AttributeProto.
+
+Source of the encoding: protobuf.dev, "Encoding". Writing an execution trace needs no schema compiler, and
+reading one in plain Python is fast enough when equal bytes are decoded once.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+
+VARINT, FIXED64, LENGTH, FIXED32 = 0, 1, 2, 5
+TWO_64, TWO_63, TWO_32, TWO_31 = 2**64, 2**63, 2**32, 2**31
+
+
+class WireError(ValueError):
+    """Bytes that are not a protobuf message of the kind expected."""
+
+
+class Kind(IntEnum):
+    """Value kinds of Chakra's AttributeProto: the field number of the single value; a list's is one more."""
+
+    DOUBLE = 3
+    FLOAT = 5
+    INT32 = 7
+    INT64 = 9
+    UINT32 = 11
+    UINT64 = 13
+    SINT32 = 15
+    SINT64 = 17
+    FIXED32 = 19
+    FIXED64 = 21
+    SFIXED32 = 23
+    SFIXED64 = 25
+    BOOL = 27
+    STRING = 29
+    BYTES = 31
+
+
+Scalar = float | int | bool | str | bytes
+Value = Scalar | tuple[Scalar, ...] | None
+
+STRUCTS = {
+    Kind.DOUBLE: struct.Struct("<d"),
+    Kind.FLOAT: struct.Struct("<f"),
+    Kind.FIXED32: struct.Struct("<I"),
+    Kind.FIXED64: struct.Struct("<Q"),
+    Kind.SFIXED32: struct.Struct("<i"),
+    Kind.SFIXED64: struct.Struct("<q"),
+}
+RANGES = {
+    Kind.INT32: (-TWO_31, TWO_31),
+    Kind.INT64: (-TWO_63, TWO_63),
+    Kind.UINT32: (0, TWO_32),
+    Kind.UINT64: (0, TWO_64),
+    Kind.SINT32: (-TWO_31, TWO_31),
+    Kind.SINT64: (-TWO_63, TWO_63),
+}
+
+
+def varint(value: int) -> bytes:
+    if value < 128:
+        return bytes((value,))
+    parts = bytearray()
+    while value > 127:
+        parts.append(value & 127 | 128)
+        value >>= 7
+    parts.append(value)
+    return bytes(parts)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The number at *at*, and where it ends."""
+    value = shift = 0
+    while True:
+        if at >= len(data):
+            raise WireError("ends within a number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value & (TWO_64 - 1), at
+        shift += 7
+        if shift > 63:
+            raise WireError("a number is longer than ten bytes")
+
+
+def field(number: int, wire: int) -> bytes:
+    """The tag that precedes a field."""
+    return varint(number << 3 | wire)
+
+
+def number_field(number: int, value: int) -> bytes:
+    return field(number, VARINT) + varint(value)
+
+
+def bytes_field(number: int, value: bytes) -> bytes:
+    return field(number, LENGTH) + varint(len(value)) + value
+
+
+def delimited(message: bytes) -> bytes:
+    """A message as it stands in a file of many."""
+    return varint(len(message)) + message
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+    """Every field of a message: number, wire type, and its number or bytes."""
+    at, end = 0, len(data)
+    while at < end:
+        tag, at = read_varint(data, at)
+        number, wire = tag >> 3, tag & 7
+        if number == 0:
+            raise WireError("has a field numbered 0")
+        value: int | bytes
+        if wire == VARINT:
+            value, at = read_varint(data, at)
+        else:
+            if wire == LENGTH:
+                length, at = read_varint(data, at)
+            elif wire in (FIXED64, FIXED32):
+                length = 8 if wire == FIXED64 else 4
+            else:
+                raise WireError(f"has a field of wire type {wire}")
+            if at + length > end:
+                raise WireError("a field is longer than its message")
+            value = data[at : at + length]
+            at += length
+        yield number, wire, value
+
+
+def attribute(name: str, kind: Kind, value: Scalar | Sequence[Scalar]) -> bytes:
+    """An AttributeProto message."""
+    head = bytes_field(1, name.encode())
+    if isinstance(value, list | tuple):
+        return head + bytes_field(kind + 1, _packed(kind, value))
+    assert not isinstance(value, Sequence) or isinstance(value, str | bytes)
+    wire = LENGTH if kind >= Kind.STRING else _wire(kind)
+    body = _single(kind, value)
+    return head + field(kind, wire) + (varint(len(body)) + body if wire == LENGTH else body)
+
+
+def _wire(kind: Kind) -> int:
+    if kind in STRUCTS:
+        return FIXED64 if STRUCTS[kind].size == 8 else FIXED32
+    return VARINT
+
+
+def _packed(kind: Kind, values: Sequence[Scalar]) -> bytes:
+    """The list message of *kind*: strings one by one, numbers packed."""
+    if kind >= Kind.STRING:
+        return b"".join(bytes_field(1, _single(kind, value)) for value in values)
+    packed = b"".join(_single(kind, value) for value in values)
+    return bytes_field(1, packed) if packed else b""
+
+
+def _single(kind: Kind, value: Scalar) -> bytes:
+    if isinstance(value, str):
+        return value.encode()
+    if isinstance(value, bytes):
+        return value
+    if kind in STRUCTS:
+        try:
+            return STRUCTS[kind].pack(value)
+        except struct.error as error:
+            raise WireError(f"{value} does not fit {kind.name.lower()}: {error}") from None
+    number = int(value)
+    low, high = RANGES.get(kind, (0, 2))
+    if not low <= number < high:
+        raise WireError(f"{number} does not fit {kind.name.lower()}")
+    if kind in (Kind.SINT32, Kind.SINT64):
+        return varint(number * 2 if number >= 0 else -number * 2 - 1)
+    return varint(number & (TWO_64 - 1))
+
+
+def read_attribute(data: bytes) -> tuple[str, Value]:
+    """Name and value of an AttributeProto; the last value wins, as protobuf says."""
+    name, value = "", None
+    for number, wire, content in fields(data):
+        if number == 1 and isinstance(content, bytes):
+            name = text(content)
+        elif 3 <= number <= 32:
+            value = _read_value(number, wire, content)
+    return name, value
+
+
+def text(content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise WireError("a string is not UTF-8") from None
+
+
+def _read_value(number: int, wire: int, content: int | bytes) -> Value:
+    kind = Kind(number - (number - 3) % 2)
+    if number != kind:
+        if not isinstance(content, bytes):
+            raise WireError(f"attribute field {number} should be a list message")
+        return tuple(value for item in fields(content) if item[0] == 1 for value in _items(kind, *item[1:]))
+    expected = LENGTH if kind >= Kind.STRING else _wire(kind)
+    if wire != expected:
+        raise WireError(f"attribute field {number} has wire type {wire}; expected {expected}")
+    return _read_scalar(kind, content)
+
+
+def _items(kind: Kind, wire: int, content: int | bytes) -> Iterator[Scalar]:
+    """The values of one entry of a list: one, or packed ones."""
+    expected = LENGTH if kind >= Kind.STRING else _wire(kind)
+    if wire == expected:
+        yield _read_scalar(kind, content)
+    elif wire == LENGTH and isinstance(content, bytes):
+        at = 0
+        size = STRUCTS[kind].size if kind in STRUCTS else 0
+        if size and len(content) % size:
+            raise WireError("a packed list ends within a value")
+        while at < len(content):
+            if size:
+                yield _read_scalar(kind, content[at : at + size])
+                at += size
+            else:
+                value, at = read_varint(content, at)
+                yield _read_scalar(kind, value)
+    else:
+        raise WireError(f"a list entry has wire type {wire}")
+
+
+def _read_scalar(kind: Kind, content: int | bytes) -> Scalar:
+    if isinstance(content, bytes):
+        if kind is Kind.STRING:
+            return text(content)
+        if kind is Kind.BYTES:
+            return content
+        value: float | int = STRUCTS[kind].unpack(content)[0]
+        return value
+    match kind:
+        case Kind.BOOL:
+            return content != 0
+        case Kind.SINT32 | Kind.SINT64:
+            return content >> 1 if not content & 1 else -(content >> 1) - 1
+        case Kind.INT32 | Kind.INT64:
+            return content - TWO_64 if content >= TWO_63 else content
+    return content
