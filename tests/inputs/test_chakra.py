@@ -1,0 +1,300 @@
+"""Chakra traces of other programs, and clear errors for damaged ones."""
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepcast.inputs import chakra
+from stepcast.inputs.chakra_nodes import KNOWN_ATTRIBUTES, read_node
+from stepcast.inputs.chakra_walk import decode
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.protobuf import (
+    Kind,
+    WireError,
+    attribute,
+    bytes_field,
+    delimited,
+    field,
+    number_field,
+    read_attribute,
+    read_varint,
+    varint,
+)
+from stepcast.inputs.source import Source
+from stepcast.inputs.table import recognise
+from stepcast.ir.group import Group
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Recorded, Transfer
+from stepcast.ir.workload import Layer, Op, Workload
+from stepcast.outputs.chakra import write
+from tests.inputs.fuzz import FUZZ, check_reader, mutations
+from tests.outputs.test_chakra import example
+
+METADATA = delimited(
+    bytes_field(1, b"0.0.4") + bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4"))
+)
+COMP, SEND, RECV, COLL, META = 4, 5, 6, 7, 1
+
+
+def node(
+    number: int, kind: int, name: str = "n", waits: tuple[int, ...] = (), us: int = 0, *attributes: bytes
+) -> bytes:
+    message = number_field(1, number) + bytes_field(2, name.encode()) + number_field(3, kind)
+    if waits:
+        message += bytes_field(5, b"".join(varint(wait) for wait in waits))
+    if us:
+        message += number_field(7, us)
+    return delimited(message + b"".join(bytes_field(10, body) for body in attributes))
+
+
+def coll(kind: int, size: int, group: str = "") -> tuple[bytes, ...]:
+    found = [attribute("comm_type", Kind.INT64, kind), attribute("comm_size", Kind.INT64, size)]
+    return (*found, attribute("pg_name", Kind.STRING, group)) if group else tuple(found)
+
+
+def read(*messages: bytes) -> Workload:
+    return chakra.read(Source("trace.et", METADATA + b"".join(messages)))
+
+
+def layers(workload: Workload) -> tuple[Layer, ...]:
+    return workload.stages[0].body_layers()
+
+
+def op(layer: Layer) -> Op:
+    (only,) = layer.forward
+    return only
+
+
+scalars: dict[Kind, st.SearchStrategy[Any]] = {
+    Kind.DOUBLE: st.floats(allow_nan=False),
+    Kind.FLOAT: st.floats(allow_nan=False, width=32),
+    Kind.INT32: st.integers(-(2**31), 2**31 - 1),
+    Kind.INT64: st.integers(-(2**63), 2**63 - 1),
+    Kind.UINT32: st.integers(0, 2**32 - 1),
+    Kind.UINT64: st.integers(0, 2**64 - 1),
+    Kind.SINT32: st.integers(-(2**31), 2**31 - 1),
+    Kind.SINT64: st.integers(-(2**63), 2**63 - 1),
+    Kind.FIXED32: st.integers(0, 2**32 - 1),
+    Kind.FIXED64: st.integers(0, 2**64 - 1),
+    Kind.SFIXED32: st.integers(-(2**31), 2**31 - 1),
+    Kind.SFIXED64: st.integers(-(2**63), 2**63 - 1),
+    Kind.BOOL: st.booleans(),
+    Kind.STRING: st.text(max_size=20),
+    Kind.BYTES: st.binary(max_size=20),
+}
+
+
+@settings(max_examples=20, deadline=None)
+@pytest.mark.parametrize("kind", Kind)
+@given(data=st.data())
+def test_attributes_of_every_kind_come_back(kind: Kind, data: st.DataObject) -> None:
+    value = data.draw(scalars[kind])
+    assert read_attribute(attribute("a", kind, value)) == ("a", value)
+    values = data.draw(st.lists(scalars[kind], min_size=1, max_size=4))
+    assert read_attribute(attribute("a", kind, values)) == ("a", tuple(values))
+
+
+def test_attributes_are_encoded_as_protobuf_libraries_do() -> None:
+    # From Google's encoder, for AttributeProto(name="comm_size", int64_val=1048576) and bool_val=False.
+    assert attribute("comm_size", Kind.INT64, 1048576).hex() == "0a09636f6d6d5f73697a6548808040"
+    assert attribute("is_cpu_op", Kind.BOOL, False).hex() == "0a0969735f6370755f6f70d80100"
+    assert attribute("x", Kind.INT64, -1).hex() == "0a017848ffffffffffffffffff01"
+
+
+def test_unpacked_lists_are_read_too() -> None:
+    body = bytes_field(1, b"involved_dim") + bytes_field(28, field(1, 0) + b"\1" + field(1, 0) + b"\0")
+    assert read_attribute(body) == ("involved_dim", (True, False))
+
+
+@given(st.integers(0, 2**64 - 1))
+def test_varints_come_back(value: int) -> None:
+    assert read_varint(varint(value), 0) == (value, len(varint(value)))
+
+
+def test_endless_varint_is_an_error() -> None:
+    with pytest.raises(WireError, match="ten bytes"):
+        read_varint(b"\xff" * 11, 0)
+
+
+def test_compute_collectives_and_messages() -> None:
+    workload = read(
+        node(1, COMP, "fwd", (), 250, attribute("num_ops", Kind.INT64, 7)),
+        node(2, COLL, "grads", (1,), 0, *coll(0, 4096, "tp")),
+        node(3, SEND, "send", (2,), 0, attribute("comm_size", Kind.INT64, 8), *peers(2, 4)),
+        node(4, RECV, "recv", (), 0, attribute("comm_size", Kind.INT64, 8), *peers(0, 2)),
+        node(5, 2, "load", (4,), 3),
+    )
+    assert [op(layer).work for layer in layers(workload)] == [
+        Recorded(250e-6),
+        Collective(CollectiveKind.ALL_REDUCE, 4096, Group.TP),
+        Transfer(Direction.SEND, 8, Group.PP, 2),
+        Transfer(Direction.RECEIVE, 8, Group.PP, -2),
+        Recorded(3e-6),
+    ]
+    assert layers(workload)[0].notes == (("num_ops", "7"),)
+    assert [op(layer).blocking for layer in layers(workload)] == [True, False, False, True, True]
+
+
+def peers(source: int, destination: int) -> tuple[bytes, ...]:
+    return attribute("comm_src", Kind.INT32, source), attribute("comm_dst", Kind.INT32, destination)
+
+
+def test_a_collective_blocks_where_computation_waits_for_it_through_others() -> None:
+    workload = read(
+        node(1, COLL, "first", (), 0, *coll(0, 1)),
+        node(2, COLL, "second", (1,), 0, *coll(7, 1)),
+        node(3, COMP, "compute", (2,), 1),
+        node(4, COLL, "last", (3,), 0, *coll(6, 1)),
+    )
+    assert [op(layer).blocking for layer in layers(workload)] == [True, True, True, False]
+
+
+def test_nodes_run_after_what_they_depend_on() -> None:
+    workload = read(node(3, COMP, "c", (2,), 1), node(2, COMP, "b", (1,), 1), node(1, COMP, "a", (), 1))
+    assert [layer.name for layer in layers(workload)] == ["a", "b", "c"]
+
+
+def test_process_groups_of_pytorch_give_sizes_groups_and_layout() -> None:
+    listed = (
+        '["[{\\"pg_name\\": \\"0\\", \\"pg_desc\\": \\"default_pg\\", \\"pg_size\\": 8, \\"ranks\\": []}, '
+        '{\\"pg_name\\": \\"1\\", \\"pg_desc\\": \\"mesh_tp\\", \\"pg_size\\": 4, \\"ranks\\": [0, 1, 2, 3]}]"]'
+    )
+    init = delimited(
+        number_field(1, 9)
+        + bytes_field(2, b"## process_group:init ##")
+        + number_field(3, META)
+        + bytes_field(8, bytes_field(1, listed.encode()))
+    )
+    workload = read(init, node(10, COLL, "gather", (), 0, *coll(2, 1000, "1")))
+    assert op(layers(workload)[0]).work == Collective(CollectiveKind.ALL_GATHER, 4000, Group.TP)
+    assert (workload.layout.tp, workload.layout.dp) == (4, 2)
+
+
+def test_host_ops_are_left_out_beside_device_ops() -> None:
+    host, device = attribute("is_cpu_op", Kind.BOOL, True), attribute("is_cpu_op", Kind.BOOL, False)
+    workload = read(node(1, COMP, "aten::mm", (), 9, host), node(2, COMP, "gemm", (1,), 5, device))
+    assert [layer.name for layer in layers(workload)] == ["gemm"]
+    assert "1 host ops" in workload.warnings[0]
+    assert len(layers(read(node(1, COMP, "a", (), 9, host), node(2, COMP, "b", (1,), 5, host)))) == 2
+
+
+def test_fields_in_any_order_and_unknown_ones_are_read() -> None:
+    message = (
+        bytes_field(10, attribute("comm_size", Kind.INT64, 64))
+        + number_field(5, 1)
+        + number_field(3, COLL)
+        + bytes_field(99, b"later schema")
+        + field(100, 1)
+        + bytes(8)
+        + number_field(1, 2**63)
+        + bytes_field(2, b"odd")
+    )
+    workload = read(node(1, COMP, "a", (), 1), delimited(message))
+    assert op(layers(workload)[1]).work == Collective(CollectiveKind.ALL_REDUCE, 64, Group.WORLD)
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ((node(1, COMP, waits=(2,), us=1), node(2, COMP, waits=(1,), us=1)), "depends on itself"),
+        ((node(1, COMP, waits=(1,), us=1),), "depends on itself"),
+        ((node(1, COMP, waits=(5,), us=1),), "node 1 depends on node 5, which is not there"),
+        ((node(1, COMP, us=1), node(1, COMP, us=1)), "node 2 has the id 1 of node 1"),
+        ((node(1, COMP, us=1), node(2, 8, us=1)), "message 3 at byte .*type 8"),
+        ((node(1, COLL, "c", (), 0, *coll(99, 1)),), "collective type 99"),
+        ((node(1, COLL, "c", (), 0, *coll(0, -1)),), "comm_size -1"),
+        ((node(1, COMP, us=1)[:-1],), "message 2 at byte .* more"),
+        ((b"\x80",), "message 2 at byte .*ends within a number"),
+        ((delimited(b"\x08" + b"\xff" * 11),), "message 2 at byte .*ten bytes"),
+        ((delimited(number_field(1, 1) + b"\x12\x7fab"),), "longer than its message"),
+        ((delimited(bytes_field(2, b"\xff\xfe") + number_field(3, COMP)),), "not UTF-8"),
+        ((), "no nodes that compute"),
+    ],
+)
+def test_damage_is_named(messages: tuple[bytes, ...], expected: str) -> None:
+    with pytest.raises(FormatError, match=expected):
+        read(*messages)
+
+
+def test_a_changed_repeat_of_our_own_trace_is_an_error() -> None:
+    data = write(example())
+    place = data.rindex(b"stepcast.duration_s") + len(b"stepcast.duration_s") + 1
+    with pytest.raises(FormatError, match="not like its other repeats"):
+        chakra.read(Source("w.et", data[:place] + b"\0" * 8 + data[place + 8 :]))
+
+
+def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
+    random = Random(1)
+    messages = []
+    for number in range(1, 300):
+        chosen = random.sample(KNOWN_ATTRIBUTES, random.randrange(6))
+        values = [attribute(name, Kind.STRING, "v" * random.randrange(20)) for name in chosen]
+        values.insert(0, attribute("rf_id" * random.randrange(1, 9), Kind.UINT64, random.getrandbits(64)))
+        waits = tuple(random.randrange(1, 300) for _ in range(random.choice([0, 0, 1, 2, 90])))
+        messages.append(
+            node(
+                number << random.randrange(50),
+                COMP,
+                "x" * random.randrange(9),
+                waits,
+                1 << number % 64,
+                *values,
+            )
+        )
+    nodes = decode(METADATA + b"".join(messages), "t").nodes
+    ends = [0, *nodes.dependency_ends.tolist()]
+    for index, message in enumerate(messages):
+        expected = read_node(message[read_varint(message, 0)[1] :])
+        assert nodes.ids[index] == expected.number
+        assert nodes.durations_us[index] == expected.duration_us
+        assert nodes.names[nodes.name_of[index]].encode() == expected.name
+        assert nodes.dependencies[ends[index] : ends[index + 1]].tolist() == expected.dependencies
+        for name in KNOWN_ATTRIBUTES:
+            body = expected.attributes.get(name)
+            value = nodes.attributes[name].value(index)
+            assert value == (None if body is None else read_attribute(body)[1])
+    assert np.unique(nodes.ids).size > 200
+
+
+def test_recognised_by_content() -> None:
+    for data in (
+        write(example()),
+        METADATA + node(1, COMP, us=1),
+        b"\0" + node(1, COMP, us=1),
+        node(1, COLL),
+    ):
+        assert chakra.looks_like(data)
+    assert recognise(Source("trace", write(example()))).name == "chakra"
+
+
+@given(st.binary(max_size=200))
+def test_junk_is_not_recognised(junk: bytes) -> None:
+    text = b"DATA\n3\n" + junk
+    assert not chakra.looks_like(text)
+    assert not chakra.looks_like(b"\0" * 10 + junk[:0])
+    assert not chakra.looks_like(b'{"traceEvents": []}')
+
+
+OWN = write(example())
+FOREIGN = METADATA + b"".join(
+    node(
+        number,
+        COLL if number % 3 == 0 else COMP,
+        f"n{number}",
+        (number - 1,) if number > 1 else (),
+        10,
+        *values,
+    )
+    for number in range(1, 12)
+    for values in [coll(number % 10, 100 * number, "1") if number % 3 == 0 else ()]
+)
+
+
+@FUZZ
+@given(mutations(OWN) | mutations(FOREIGN))
+def test_damaged_files_give_a_workload_or_a_format_error(data: bytes) -> None:
+    chakra.looks_like(data)
+    check_reader(chakra.read, data, Workload)

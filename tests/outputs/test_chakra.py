@@ -1,0 +1,162 @@
+"""Workloads survive being written as a Chakra trace and read again."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepcast.inputs import chakra, simai
+from stepcast.inputs.chakra_nodes import NodeType
+from stepcast.inputs.chakra_walk import decode
+from stepcast.inputs.source import Source
+from stepcast.ir.dtype import DType
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import (
+    Attention,
+    Collective,
+    CollectiveKind,
+    Direction,
+    Elementwise,
+    ElementwiseKind,
+    GroupedMatmul,
+    Matmul,
+    Recorded,
+    Transfer,
+)
+from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
+from stepcast.outputs.chakra import losses, write
+from tests.shared import SHARED, needs_shared
+
+counts = st.integers(1, 2**40)
+sizes = st.integers(0, 2**50)
+amounts = st.floats(0, 1e15)
+times = st.floats(0, 1e6)
+works = st.one_of(
+    st.builds(Recorded, times),
+    st.builds(Collective, st.sampled_from(CollectiveKind), sizes, st.sampled_from(Group)),
+    st.builds(
+        Transfer,
+        st.sampled_from(Direction),
+        sizes,
+        st.sampled_from(Group),
+        st.integers(-8, 8),
+    ),
+    st.builds(Matmul, *[st.integers(1, 2**15)] * 4, st.sampled_from(DType)),
+    st.builds(GroupedMatmul, *[st.integers(1, 2**15)] * 4, st.sampled_from(DType)),
+    st.builds(Attention, *[st.integers(1, 2**10)] * 7, st.booleans(), st.booleans(), st.sampled_from(DType)),
+    st.builds(
+        Elementwise,
+        st.sampled_from(ElementwiseKind),
+        st.integers(1, 2**20),
+        st.integers(1, 2**20),
+        amounts,
+        amounts,
+        st.booleans(),
+        st.sampled_from(DType),
+    ),
+)
+names = st.text(max_size=12)
+ops = st.lists(st.builds(Op, names, works, st.booleans()), max_size=3).map(tuple)
+notes = st.lists(st.tuples(names, names), max_size=2).map(tuple)
+layers = st.builds(Layer, names, ops, ops, ops, times, notes)
+blocks = st.builds(Block, st.lists(layers, min_size=1, max_size=3).map(tuple), st.integers(1, 3))
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    pp = draw(st.integers(1, 3))
+    micro_batches = draw(st.integers(2, 4))
+
+    def stage() -> Stage:
+        body = tuple(draw(st.lists(blocks, max_size=3)))
+        varied: tuple[Variation, ...] = ()
+        vary = draw(st.booleans())
+        if body and vary:
+            length = sum(len(block.layers) * block.repeat for block in body)
+            places = st.tuples(st.just(draw(st.integers(0, micro_batches - 1))), st.integers(0, length - 1))
+            chosen = draw(st.sets(places, max_size=2))
+            varied = tuple(Variation(*place, draw(layers)) for place in sorted(chosen))
+        once = st.lists(layers, max_size=2)
+        return Stage(body, tuple(draw(once)), tuple(draw(once)), varied)
+
+    uniform = draw(st.booleans())
+    return Workload(
+        stages=tuple(stage() for _ in range(1 if uniform else pp)),
+        layout=Layout(tp=draw(st.integers(1, 8)), dp=draw(st.integers(1, 4)), pp=pp),
+        micro_batches=micro_batches,
+        boundary_bytes=draw(st.none() | sizes),
+        name=draw(names),
+        source=draw(names),
+        notes=draw(notes),
+    )
+
+
+def round_trip(workload: Workload) -> Workload:
+    data = write(workload)
+    assert chakra.looks_like(data[:65536])
+    return chakra.read(Source("w.et", data))
+
+
+@settings(max_examples=150, deadline=None)
+@given(workloads())
+def test_random_workloads_come_back_equal(workload: Workload) -> None:
+    assert round_trip(workload) == workload
+
+
+@needs_shared
+@pytest.mark.parametrize("seed", ["000_61968dba09bf56f9", "001_ec526f178b8c47e2"])
+def test_seeds_come_back_equal(seed: str) -> None:
+    workload = simai.read(Source(SHARED / "seeds" / f"{seed}.txt"))
+    assert round_trip(workload) == replace(workload, warnings=())
+
+
+def example() -> Workload:
+    compute = Op("", Recorded(1.25e-6))
+    gather = Op("gather", Collective(CollectiveKind.ALL_GATHER, 1000, Group.TP))
+    reduce = Op("reduce", Collective(CollectiveKind.ALL_REDUCE, 64, Group.DP), blocking=False)
+    again = Op("again", Collective(CollectiveKind.ALL_REDUCE, 64, Group.DP), blocking=False)
+    layer = Layer("mlp", (compute, gather), (compute,), (compute, reduce, again))
+    return Workload((Stage((Block((layer,), 2),)),), Layout(tp=8, dp=2), micro_batches=3)
+
+
+def test_nodes_are_written_out_in_the_order_they_run() -> None:
+    nodes = decode(write(example()), "w.et").nodes
+    assert len(nodes) == 3 * 2 * 6
+    first = [nodes.names[index] for index in nodes.name_of[:12]]
+    assert first == ["mlp", "mlp gather"] * 2 + ["mlp", "mlp", "mlp reduce", "mlp again"] * 2
+    assert nodes.types[:4].tolist() == [NodeType.COMP, NodeType.COMM_COLL] * 2
+
+
+def test_blocking_ops_form_one_chain_and_others_only_that_of_their_lane() -> None:
+    nodes = decode(write(example()), "w.et").nodes
+    starts = [0, *nodes.dependency_ends.tolist()]
+    waits = [nodes.dependencies[start:end].tolist() for start, end in pairwise(starts)]
+    # Node ids count from 1: two forward layers, then backward compute (5, 6), reduce (7), again (8).
+    assert waits[:6] == [[], [1], [1, 2], [2, 3], [3, 4], [5]]
+    assert waits[6:8] == [[6], [6, 7]]
+    assert waits[8] == [6]
+
+
+def test_other_programs_see_microseconds_shards_and_group_numbers() -> None:
+    nodes = decode(write(example()), "w.et").nodes
+    assert nodes.durations_us[:2].tolist() == [1, 0]
+    assert nodes.attributes["comm_size"].value(1) == 125  # an eighth of the whole buffer
+    assert nodes.attributes["comm_type"].value(1) == 2
+    assert nodes.attributes["pg_name"].value(1) == "1"
+    assert nodes.attributes["is_cpu_op"].value(1) is False
+
+
+def test_losses_name_what_only_stepcast_reads() -> None:
+    said = " ".join(losses(example()))
+    assert "microsecond" in said
+    assert "shapes" not in said
+    assert "warnings" in " ".join(losses(replace(example(), warnings=("odd",))))
+
+
+def test_layers_that_never_run_are_named_as_lost() -> None:
+    usual, other = Layer("usual", (Op("", Recorded(1.0)),)), Layer("other", (Op("", Recorded(2.0)),))
+    stage = Stage((Block((usual,)),), variations=(Variation(0, 0, other),))
+    assert "no micro-batch runs" in " ".join(losses(Workload((stage,))))
