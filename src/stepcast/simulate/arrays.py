@@ -291,13 +291,13 @@ class Program:
 
     def task_lanes(self) -> Ints:
         """The lane of every task, or NO_LANE."""
-        return self._per_task([segment.shape.lane for segment in self.segments])
+        return self.per_task([segment.shape.lane for segment in self.segments])
 
     def task_durations_s(self) -> Floats:
         """The duration of every task: the array to change for jitter or slow ranks, then run unfolded."""
-        return self._per_task([segment.duration_s for segment in self.segments])
+        return self.per_task([segment.duration_s for segment in self.segments])
 
-    def _per_task(self, per_segment: Sequence[NDArray[Number]]) -> NDArray[Number]:
+    def per_task(self, per_segment: Sequence[NDArray[Number]]) -> NDArray[Number]:
         """What each segment says of its ops, for every task."""
         if not self.calls:
             return np.zeros(0, per_segment[0].dtype if per_segment else np.int64)

@@ -26,31 +26,37 @@ class Chunk:
 
 def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place, Chunk]:
     """The layers of every chunk of *schedule*."""
-    places = model_order(schedule)
+    copies = model_copies(schedule)
     if not workload.uniform:
-        if len(workload.stages) != len(places):
+        if len(workload.stages) != len(copies[0]):
             raise ValueError(
-                f"the workload has {len(workload.stages)} pieces and schedule {schedule.name} {len(places)}"
+                f"the workload has {len(workload.stages)} pieces, schedule {schedule.name} {len(copies[0])}"
             )
-        return {place: _whole(stage, workload) for place, stage in zip(places, workload.stages, strict=True)}
+        pieces = [_whole(stage, workload) for stage in workload.stages]
+        return {place: piece for copy in copies for place, piece in zip(copy, pieces, strict=True)}
     whole = _whole(workload.stages[0], workload)
     if body is Body.MODEL:
-        return dict(zip(places, _split(whole, len(places)), strict=True))
-    parts = _split(whole, schedule.chunks)
-    return {place: parts[place.chunk] for place in places}
+        pieces = _split(whole, len(copies[0]))
+        return {place: piece for copy in copies for place, piece in zip(copy, pieces, strict=True)}
+    parts = _split(whole, schedule.chunks // len(copies))
+    return {place: parts[place.chunk % len(parts)] for copy in copies for place in copy}
 
 
-def model_order(schedule: Schedule) -> list[Place]:
-    """Every place, from the start of the model to its end."""
-    places = [Place(stage, chunk) for chunk in range(schedule.chunks) for stage in range(schedule.stages)]
-    ordered: list[Place] = []
-    for start in places:
-        if schedule.previous(start) is None:
-            place: Place | None = start
+def model_copies(schedule: Schedule) -> list[list[Place]]:
+    """The places of each copy of the model, from its start to its end; DualPipe runs two copies."""
+    copies: list[list[Place]] = []
+    for chunk in range(schedule.chunks):
+        for stage in range(schedule.stages):
+            place: Place | None = Place(stage, chunk)
+            assert place is not None
+            if schedule.previous(place) is not None:
+                continue
+            copy: list[Place] = []
             while place is not None:
-                ordered.append(place)
+                copy.append(place)
                 place = schedule.following(place)
-    return ordered
+            copies.append(copy)
+    return copies
 
 
 def _whole(stage: Stage, workload: Workload) -> Chunk:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Transfer, Work
+from stepcast.ir.workload import Layer, Stage, Workload
 from stepcast.ir.workload import Phase as LayerPhase
-from stepcast.ir.workload import Stage, Workload
 from stepcast.simulate.arrays import Program, Segment, TimedOp
-from stepcast.simulate.chunks import Body, Chunk, chunks_of
+from stepcast.simulate.chunks import Body, Chunk, chunks_of, model_copies
 from stepcast.simulate.messages import Messages, Phase, Send
 from stepcast.simulate.pipeline import Round, pipeline_program
 from stepcast.simulate.schedule import Kind, Place, Schedule
@@ -103,7 +103,7 @@ def build_step(
     return Step(program, schedule, lanes, message_s, len(before), len(after))
 
 
-def _layers(chunk: Chunk, phase: Phase) -> tuple:  # type: ignore[type-arg]
+def _layers(chunk: Chunk, phase: Phase) -> tuple[Layer, ...]:
     if phase.first:
         return chunk.first
     return chunk.last if phase.last else chunk.usual
@@ -135,11 +135,10 @@ def _parts(workload: Workload, schedule: Schedule, stage: int) -> list[Stage]:
     """The workload's pieces that lie on *stage*."""
     if workload.uniform:
         return [workload.stages[0]]
-    from stepcast.simulate.chunks import model_order
-
     return [
         piece
-        for place, piece in zip(model_order(schedule), workload.stages, strict=True)
+        for copy in model_copies(schedule)
+        for place, piece in zip(copy, workload.stages, strict=True)
         if place.stage == stage
     ]
 

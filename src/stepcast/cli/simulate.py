@@ -1,0 +1,243 @@
+"""``stepcast simulate FILE --cluster C``."""
+
+import argparse
+import gzip
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.documents import add_edit_arguments, read_document
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.ir.workload import Workload
+
+if TYPE_CHECKING:
+    from stepcast.predict import Options, Prediction
+
+ENGINES = ("fast", "simai")
+# Written out, so that the help does not load the engine; a test compares them with the tables.
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
+SENDS = ("eager", "rendezvous", "blocking")
+ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="a workload file: SimAI text, operator table or Chakra")
+    parser.add_argument("--cluster", metavar="C", help="name in the catalogue, or a TOML file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
+    )
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs in all; data parallelism takes what is left"
+    )
+    parser.add_argument(
+        "--engine", choices=ENGINES, default="fast", help="simai: SimAI-analytical's own pricing"
+    )
+    parser.add_argument("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)}, or a schedule file")
+    parser.add_argument(
+        "--body", choices=("stage", "model"), default="stage", help="what the file's body stands for"
+    )
+    parser.add_argument("--messages", choices=SENDS, default="eager", help="how stages send to each other")
+    parser.add_argument("--all-reduce", choices=ALGORITHMS, help="force an algorithm instead of the fastest")
+    parser.add_argument(
+        "--slow-stage", action="append", default=[], metavar="S=X", help="stage S computes X times as long"
+    )
+    parser.add_argument(
+        "--slow-group",
+        action="append",
+        default=[],
+        metavar="G=X",
+        help="communication of group G takes X times as long",
+    )
+    parser.add_argument(
+        "--jitter", type=float, metavar="X", help="random deviation of each computation, such as 0.05"
+    )
+    parser.add_argument("--runs", type=int, default=100, metavar="N", help="runs with jitter (default 100)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the jitter")
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the timeline as Perfetto / Chrome JSON (.gz compresses)"
+    )
+    parser.add_argument("--gantt", action="store_true", help="draw the timeline as text")
+    parser.add_argument(
+        "--critical-path", action="store_true", help="what the step waited for, by kind of op"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_edit_arguments(parser)
+    simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
+    simai.add_argument(
+        "--nvlink-gb-per-s", type=float, default=360.0, metavar="V", help="NVLink rate of a GPU"
+    )
+    simai.add_argument("--nic-gb-per-s", type=float, default=48.5, metavar="W", help="rate of a NIC")
+    simai.add_argument("--gpus-per-server", type=int, default=8, metavar="G")
+    simai.add_argument("--nics-per-server", type=int, default=8, metavar="N")
+    simai.add_argument(
+        "--overlap",
+        action="append",
+        default=[],
+        metavar="GROUP=R",
+        help="hidden share of tp, ep, dp or dp_ep",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    workload = read_document([args.file], args)
+    if not isinstance(workload, Workload):
+        kind = type(workload).__name__
+        raise ValueError(
+            f"{args.file}: holds a {kind}, which says what happened; simulate needs a workload file"
+        )
+    if args.engine == "simai":
+        from stepcast.cli.simai import run_simai
+
+        return run_simai(workload, args)
+    if args.cluster is None:
+        raise ValueError("--cluster is needed: a name from 'stepcast list clusters' or a TOML file")
+    from stepcast.hardware import load_cluster
+    from stepcast.predict import simulate_workload
+
+    prediction = simulate_workload(workload, load_cluster(args.cluster, args.set), _options(args))
+    show_prediction(prediction, args)
+    return 0
+
+
+def _options(args: argparse.Namespace) -> "Options":
+    from stepcast.cost.collectives import Algorithm
+    from stepcast.ir.group import Group
+    from stepcast.ir.work import CollectiveKind
+    from stepcast.predict import Options
+    from stepcast.simulate.chunks import Body
+    from stepcast.simulate.messages import Send
+    from stepcast.simulate.step import Conditions
+
+    stages = {
+        _count(name, "--slow-stage"): factor for name, factor in _factors(args.slow_stage, "--slow-stage")
+    }
+    groups = {_group(name): factor for name, factor in _factors(args.slow_group, "--slow-group")}
+    forced = {CollectiveKind.ALL_REDUCE: Algorithm(args.all_reduce)} if args.all_reduce else {}
+    return Options(
+        schedule=_schedule(args.schedule),
+        gpus=args.gpus,
+        body=Body(args.body),
+        send=Send(args.messages),
+        algorithms=forced,
+        conditions=Conditions(stages, {Group(name): factor for name, factor in groups.items()}),
+    )
+
+
+def _schedule(name: str | None) -> Any:
+    """A schedule's name, or what a schedule file describes."""
+    if name is None or name in SCHEDULES:
+        return name
+    if not Path(name).is_file():
+        raise ValueError(f"--schedule {name}: no such schedule or file; known: {', '.join(SCHEDULES)}")
+    from stepcast.simulate.schedule_file import parse_schedule
+
+    try:
+        return parse_schedule(Path(name).read_text(), Path(name).stem)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+
+
+def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:
+    """``3=1.2`` or ``tp=2x``: a name and a factor."""
+    found = []
+    for entry in entries:
+        name, equals, factor = entry.partition("=")
+        try:
+            value = float(factor.removesuffix("x"))
+        except ValueError:
+            value = -1.0
+        if not equals or value <= 0:
+            raise ValueError(
+                f"{option} {entry!r}: expected NAME=FACTOR with a factor above zero, such as 3=1.2"
+            )
+        found.append((name, value))
+    return found
+
+
+def _count(name: str, option: str) -> int:
+    if not name.isdigit():
+        raise ValueError(f"{option} {name!r}: expected the number of a stage")
+    return int(name)
+
+
+def _group(name: str) -> str:
+    from stepcast.ir.group import Group
+
+    if name not in set(Group):
+        raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")
+    return name
+
+
+def show_prediction(prediction: "Prediction", args: argparse.Namespace) -> None:
+    """Print the report, and write or draw what was asked for."""
+    found = prediction.report.facts()
+    if args.jitter is not None:
+        found["jitter"] = _jitter(prediction, args)
+    if args.critical_path:
+        found["critical_path"] = [
+            {"name": name, "count": count, "seconds": seconds}
+            for name, count, seconds in _path_rows(prediction)
+        ]
+    if args.trace:
+        found["trace"] = args.trace
+        _write_trace(prediction, args.trace)
+    if args.json:
+        print_json(found)
+        return
+    from stepcast.report.step import path_text, step_text
+
+    width = terminal_width()
+    print(step_text(found, width))
+    if args.critical_path:
+        rows = [(row["name"], row["count"], row["seconds"]) for row in found["critical_path"]]
+        print("\n" + path_text(rows, found["step_s"], width))
+    if args.jitter is not None:
+        print("\n" + _jitter_text(found["jitter"]))
+    if args.gantt:
+        from stepcast.report.gantt import gantt
+
+        print("\n" + gantt(prediction.timeline, width))
+    if args.trace:
+        print(f"\nwrote {args.trace}: open it at ui.perfetto.dev")
+    print_warnings(found["warnings"])
+
+
+def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
+    """The critical path summed by name, longest first."""
+    path, program = prediction.critical_path, prediction.step.program
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
+    for call, op, seconds in zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True):
+        entry = totals[program.segments[program.segment[call]].shape.names[op]]
+        entry[0] += 1
+        entry[1] += seconds
+    rows = [(name, int(count), seconds) for name, (count, seconds) in totals.items() if seconds > 0]
+    return sorted(rows, key=lambda row: -row[2])[:20]
+
+
+def _jitter(prediction: "Prediction", args: argparse.Namespace) -> dict[str, Any]:
+    from stepcast.simulate.jitter import jittered
+
+    spread = jittered(prediction.step, args.jitter, args.runs, args.seed)
+    return {
+        "deviation": args.jitter,
+        "runs": spread.runs,
+        "seed": args.seed,
+        "mean_s": spread.mean_s,
+        "deviation_s": spread.deviation_s,
+        "percentiles_s": {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()},
+    }
+
+
+def _jitter_text(found: dict[str, Any]) -> str:
+    from stepcast.units import format_seconds
+
+    ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in found["percentiles_s"].items())
+    mean = format_seconds(found["mean_s"])
+    return f"with jitter {found['deviation']:g} over {found['runs']} runs: mean {mean}, {ranks}"
+
+
+def _write_trace(prediction: "Prediction", path: str) -> None:
+    from stepcast.outputs.perfetto import write
+
+    data = write(prediction.timeline)
+    Path(path).write_bytes(gzip.compress(data, mtime=0) if path.endswith(".gz") else data)

@@ -1,0 +1,103 @@
+"""One price for any work on a cluster: computation by the GPU's model, communication by the group's links."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from stepcast.cost.collectives import Algorithm, Route, price, route_of, send_receive_s
+from stepcast.cost.price import Bound, Price, PriceSource
+from stepcast.hardware import Cluster, group_path, neighbour_path
+from stepcast.hardware.layout import Layout as RankGrid
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import Collective, CollectiveKind, Compute, Recorded, Transfer, Work
+
+# Nine rows in ten of nccl-tests lie within this, on the cluster the constants were fitted to.
+COLLECTIVE_SPREAD = 0.15
+
+ComputePrice = Callable[[Compute], Price]
+
+
+def recorded_price(work: Compute) -> Price:
+    """Prices recorded times alone: what a workload file with times needs."""
+    if not isinstance(work, Recorded):
+        raise ValueError(f"no compute model was given to price a {type(work).__name__}")
+    time_s = work.duration_s
+    return Price(time_s, PriceSource.MEASURED, Bound.COMPUTE, 1.0, time_s, time_s)
+
+
+@dataclass
+class Pricer:
+    """Prices each distinct work once."""
+
+    cluster: Cluster
+    layout: Layout
+    compute: ComputePrice = recorded_price
+    algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
+    imbalance: float = 1.0
+    _known: dict[Work, Price] = field(default_factory=dict, repr=False)
+
+    def price(self, work: Work) -> Price:
+        found = self._known.get(work)
+        if found is None:
+            found = self._known[work] = self._priced(work)
+        return found
+
+    def seconds(self, work: Work) -> float:
+        return self.price(work).seconds
+
+    def low_s(self, work: Work) -> float:
+        return self.price(work).low_s
+
+    def high_s(self, work: Work) -> float:
+        return self.price(work).high_s
+
+    def sources(self) -> dict[str, str]:
+        """Kind of work -> the least trusted source among its prices."""
+        trust = list(PriceSource)
+        worst: dict[str, PriceSource] = {}
+        for work, found in self._known.items():
+            kind = str(work.kind) if isinstance(work, Collective) else type(work).__name__.lower()
+            known = worst.get(kind, found.source)
+            worst[kind] = max(known, found.source, key=trust.index)
+        return {kind: str(source) for kind, source in sorted(worst.items())}
+
+    def _priced(self, work: Work) -> Price:
+        match work:
+            case Collective():
+                route = self.route(work.group)
+                imbalance = self.imbalance if work.kind is CollectiveKind.ALL_TO_ALL else 1.0
+                found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind), imbalance)
+                return _communication(found.seconds)
+            case Transfer():
+                return _communication(send_receive_s(work.size_bytes, self.neighbour_route(work.group)))
+            case _:
+                return self.compute(work)
+
+    def route(self, group: Group) -> Route:
+        """The links that the slowest set of *group* crosses."""
+        return route_of(group_path(self.cluster, self.grid, str(group)), self.cluster)
+
+    def neighbour_route(self, group: Group) -> Route:
+        """The links between neighbours in *group*, at their slowest."""
+        if self.layout.size(group) == 1:
+            return self.route(group)
+        return route_of(neighbour_path(self.cluster, self.grid, str(group)), self.cluster)
+
+    @property
+    def grid(self) -> RankGrid:
+        """How the ranks are numbered: tensor parallel fastest, then context, data, pipeline."""
+        layout = self.layout
+        return RankGrid(
+            tp=layout.tp,
+            cp=layout.cp,
+            ep=layout.ep,
+            dp=layout.dp,
+            pp=layout.pp,
+            expert_tp=layout.expert_tp,
+            shard=layout.shard,
+        )
+
+
+def _communication(seconds: float) -> Price:
+    low_s, high_s = seconds / (1 + COLLECTIVE_SPREAD), seconds * (1 + COLLECTIVE_SPREAD)
+    return Price(seconds, PriceSource.FITTED, Bound.NETWORK, 1.0, low_s, high_s)

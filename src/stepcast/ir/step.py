@@ -1,0 +1,115 @@
+"""StepReport: what is known of one training step after it was simulated."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from stepcast.ir.check import require
+
+# Parts of a step, in the order in which they are shown.
+PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")
+# Which part the exposed communication of a group counts as.
+PART_OF_GROUP = {
+    "tp": "tp",
+    "expert-tp": "tp",
+    "cp": "cp",
+    "ep": "ep",
+    "dp": "dp",
+    "expert-dp": "dp",
+    "shard": "dp",
+    "replica": "dp",
+    "pp": "pp",
+    "embedding": "dp",
+    "world": "other",
+}
+SUM_TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """One pipeline stage; busy, exposed communication and bubble sum to the step."""
+
+    stage: int
+    busy_s: float
+    exposed_s: float
+    bubble_s: float
+    peak_in_flight: int
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            name: getattr(self, name)
+            for name in ("stage", "busy_s", "exposed_s", "bubble_s", "peak_in_flight")
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """Communication of one group on an average stage."""
+
+    total_s: float
+    exposed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What the step achieves. *mfu* is of the GPU's dense peak in the format it trains in."""
+
+    tokens_per_s: float
+    tflops_per_gpu: float
+    mfu: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The breakdown is that of an average stage and sums to the step."""
+
+    step_s: float
+    breakdown_s: Mapping[str, float]
+    communication_s: Mapping[str, Exposure]
+    stages: tuple[StageReport, ...]
+    low_s: float
+    high_s: float
+    gpus: int
+    schedule: str
+    micro_batches: int
+    sources: Mapping[str, str] = field(default_factory=dict)
+    throughput: Throughput | None = None
+    memory_bytes: Mapping[str, Any] | None = None
+    warnings: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        total_s = sum(self.breakdown_s.values())
+        require(
+            abs(total_s - self.step_s) <= SUM_TOLERANCE * max(self.step_s, 1e-12),
+            f"the parts sum to {total_s} s, not to the step of {self.step_s} s",
+        )
+
+    @property
+    def bubble_share(self) -> float:
+        return self.breakdown_s["bubble"] / self.step_s if self.step_s else 0.0
+
+    def facts(self) -> dict[str, Any]:
+        """The step as the JSON contract spells it."""
+        reached = self.throughput
+        return {
+            "step_s": self.step_s,
+            "breakdown_s": {part: self.breakdown_s[part] for part in PARTS},
+            "communication_s": {
+                group: {"total": exposure.total_s, "exposed": exposure.exposed_s}
+                for group, exposure in self.communication_s.items()
+            },
+            "stages": [stage.facts() for stage in self.stages],
+            "gpus": self.gpus,
+            "schedule": self.schedule,
+            "micro_batches": self.micro_batches,
+            "bubble_fraction": self.bubble_share,
+            "tokens_per_s": reached.tokens_per_s if reached else None,
+            "tflops_per_gpu": reached.tflops_per_gpu if reached else None,
+            "mfu": reached.mfu if reached else None,
+            "memory_bytes": self.memory_bytes,
+            "uncertainty": {"low_s": self.low_s, "high_s": self.high_s},
+            "sources": dict(self.sources),
+            "warnings": list(self.warnings),
+            "assumptions": list(self.assumptions),
+        }

@@ -1,0 +1,218 @@
+"""From a workload and a cluster to a step: price every op, build the program, simulate it, read it."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from stepcast.cost.collectives import Algorithm
+from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
+from stepcast.hardware import Cluster
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
+from stepcast.ir.timeline import Timeline
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
+from stepcast.ir.workload import Workload
+from stepcast.simulate.arrays import Times
+from stepcast.simulate.breakdown import StageTime, stage_times
+from stepcast.simulate.chunks import Body
+from stepcast.simulate.critical import CriticalPath, critical_path
+from stepcast.simulate.engine import Run, simulate, task_times
+from stepcast.simulate.messages import Send
+from stepcast.simulate.schedule import Schedule
+from stepcast.simulate.schedule_check import peak_in_flight
+from stepcast.simulate.schedules.table import ONLY_CHUNKS, make_schedule
+from stepcast.simulate.segments import Seconds
+from stepcast.simulate.spans import timeline_of
+from stepcast.simulate.step import HEALTHY, Conditions, Step, build_step
+
+# No published dense transformer is deeper; a body that would make one is likely the whole model.
+DEEPEST_MODEL = 160
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a workload is run; what is None follows from the workload."""
+
+    schedule: Schedule | str | None = None
+    gpus: int | None = None
+    body: Body = Body.STAGE
+    send: Send = Send.EAGER
+    algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
+    conditions: Conditions = HEALTHY
+
+
+DEFAULTS = Options()
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """A simulated step: the report, and on demand all its tasks."""
+
+    report: StepReport
+    step: Step
+    run: Run
+
+    @cached_property
+    def times(self) -> Times:
+        return task_times(self.run)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        return timeline_of(self.step, self.times)
+
+    @cached_property
+    def critical_path(self) -> CriticalPath:
+        return critical_path(self.step.program, self.times)
+
+
+def simulate_workload(
+    workload: Workload,
+    cluster: Cluster,
+    options: Options = DEFAULTS,
+    compute: ComputePrice = recorded_price,
+) -> Prediction:
+    """Run *workload* on *cluster*."""
+    workload = _resized(workload, options.gpus)
+    _check_room(workload.layout, cluster)
+    assumptions: list[str] = []
+    schedule = _schedule(workload, options, assumptions)
+    boundary_bytes = _boundary_bytes(workload, assumptions)
+    pricer = Pricer(cluster, workload.layout, compute, options.algorithms)
+    message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
+
+    def run_with(seconds: Seconds) -> tuple[Step, Run]:
+        message_s = seconds(message)
+        step = build_step(
+            workload,
+            schedule,
+            seconds,
+            lambda source, target: message_s,
+            body=options.body,
+            send=options.send,
+            conditions=options.conditions,
+        )
+        return step, simulate(step.program)
+
+    step, run = run_with(pricer.seconds)
+    low_s, high_s = (run_with(seconds)[1].makespan_s for seconds in (pricer.low_s, pricer.high_s))
+    report = _report(step, run, workload)
+    return Prediction(
+        replace(
+            report,
+            low_s=low_s,
+            high_s=high_s,
+            sources=pricer.sources(),
+            warnings=(*workload.warnings, *_body_warnings(workload, options)),
+            assumptions=tuple(assumptions),
+        ),
+        step,
+        run,
+    )
+
+
+def _resized(workload: Workload, gpus: int | None) -> Workload:
+    """*workload* on *gpus*: data parallelism takes what tp x cp x pp leave."""
+    if gpus is None or gpus == workload.layout.gpus:
+        return workload
+    layout = workload.layout
+    model_gpus = layout.tp * layout.cp * layout.pp
+    if gpus < model_gpus or gpus % model_gpus:
+        raise ValueError(f"{gpus} GPUs are not a multiple of tp x cp x pp = {model_gpus}")
+    return replace(workload, layout=replace(layout, dp=gpus // model_gpus))
+
+
+def _check_room(layout: Layout, cluster: Cluster) -> None:
+    if cluster.gpus is not None and layout.gpus > cluster.gpus:
+        raise ValueError(f"the layout needs {layout.gpus} GPUs and cluster {cluster.name} has {cluster.gpus}")
+
+
+def _schedule(workload: Workload, options: Options, assumptions: list[str]) -> Schedule:
+    if isinstance(options.schedule, Schedule):
+        return options.schedule
+    layout = workload.layout
+    name = options.schedule or ("interleaved" if layout.vpp > 1 else "1f1b")
+    if layout.pp == 1 and name not in ("gpipe", "1f1b"):
+        name = "1f1b"
+    if options.schedule is None and name == "interleaved" and workload.micro_batches < layout.pp:
+        name = "gpipe"
+        assumptions.append(
+            f"interleaving needs as many micro-batches as stages ({layout.pp}) and there are "
+            f"{workload.micro_batches}: all forwards run before the backwards"
+        )
+    chunks = ONLY_CHUNKS.get(name, layout.vpp)
+    return make_schedule(name, layout.pp, workload.micro_batches, chunks if layout.pp > 1 else 1)
+
+
+def _boundary_bytes(workload: Workload, assumptions: list[str]) -> int:
+    """Bytes of one micro-batch between stages: as stated, else as large as the activations look."""
+    if workload.boundary_bytes is not None or workload.layout.pp == 1:
+        return workload.boundary_bytes or 0
+    sizes = [
+        op.work.size_bytes
+        for stage in workload.stages
+        for block in stage.body
+        for layer in block.layers
+        for op in layer.forward
+        if isinstance(op.work, Collective) and op.work.group is Group.TP
+    ]
+    guess = max(sizes, default=0)
+    assumptions.append(
+        f"messages between stages are not stated; taken as {guess:,} bytes, the largest tensor-parallel "
+        "activation (2 x micro-batch x seq x hidden)"
+    )
+    return guess
+
+
+def _body_warnings(workload: Workload, options: Options) -> list[str]:
+    """A body that lists more layers than a stage can have is likely the whole model."""
+    if not workload.uniform or workload.layout.pp == 1 or options.body is Body.MODEL:
+        return []
+    repeats = [block.repeat for block in workload.stages[0].body]
+    layers = max(repeats, default=1)
+    total = layers * workload.layout.pp
+    if total <= DEEPEST_MODEL:
+        return []
+    return [
+        f"the body lists {layers} layers and counts as one of {workload.layout.pp} stages, "
+        f"{total} layers in all; if it is the whole model, use --body model"
+    ]
+
+
+def _report(step: Step, run: Run, workload: Workload) -> StepReport:
+    """The breakdown of an average stage, which sums to the step because every stage's does."""
+    stages = stage_times(step, run)
+    count = len(stages)
+    parts = dict.fromkeys(PARTS, 0.0)
+    totals: dict[str, float] = defaultdict(float)
+    exposed: dict[str, float] = defaultdict(float)
+    for each in stages:
+        parts["compute"] += each.compute_s / count
+        parts["optimizer"] += each.optimizer_s / count
+        parts["bubble"] += each.bubble_s / count
+        for group, seconds in each.exposed_s.items():
+            parts[PART_OF_GROUP[group]] += seconds / count
+            exposed[group] += seconds / count
+            totals[group] += each.communication_s[group] / count
+    # Sums of floats in another order: let the largest part carry the last bit.
+    largest = max(parts, key=lambda part: parts[part])
+    parts[largest] += run.makespan_s - sum(parts.values())
+    in_flight = peak_in_flight(step.schedule)
+    return StepReport(
+        step_s=run.makespan_s,
+        breakdown_s=parts,
+        communication_s={
+            str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0
+        },
+        stages=tuple(_stage_report(each, in_flight[each.stage]) for each in stages),
+        low_s=run.makespan_s,
+        high_s=run.makespan_s,
+        gpus=workload.layout.gpus,
+        schedule=step.schedule.name,
+        micro_batches=workload.micro_batches,
+    )
+
+
+def _stage_report(each: StageTime, in_flight: int) -> StageReport:
+    return StageReport(each.stage, each.busy_s, sum(each.exposed_s.values()), each.bubble_s, in_flight)

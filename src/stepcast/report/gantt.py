@@ -1,0 +1,69 @@
+"""A timeline as text: one row for each rank, one character for each slice of time."""
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.ir.timeline import SpanKind, Timeline
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+LEGEND = "F forward   B backward   W weight gradient   o once per step   - communication   . waiting"
+MARKS = {"F": "F", "B": "B", "I": "B", "W": "W"}
+LONGEST_ROW_LIST = 64
+
+
+def gantt(timeline: Timeline, width: int) -> str:
+    """What each rank does most in each slice of the step."""
+    ranks = [rank for rank in timeline.ranks if rank in timeline.stage_of_rank] or list(timeline.ranks)
+    label = max(len(f"stage {rank}") for rank in ranks) if ranks else 0
+    columns = max(10, width - label - 1)
+    span_s = timeline.span_s or 1.0
+    rank_of = timeline.rank_of
+    lines = []
+    for rank in ranks[:LONGEST_ROW_LIST]:
+        rows = np.flatnonzero(rank_of == rank)
+        lines.append(f"stage {rank}".ljust(label) + " " + _row(timeline, rows, columns, span_s))
+    if len(ranks) > LONGEST_ROW_LIST:
+        lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more stages")
+    return "\n".join([*lines, "", LEGEND])
+
+
+def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:
+    """The character of each slice: the activity that fills most of it."""
+    marks = ["F", "B", "W", "o", "-"]
+    filled = np.zeros((len(marks), columns))
+    slot_mark = [_mark(detail.get("slot", "")) for detail in timeline.details]
+    kinds, details = timeline.kind_of[rows], timeline.detail_of[rows]
+    mark_of = np.array(
+        [
+            marks.index("-" if kind != SpanKind.COMPUTE else slot_mark[detail] if detail >= 0 else "o")
+            for kind, detail in zip(kinds.tolist(), details.tolist(), strict=True)
+        ],
+        dtype=np.int64,
+    )
+    scale = columns / span_s
+    begin, end = timeline.start_s[rows] * scale, timeline.end_s[rows] * scale
+    edges = np.arange(columns + 1)
+    for mark in range(len(marks)):
+        mine = mark_of == mark
+        if mine.any():
+            filled[mark] = np.diff(_busy_until(edges, begin[mine], end[mine]))
+    # Communication beside computation is hidden: it shows only where nothing else runs.
+    filled[marks.index("-")] = np.minimum(filled[-1], 1 - np.minimum(filled[:-1].sum(axis=0), 1)) * 0.999
+    best = filled.argmax(axis=0)
+    idle = 1 - filled.sum(axis=0)
+    return "".join("." if idle[at] > filled[best[at], at] else marks[best[at]] for at in range(columns))
+
+
+def _busy_until(edges: Floats, begin: Floats, end: Floats) -> Floats:
+    """Summed length of the spans before each edge."""
+    order_b, order_e = np.sort(begin), np.sort(end)
+    sum_b, sum_e = np.concatenate([[0], np.cumsum(order_b)]), np.concatenate([[0], np.cumsum(order_e)])
+    started, ended = np.searchsorted(order_b, edges), np.searchsorted(order_e, edges)
+    total: Floats = (edges * started - sum_b[started]) - (edges * ended - sum_e[ended])
+    return total
+
+
+def _mark(slot: str) -> str:
+    return MARKS.get(slot[:1], "o") if "." in slot else "o"

@@ -1,0 +1,106 @@
+"""A simulated step as text: the answer first, then where the time went, then stage by stage."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepcast.report.text import bullet, facts, table
+from stepcast.units import format_bytes, format_percent, format_seconds
+
+Facts = Mapping[str, Any]
+MOST_STAGES = 16
+BAR_WIDTH = 24
+PART_NAMES = {
+    "compute": "compute",
+    "tp": "tensor parallel, exposed",
+    "cp": "context parallel, exposed",
+    "ep": "expert parallel, exposed",
+    "dp": "data parallel, exposed",
+    "pp": "pipeline messages, exposed",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+    "other": "other",
+}
+
+
+def step_text(found: Facts, width: int) -> str:
+    """The facts of a StepReport, for a person."""
+    parts = [facts(_headline(found), width), _breakdown(found, width)]
+    if len(found["stages"]) > 1:
+        parts.append(_stages(found, width))
+    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    return "\n\n".join(parts)
+
+
+def _headline(found: Facts) -> list[tuple[str, object]]:
+    band = found["uncertainty"]
+    pairs: list[tuple[str, object]] = [
+        ("step", format_seconds(found["step_s"])),
+        ("likely within", f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"),
+        ("GPUs", f"{found['gpus']:,}"),
+        ("schedule", f"{found['schedule']}, {found['micro_batches']} micro-batches"),
+    ]
+    if found["tokens_per_s"] is not None:
+        pairs += [
+            ("throughput", f"{found['tokens_per_s']:,.0f} tokens/s"),
+            (
+                "model FLOP/s",
+                f"{found['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {format_percent(found['mfu'])}",
+            ),
+        ]
+    memory = found["memory_bytes"]
+    if memory is not None:
+        verdict = "fits" if memory["fits"] else "DOES NOT FIT"
+        pairs.append(
+            ("memory", f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}")
+        )
+    return pairs
+
+
+def _breakdown(found: Facts, width: int) -> str:
+    """Parts of the step with a bar; communication also shows what was hidden behind computation."""
+    step_s = found["step_s"] or 1.0
+    rows = []
+    for part, seconds in found["breakdown_s"].items():
+        if seconds <= 0:
+            continue
+        share = seconds / step_s
+        rows.append(
+            (PART_NAMES[part], format_seconds(seconds), format_percent(share), "#" * round(share * BAR_WIDTH))
+        )
+    text = table(("an average stage spends", "time", "share", ""), rows, width)
+    hidden = [
+        (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
+        for group, each in found["communication_s"].items()
+    ]
+    if hidden:
+        text += "\n\n" + table(("communication", "total", "exposed", "hidden"), hidden, width)
+    return text
+
+
+def _hidden(each: Mapping[str, float]) -> str:
+    return format_percent(max(0.0, 1 - each["exposed"] / each["total"])) if each["total"] else "-"
+
+
+def _stages(found: Facts, width: int) -> str:
+    stages = found["stages"]
+    shown = stages if len(stages) <= MOST_STAGES else [*stages[: MOST_STAGES - 1], stages[-1]]
+    rows = [
+        (
+            each["stage"],
+            format_seconds(each["busy_s"]),
+            format_seconds(each["exposed_s"]),
+            format_seconds(each["bubble_s"]),
+            each["peak_in_flight"],
+        )
+        for each in shown
+    ]
+    return table(("stage", "busy", "exposed", "bubble", "in flight"), rows, width)
+
+
+def path_text(rows: list[tuple[str, int, float]], step_s: float, width: int) -> str:
+    """The critical path by kind of op: name, how often, seconds."""
+    listed = [
+        (name, count, format_seconds(seconds), format_percent(seconds / step_s))
+        for name, count, seconds in rows
+    ]
+    return table(("on the critical path", "count", "time", "share"), listed, width)
