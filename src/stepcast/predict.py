@@ -41,6 +41,8 @@ class Options:
     send: Send = Send.EAGER
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
     conditions: Conditions = HEALTHY
+    # Price communication by its slowest link alone, without latency or protocol.
+    ideal_communication: bool = False
 
 
 DEFAULTS = Options()
@@ -79,7 +81,7 @@ def simulate_workload(
     assumptions: list[str] = []
     schedule = _schedule(workload, options, assumptions)
     boundary_bytes = _boundary_bytes(workload, assumptions)
-    pricer = Pricer(cluster, workload.layout, compute, options.algorithms)
+    pricer = Pricer(cluster, workload.layout, compute, options.algorithms, ideal=options.ideal_communication)
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
     def run_with(seconds: Seconds) -> tuple[Step, Run]:

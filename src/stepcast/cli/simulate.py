@@ -37,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--body", choices=("stage", "model"), default="stage", help="what the file's body stands for"
     )
     parser.add_argument("--messages", choices=SENDS, default="eager", help="how stages send to each other")
+    parser.add_argument(
+        "--ideal-communication", action="store_true", help="links at their rate, without latency or protocol"
+    )
     parser.add_argument("--all-reduce", choices=ALGORITHMS, help="force an algorithm instead of the fastest")
     parser.add_argument(
         "--slow-stage", action="append", default=[], metavar="S=X", help="stage S computes X times as long"
@@ -119,6 +122,7 @@ def _options(args: argparse.Namespace) -> "Options":
         body=Body(args.body),
         send=Send(args.messages),
         algorithms=forced,
+        ideal_communication=args.ideal_communication,
         conditions=Conditions(stages, {Group(name): factor for name, factor in groups.items()}),
     )
 

@@ -1,9 +1,10 @@
 """One price for any work on a cluster: computation by the GPU's model, communication by the group's links."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stepcast.cost.collectives import Algorithm, Route, price, route_of, send_receive_s
+from stepcast.cost.collectives import Algorithm, Route, bus_factor, price, route_of, send_receive_s
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, group_path, neighbour_path
 from stepcast.hardware.layout import Layout as RankGrid
@@ -34,6 +35,8 @@ class Pricer:
     compute: ComputePrice = recorded_price
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
     imbalance: float = 1.0
+    # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
+    ideal: bool = False
     _known: dict[Work, Price] = field(default_factory=dict, repr=False)
 
     def price(self, work: Work) -> Price:
@@ -65,11 +68,16 @@ class Pricer:
         match work:
             case Collective():
                 route = self.route(work.group)
+                if self.ideal:
+                    return _communication(ideal_s(work, route), spread=0.0)
                 imbalance = self.imbalance if work.kind is CollectiveKind.ALL_TO_ALL else 1.0
                 found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind), imbalance)
                 return _communication(found.seconds)
             case Transfer():
-                return _communication(send_receive_s(work.size_bytes, self.neighbour_route(work.group)))
+                route = self.neighbour_route(work.group)
+                if self.ideal:
+                    return _communication(work.size_bytes / _slowest_bytes_per_s(route), spread=0.0)
+                return _communication(send_receive_s(work.size_bytes, route))
             case _:
                 return self.compute(work)
 
@@ -98,6 +106,18 @@ class Pricer:
         )
 
 
-def _communication(seconds: float) -> Price:
-    low_s, high_s = seconds / (1 + COLLECTIVE_SPREAD), seconds * (1 + COLLECTIVE_SPREAD)
-    return Price(seconds, PriceSource.FITTED, Bound.NETWORK, 1.0, low_s, high_s)
+def ideal_s(work: Collective, route: Route) -> float:
+    """The whole buffer's share that must cross every rank's link, at the rate of the slowest."""
+    if route.ranks == 1:
+        return 0.0
+    return bus_factor(work.kind, route.ranks) * work.size_bytes / _slowest_bytes_per_s(route)
+
+
+def _slowest_bytes_per_s(route: Route) -> float:
+    between = route.inter_bytes_per_s if route.nodes > 1 else math.inf
+    return min(route.intra_bytes_per_s, between)
+
+
+def _communication(seconds: float, spread: float = COLLECTIVE_SPREAD) -> Price:
+    source = PriceSource.FITTED if spread else PriceSource.ROOFLINE
+    return Price(seconds, source, Bound.NETWORK, 1.0, seconds / (1 + spread), seconds * (1 + spread))

@@ -44,7 +44,7 @@ def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:
     )
     scale = columns / span_s
     begin, end = timeline.start_s[rows] * scale, timeline.end_s[rows] * scale
-    edges = np.arange(columns + 1)
+    edges = np.arange(columns + 1, dtype=np.float64)
     for mark in range(len(marks)):
         mine = mark_of == mark
         if mine.any():

@@ -1,8 +1,8 @@
 """What each stage and chunk of a pipeline runs, from a workload that says it once for all stages."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from stepcast.ir.workload import Layer, Stage, Workload
 from stepcast.simulate.schedule import Place, Schedule
@@ -60,11 +60,14 @@ def model_copies(schedule: Schedule) -> list[list[Place]]:
 
 
 def _whole(stage: Stage, workload: Workload) -> Chunk:
-    return Chunk(
-        usual=stage.body_layers(),
-        first=stage.body_layers(0),
-        last=stage.body_layers(workload.micro_batches - 1),
-    )
+    """The same tuple of layers wherever a micro-batch is a usual one, so that it is priced once."""
+    usual = stage.body_layers()
+    varied = {variation.micro_batch for variation in stage.variations}
+
+    def of(micro_batch: int) -> tuple[Layer, ...]:
+        return stage.body_layers(micro_batch) if micro_batch in varied else usual
+
+    return Chunk(usual, of(0), of(workload.micro_batches - 1))
 
 
 def _split(whole: Chunk, parts: int) -> list[Chunk]:
@@ -74,10 +77,10 @@ def _split(whole: Chunk, parts: int) -> list[Chunk]:
         raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer stages or chunks")
     cuts = [round(count * part / parts) for part in range(parts + 1)]
 
-    def piece(layers: Sequence[Layer], part: int) -> tuple[Layer, ...]:
-        return tuple(layers[cuts[part] : cuts[part + 1]])
-
-    return [
-        Chunk(piece(whole.usual, part), piece(whole.first, part), piece(whole.last, part))
-        for part in range(parts)
-    ]
+    found = []
+    for start, end in pairwise(cuts):
+        usual = whole.usual[start:end]
+        # Equal pieces stay one object here too.
+        others = (layers[start:end] for layers in (whole.first, whole.last))
+        found.append(Chunk(usual, *(usual if layers == usual else layers for layers in others)))
+    return found

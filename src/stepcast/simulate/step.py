@@ -86,11 +86,17 @@ def build_step(
     priced = {stage: conditions.seconds(stage, seconds) for stage in range(schedule.stages)}
     slow_messages = conditions.slow_groups.get(Group.PP, 1.0)
 
+    built: dict[tuple[object, ...], Segment] = {}
+
     def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
-        streams = [
-            phase_ops(_layers(chunks[Place(stage, phase.chunk)], phase), phase.kind) for phase in phases
-        ]
-        return segment_of_ops("", streams, lanes, priced[stage])
+        layers = [_layers(chunks[Place(stage, phase.chunk)], phase) for phase in phases]
+        kinds = [phase.kind for phase in phases]
+        # Stages that run the same layers at the same speed share their segments.
+        key = (conditions.slow_stages.get(stage, 1.0), *map(id, layers), *kinds)
+        if key not in built:
+            streams = [phase_ops(each, kind) for each, kind in zip(layers, kinds, strict=True)]
+            built[key] = segment_of_ops("", streams, lanes, priced[stage])
+        return built[key]
 
     def message(kind: Kind, source: Place, target: Place) -> float:
         return message_s(source.stage, target.stage) * slow_messages
@@ -159,11 +165,17 @@ def _before(once: Sequence[_Once], lanes: Lanes, priced: Mapping[int, Seconds]) 
 
 def _after(once: Sequence[_Once], lanes: Lanes, priced: Mapping[int, Seconds]) -> list[Round]:
     """Rounds that begin where stages must meet; the first begins when all communication has ended."""
-    if not any(each.after for each in once):
-        return []
     parts = [_cut_at_meetings(each.after) for each in once]
+    finished: dict[tuple[object, ...], Segment] = {}
+
+    def finish(stage: int, ops: Sequence[Issued]) -> Segment:
+        key = (priced[stage], *((id(issued.layer), id(issued.op)) for issued in ops))
+        if key not in finished:
+            finished[key] = _finish(ops, lanes, priced[stage])
+        return finished[key]
+
     meetings = max(([_group(part[0]) for part in each[1:]] for each in parts), key=len)
-    rounds = [Round({stage: _finish(each[0], lanes, priced[stage]) for stage, each in enumerate(parts)})]
+    rounds = [Round({stage: finish(stage, each[0]) for stage, each in enumerate(parts)})]
     queues = [each[1:] for each in parts]
     for group in meetings:
         present = [stage for stage, queue in enumerate(queues) if queue and _group(queue[0][0]) is group]
