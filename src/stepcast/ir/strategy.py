@@ -8,6 +8,10 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 
 
+class StrategyError(ValueError):
+    """A strategy that cannot run; says which rule it breaks and the nearest value that keeps it."""
+
+
 class ScheduleKind(StrEnum):
     """Order in which a pipeline stage runs its forwards and backwards."""
 
@@ -32,7 +36,7 @@ class RecomputeKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Recompute:
     kind: RecomputeKind = RecomputeKind.NONE
-    # Layers of each stage that are recomputed, for BLOCK alone.
+    # Layers of each stage (or chunk) that are recomputed, for BLOCK alone.
     layers: int = 0
 
     def __post_init__(self) -> None:
@@ -42,16 +46,33 @@ class Recompute:
             "a number of recomputed layers goes with recompute 'block', and only with it",
         )
 
+    def whole_layers(self, layers: int) -> int:
+        """How many of a piece's *layers* are recomputed as a whole."""
+        match self.kind:
+            case RecomputeKind.FULL:
+                return layers
+            case RecomputeKind.BLOCK:
+                return min(self.layers, layers)
+        return 0
+
 
 class Sharding(StrEnum):
     """What data-parallel ranks split among them instead of each keeping it whole."""
 
     NONE = "none"
-    ZERO_1 = "zero-1"  # optimizer states
+    ZERO_1 = "zero-1"  # optimizer states (Megatron's distributed optimizer)
     ZERO_2 = "zero-2"  # and gradients
     ZERO_3 = "zero-3"  # and parameters
-    FSDP = "fsdp"  # as ZeRO-3, gathered layer by layer
+    FSDP = "fsdp"  # as ZeRO-3; the sharded weights are the fp32 ones, gathered in the training precision
     HYBRID_FSDP = "hybrid-fsdp"  # FSDP inside a node, replicas across nodes
+
+    @property
+    def splits_gradients(self) -> bool:
+        return self not in (Sharding.NONE, Sharding.ZERO_1)
+
+    @property
+    def splits_parameters(self) -> bool:
+        return self in (Sharding.ZERO_3, Sharding.FSDP, Sharding.HYBRID_FSDP)
 
 
 class ContextKind(StrEnum):
@@ -71,8 +92,15 @@ class Execution(StrEnum):
     """How the host issues kernels."""
 
     EAGER = "eager"  # one by one
-    COMPILED = "compiled"  # fused by a compiler
     GRAPHS = "graphs"  # captured and replayed, so that the host costs nothing
+
+
+class Kernels(StrEnum):
+    """What memory-bound work is fused, which decides how often it runs and what the backward keeps."""
+
+    PLAIN = "plain"  # PyTorch's own modules, gradients freed after each step
+    COMPILED = "compiled"  # torch.compile
+    FUSED = "fused"  # by hand, with flat gradient buffers: Megatron-LM with Transformer Engine
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,16 +114,44 @@ class Overlap:
     experts: bool = False  # dispatch and combine beside another micro-batch
 
 
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """What the optimizer keeps for each parameter; Adam has two moments."""
+
+    moments: int = 2
+    moment_dtype: DType = DType.FP32
+    # An fp32 copy of the weights where those are less precise.
+    master_weights: bool = True
+    # Updates all weights in one kernel; without, a temporary as large as one moment exists during the step.
+    fused: bool = True
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "moments")
+
+
+ADAM = Optimizer()
 NO_OVERLAP = Overlap(gradients=False, parameters=False, transfers=False)
 USUAL_OVERLAP = Overlap()
 NO_RECOMPUTE = Recompute()
-PRECISIONS = (DType.BF16, DType.FP16, DType.FP32, DType.TF32, DType.FP8, DType.MXFP8, DType.NVFP4)
-MIB = 2**20
+# The format in which weights and activations are stored, by the format of the matmuls.
+STORED_AS: dict[DType, DType] = {
+    DType.BF16: DType.BF16,
+    DType.FP16: DType.FP16,
+    DType.FP32: DType.FP32,
+    DType.TF32: DType.FP32,
+    DType.FP8: DType.BF16,
+    DType.MXFP8: DType.BF16,
+    DType.NVFP4: DType.BF16,
+}
+PRECISIONS = tuple(STORED_AS)
 
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Everything a user chooses about a training step, apart from the model and the cluster."""
+    """Everything a user chooses about a training step, apart from the model and the cluster.
+
+    A Strategy is consistent in itself; ``ir.legality.check`` says whether it suits a model.
+    """
 
     layout: Layout
     micro_batch: int
@@ -103,14 +159,15 @@ class Strategy:
     seq: int
     sequence_parallel: bool = False
     context: ContextKind = ContextKind.RING
-    expert_tp: int = 1
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
     # Layers of each stage and chunk in model order; empty means an even split.
     stage_layers: tuple[int, ...] = ()
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = NO_RECOMPUTE
     precision: DType = DType.BF16
+    # The format in which gradients are accumulated and reduced.
     gradient_dtype: DType = DType.FP32
+    optimizer: Optimizer = ADAM
     training: TrainingKind = TrainingKind.FULL
     lora_rank: int = 0
     flash_attention: bool = True
@@ -118,38 +175,39 @@ class Strategy:
     # None: one reduction for all gradients. Megatron-LM's default grows with dp; DDP's is 25 MiB.
     bucket_bytes: int | None = 40_000_000 * 4
     execution: Execution = Execution.GRAPHS
+    kernels: Kernels = Kernels.FUSED
+    # Tokens of the busiest expert rank as a multiple of an even share.
     expert_imbalance: float = 1.0
     # Tokens an expert takes at most, as a multiple of an even share; None drops none.
     expert_capacity: float | None = None
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "micro_batch", "global_batch", "seq", "expert_tp")
+        require_counts(self, 1, "micro_batch", "global_batch", "seq")
         require_counts(self, 0, "lora_rank")
-        require(
-            self.precision in PRECISIONS, f"precision {self.precision} cannot train; use one of {PRECISIONS}"
-        )
         per_round = self.micro_batch * self.layout.dp
-        require(
-            self.global_batch % per_round == 0,
-            f"global batch {self.global_batch} is not a multiple of micro-batch x dp = {per_round}: "
-            f"the nearest that is: {max(1, round(self.global_batch / per_round)) * per_round}",
-        )
+        if self.precision not in PRECISIONS:
+            raise StrategyError(
+                f"precision {self.precision} cannot train; use one of {', '.join(PRECISIONS)}"
+            )
+        if self.global_batch % per_round:
+            near = max(1, round(self.global_batch / per_round)) * per_round
+            raise StrategyError(
+                f"global batch {self.global_batch} is not a multiple of micro-batch x dp = "
+                f"{self.micro_batch} x {self.layout.dp} = {per_round}: the nearest is {near}"
+            )
         chunks = self.layout.pp * self.layout.vpp
-        require(
-            len(self.stage_layers) in (0, chunks),
-            f"stage layers need pp x vpp = {chunks} numbers, not {len(self.stage_layers)}",
-        )
-        require(
-            self.layout.vpp == 1 or self.layout.pp > 1,
-            "vpp splits pipeline stages into chunks and needs pp > 1",
-        )
-        require(
-            (self.lora_rank > 0) == (self.training is TrainingKind.LORA),
-            "lora_rank goes with training 'lora', and only with it",
-        )
-        require(
-            self.expert_imbalance >= 1, f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}"
-        )
+        if len(self.stage_layers) not in (0, chunks):
+            raise StrategyError(
+                f"stage layers need pp x vpp = {chunks} numbers, not {len(self.stage_layers)}"
+            )
+        if (self.lora_rank > 0) != (self.training is TrainingKind.LORA):
+            raise StrategyError("lora_rank goes with training 'lora', and only with it")
+        if self.expert_imbalance < 1:
+            raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
+        if self.expert_capacity is not None and self.expert_capacity <= 0:
+            raise StrategyError(f"expert capacity is above 0, not {self.expert_capacity}")
+        if self.bucket_bytes is not None and self.bucket_bytes < 1:
+            raise StrategyError(f"gradient buckets hold at least 1 byte, not {self.bucket_bytes}")
 
     @property
     def micro_batches(self) -> int:
@@ -160,3 +218,13 @@ class Strategy:
     def tokens(self) -> int:
         """Tokens of one step."""
         return self.global_batch * self.seq
+
+    @property
+    def stored(self) -> DType:
+        """The format of weights and activations in memory."""
+        return STORED_AS[self.precision]
+
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of a micro-batch on one context-parallel rank."""
+        return self.micro_batch * self.seq // self.layout.cp

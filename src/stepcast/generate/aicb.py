@@ -1,0 +1,199 @@
+"""The ``aicb-1.1`` dialect: a workload in the shape in which AICB v1.1 writes SimAI text.
+
+AICB describes one pipeline stage with the embedding at its start and the output projection at its end, one
+line per linear layer and one collective per phase. What it counts differs from the model's own weights, and
+is kept here because SimAI's users compare against it:
+
+- the word embedding counts four times, positions always count (one row per token of the sequence),
+- queries, keys and values are all as wide as the hidden size, an MLP has one matrix in, gated or not,
+- the sequence-parallel reduce-scatter of a column's backward is written with size 0,
+- the embedding's gradient is an all-reduce of the activations' size.
+
+Source: github.com/aliyun/aicb, ``workload_generator/SimAI_training_workload_generator.py`` and
+``mocked_model/MockedMegatron.py``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stepcast.ir.group import Group
+from stepcast.ir.model import Model
+from stepcast.ir.strategy import Strategy, StrategyError
+from stepcast.ir.work import Collective, CollectiveKind, Recorded
+from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
+from stepcast.units import NS
+
+GATHER, SCATTER = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+REDUCE, EXCHANGE = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
+DIALECT = "aicb-1.1"
+PROCESS_S = 100 * NS
+# What AICB writes where it has no measured time.
+NO_TIME = (1 * NS, 1 * NS, 1 * NS)
+
+Times = Mapping[str, tuple[float, float, float]]
+"""Seconds of a line by its name: forward, input gradient, weight gradient."""
+
+
+def aicb_workload(model: Model, strategy: Strategy, times: Times | None = None) -> Workload:
+    """One stage of *model* as AICB v1.1 would write it."""
+    layout = strategy.layout
+    if model.layers % layout.pp:
+        raise StrategyError(
+            f"{DIALECT} writes equal stages: pp {layout.pp} does not divide {model.layers} layers"
+        )
+    lines = _Lines(model, strategy, times or {})
+    return Workload(
+        stages=(Stage(lines.body(), lines.prologue(), lines.epilogue()),),
+        layout=layout,
+        micro_batches=strategy.micro_batches,
+        name=model.name,
+        source=DIALECT,
+        notes=(("simai.header", lines.header()),),
+    )
+
+
+@dataclass(frozen=True)
+class _Lines:
+    model: Model
+    strategy: Strategy
+    times: Times
+
+    @property
+    def activation_bytes(self) -> int:
+        return 2 * self.strategy.micro_batch * self.strategy.seq * self.model.hidden
+
+    def header(self) -> str:
+        layout = self.strategy.layout
+        return (
+            f"HYBRID_TRANSFORMER_FWD_IN_BCKWD model_parallel_NPU_group: {layout.tp} ep: {layout.ep} "
+            f"pp: {layout.pp} ga: {self.strategy.micro_batches} all_gpus: {layout.gpus} "
+            "checkpoints: 0 checkpoint_initiates: 0"
+        )
+
+    def parameters(self) -> tuple[int, int]:
+        """Parameters of the stage as AICB counts them, experts apart from the rest."""
+        model, layout, seq = self.model, self.strategy.layout, self.strategy.seq
+        hidden, tp = model.hidden, layout.tp
+        layers = model.layers // layout.pp
+        vocab = _padded(model.vocab, tp) // tp
+        dense = 4 * vocab * hidden + seq * hidden
+        attention = 4 * hidden * hidden // tp
+        expert = 0
+        if model.experts is not None:
+            inner = model.experts.ffn * (model.experts.count // layout.ep) // tp
+            expert = layers * 2 * hidden * inner
+            mlp = 0
+        else:
+            mlp = 2 * hidden * model.ffn // tp
+        dense += layers * (attention + mlp)
+        if self.strategy.sequence_parallel:
+            dense += layers * 2 * hidden + vocab * hidden  # norms and output projection
+        return dense, expert
+
+    def prologue(self) -> tuple[Layer, ...]:
+        """Once per step, before the micro-batches."""
+        (dense, experts), layout = self.parameters(), self.strategy.layout
+        layers = [
+            self._line("grad_gather", weight=Collective(GATHER, 2 * dense, Group.DP)),
+            self._line("grad_param_comm", weight=Collective(SCATTER, 4 * dense, Group.DP)),
+            self._line("grad_param_compute"),
+        ]
+        if not self.strategy.sequence_parallel:
+            size = 2 * (dense + experts)
+            layers.append(self._line("layernorm", inputs=Collective(REDUCE, size, Group.TP)))
+        embedding = Collective(REDUCE, self.activation_bytes, Group.TP) if layout.tp > 1 else None
+        layers.append(self._line("embedding_grads", inputs=embedding))
+        if layout.ep != layout.dp:
+            layers.append(
+                self._line("moe_grad_norm1", weight=Collective(GATHER, 2 * experts, Group.EXPERT_DP))
+            )
+            layers.append(
+                self._line("moe_grad_norm2", weight=Collective(SCATTER, 4 * experts, Group.EXPERT_DP))
+            )
+        return tuple(layers)
+
+    def body(self) -> tuple[Block, ...]:
+        """One micro-batch."""
+        layout, size = self.strategy.layout, self.activation_bytes
+        layers = self.model.layers // layout.pp
+        reduce = Collective(REDUCE, size, Group.TP) if layout.tp > 1 else None
+        embedding = Block((self._line("embedding_layer", reduce),))
+        if not self.strategy.sequence_parallel:
+            pair = (self._line("attention_layer", reduce), self._line("mlp_layer", reduce))
+            return (embedding, Block(pair, layers))
+        mlp = self._experts() if self.model.experts else (self._column("mlp_column"), self._row("mlp_row"))
+        block = (self._column("attention_column"), self._row("attention_row"), *mlp)
+        return (embedding, Block(block, layers), Block((self._column("final_column"),)))
+
+    def epilogue(self) -> tuple[Layer, ...]:
+        """Once per step, after the micro-batches; tensor-parallel even where tp is 1."""
+        scalars = 4 * self.strategy.seq * self.strategy.micro_batch
+        sizes = [(f"cross_entropy{index}", scalars) for index in (1, 2, 3)]
+        sizes += [(f"optimizer{index}", 4) for index in (1, 2, 3, 4)]
+        return tuple(self._line(name, Collective(REDUCE, size, Group.TP)) for name, size in sizes)
+
+    def _column(self, name: str) -> Layer:
+        if self.strategy.layout.tp == 1:
+            return self._line(name)
+        gather = Collective(GATHER, self.activation_bytes, Group.TP)
+        return self._line(name, gather, Collective(SCATTER, 0, Group.TP))
+
+    def _row(self, name: str) -> Layer:
+        if self.strategy.layout.tp == 1:
+            return self._line(name)
+        size = self.activation_bytes
+        return self._line(name, Collective(SCATTER, size, Group.TP), Collective(GATHER, size, Group.TP))
+
+    def _experts(self) -> tuple[Layer, ...]:
+        """Router gather, exchange within the tensor group, dispatch, gather, and the way back."""
+        experts, layout, name = self.model.experts, self.strategy.layout, "mlp_moelayer"
+        assert experts is not None
+        size, tp = self.activation_bytes, layout.tp
+        router = 2 * self.strategy.micro_batch * self.strategy.seq * experts.count
+        routed = size * experts.top_k
+        dispatch = Collective(EXCHANGE, routed // tp if layout.ep > 1 else 1, Group.EP)
+        if tp == 1:
+            steps: list[tuple[Collective | None, Collective | None]] = [
+                (None, None),
+                (None, None),
+                (dispatch, dispatch),
+                (None, None),
+                (None, None),
+                (dispatch, dispatch),
+                (None, None),
+            ]
+        else:
+            scores, inner = Collective(GATHER, router, Group.TP), Collective(EXCHANGE, size // tp, Group.TP)
+            gather, scatter = Collective(GATHER, routed, Group.TP), Collective(SCATTER, routed, Group.TP)
+            # Without expert parallelism AICB gathers in the backward of both.
+            back = scatter if layout.ep > 1 else gather
+            steps = [
+                (scores, scores),
+                (inner, inner),
+                (dispatch, dispatch),
+                (gather, back),
+                (scatter, gather),
+                (dispatch, dispatch),
+                (inner, inner),
+            ]
+        return tuple(self._line(name, forward, inputs) for forward, inputs in steps)
+
+    def _line(
+        self,
+        name: str,
+        forward: Collective | None = None,
+        inputs: Collective | None = None,
+        weight: Collective | None = None,
+    ) -> Layer:
+        times = self.times.get(name, NO_TIME)
+        phases = [
+            (Op("", Recorded(seconds)), *((Op(work.kind, work),) if work else ()))
+            for seconds, work in zip(times, (forward, inputs, weight), strict=True)
+        ]
+        return Layer(name, phases[0], phases[1], phases[2], PROCESS_S)
+
+
+def _padded(vocab: int, tp: int) -> int:
+    """Rows as Megatron pads them: a multiple of 128 on every tensor rank."""
+    step = 128 * tp
+    return -(-vocab // step) * step

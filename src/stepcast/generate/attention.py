@@ -1,0 +1,130 @@
+"""Attention blocks: norm, projections, rotary embedding, the core, the output projection."""
+
+from stepcast.generate.context import core_layer
+from stepcast.generate.parts import (
+    K,
+    Linear,
+    Ops,
+    norm_backward,
+    norm_forward,
+    norm_layer,
+    streamed,
+    waiting,
+)
+from stepcast.generate.sizes import Sizes
+from stepcast.generate.tensor import column_layer, column_waits, row_layer
+from stepcast.ir.model_parts import Block, PositionKind, QkNorm
+from stepcast.ir.workload import Layer, Op
+
+
+def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
+    """The layers of one attention half, in the order of the forward."""
+    model = sizes.model
+    output = Linear("output", sizes.tokens, sizes.output_width, model.hidden, sizes.dtype)
+    qkv = _latent_layers(sizes) if model.latent else (_qkv_layer(sizes),)
+    layers = [
+        norm_layer(sizes, "attention norm", sizes.outer_tokens, column_waits(sizes, qkv[0].name)),
+        *qkv,
+        core_layer(sizes, block),
+        row_layer(sizes, "attention output", output),
+    ]
+    if model.post_norms:
+        layers.append(norm_layer(sizes, "attention post norm", sizes.outer_tokens))
+    return tuple(layers)
+
+
+def _qkv_layer(sizes: Sizes) -> Layer:
+    width = sizes.query_width + sizes.key_width + sizes.value_width
+    linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype)
+    forward, backward = _on_heads(sizes, sizes.query_width + sizes.key_width)
+    return column_layer(sizes, "attention qkv", (linear,), forward, backward)
+
+
+def _on_heads(sizes: Sizes, width: int) -> tuple[Ops, Ops]:
+    """Norm of queries and keys and their rotary embedding, *width* wide together."""
+    model, tokens = sizes.model, sizes.tokens
+    forward: list[Op] = []
+    backward: list[Op] = []
+    if model.qk_norm is not QkNorm.NONE:
+        forward += norm_forward(sizes, "query key norm", tokens * width // model.head_dim, model.head_dim)
+    if model.position.kind is PositionKind.ROTARY:
+        forward += rotary(sizes, width)
+        backward += rotary_gradient(sizes, width)
+    if model.qk_norm is not QkNorm.NONE:
+        backward += norm_backward(sizes, "query key norm", tokens * width // model.head_dim, model.head_dim)
+    return tuple(forward), tuple(backward)
+
+
+def rotary(sizes: Sizes, width: int) -> Ops:
+    """x cos + rotate(x) sin. Plain PyTorch writes every intermediate."""
+    tokens, dtype = sizes.tokens, sizes.stored
+    if sizes.fused:
+        return (Op("rotary", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
+    half = max(1, width // 2)
+    return (
+        Op("rotary cos", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op("rotary negate", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op("rotary join", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op("rotary sin", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op("rotary sum", streamed(K.ROTARY, tokens, width, 2, 1, dtype)),
+    )
+
+
+def rotary_gradient(sizes: Sizes, width: int) -> Ops:
+    tokens, dtype = sizes.tokens, sizes.stored
+    if sizes.fused:
+        return (Op("rotary gradient", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
+    half = max(1, width // 2)
+    return (
+        Op("rotary gradient sin", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op("rotary gradient halves", streamed(K.ROTARY, tokens, half, 3, 3, dtype)),
+        Op("rotary gradient fill", streamed(K.FILL, tokens, width, 0, 2, dtype)),
+        Op("rotary gradient add", streamed(K.ADD, tokens, width, 2, 1, dtype)),
+        Op("rotary gradient cos", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op("rotary gradient sum", streamed(K.ROTARY, tokens, width, 2, 1, dtype)),
+        Op("rotary gradient copy", streamed(K.COPY, tokens, width, 1, 1, dtype)),
+    )
+
+
+def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """Multi-head latent attention (DeepSeek-V2, 2024, section 2.1): down, norm, up to the heads.
+
+    The down-projections are on every tensor rank and run on the tokens outside tensor regions.
+    """
+    model, latent = sizes.model, sizes.model.latent
+    assert latent is not None
+    outer, hidden, dtype = sizes.outer_tokens, model.hidden, sizes.dtype
+    down = [Linear("kv down", outer, hidden, latent.kv_rank + latent.rope_dim, dtype)]
+    up = [
+        Linear(
+            "kv up", sizes.tokens, latent.kv_rank, sizes.heads * (latent.nope_dim + latent.value_dim), dtype
+        )
+    ]
+    normed = latent.kv_rank
+    if latent.query_rank:
+        down.insert(0, Linear("query down", outer, hidden, latent.query_rank, dtype))
+        up.insert(0, Linear("query up", sizes.tokens, latent.query_rank, sizes.query_width, dtype))
+        normed += latent.query_rank
+    else:
+        up.insert(0, Linear("query", sizes.tokens, hidden, sizes.query_width, dtype))
+    rotated = (sizes.heads + 1) * latent.rope_dim
+    gradients = tuple(op for linear in down for op in linear.input_gradient(sizes))
+    norms = norm_backward(sizes, "latent norm", outer, normed)
+    lower = Layer(
+        "attention down",
+        (
+            *(op for linear in down for op in linear.forward(sizes)),
+            *norm_forward(sizes, "latent norm", outer, normed),
+        ),
+        (*waiting(norms, column_waits(sizes, "attention up")), *gradients),
+        tuple(op for linear in down for op in linear.weight_gradient(sizes)),
+    )
+    upper = column_layer(
+        sizes,
+        "attention up",
+        tuple(up),
+        rotary(sizes, rotated),
+        rotary_gradient(sizes, rotated),
+        width=normed + latent.rope_dim + (0 if latent.query_rank else hidden),
+    )
+    return lower, upper

@@ -1,0 +1,197 @@
+"""The attention core, alone or shared by context-parallel ranks.
+
+- ring: keys and values travel from rank to rank, one step beside the attention to those at hand (Liu et al.,
+  Ring Attention, 2023). Each rank holds a slice from either end of the sequence, so that all work the same:
+  half a square each step. The backward passes keys, values and their gradients.
+- all-to-all: ranks exchange heads for positions before the core and back after it (Jacobs et al., DeepSpeed
+  Ulysses, 2023).
+- all-gather: keys and values are gathered before the core, their gradients reduced and scattered after it
+  (Llama 3, 2024, section 3.3.2).
+"""
+
+from dataclasses import dataclass, replace
+
+from stepcast.generate.parts import K, Ops, collective, streamed
+from stepcast.generate.sizes import Sizes
+from stepcast.ir.group import Group
+from stepcast.ir.model_parts import Block
+from stepcast.ir.strategy import ContextKind
+from stepcast.ir.work import Attention, CollectiveKind, Direction, Matmul, Transfer
+from stepcast.ir.workload import Layer, Op
+
+CORE = "attention core"
+
+
+def core_layer(sizes: Sizes, block: Block) -> Layer:
+    """Scores, softmax and weighted sum, with the communication of context parallelism."""
+    if sizes.cp == 1:
+        core = _whole(sizes, block.window, sizes.heads, sizes.kv_heads)
+        return Layer(CORE, core.forward(), core.backward())
+    match sizes.strategy.context:
+        case ContextKind.RING:
+            return _ring(sizes, block.window)
+        case ContextKind.ALL_TO_ALL:
+            return _all_to_all(sizes, block.window)
+        case ContextKind.ALL_GATHER:
+            return _all_gather(sizes, block.window)
+
+
+def key_value_bytes(sizes: Sizes) -> int:
+    """Keys and values of a micro-batch on this rank."""
+    return sizes.tokens * (sizes.key_width + sizes.value_width) * sizes.element
+
+
+def window_keys(seq: int, window: int | None) -> int | None:
+    """Keys a query sees on average within its window; None where the window does not bind.
+
+    The first queries see fewer: sum over positions of min(position + 1, window).
+    """
+    if window is None or window >= seq:
+        return None
+    return max(1, round(window - window * (window - 1) / (2 * seq)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Core:
+    """One piece of attention: its kernels forward and backward."""
+
+    sizes: Sizes
+    query_len: int
+    key_len: int
+    causal: bool
+    heads: int
+    kv_heads: int
+
+    def forward(self, name: str = "core") -> Ops:
+        return (Op(name, self._flash(False)),) if self.sizes.strategy.flash_attention else self._unfused()
+
+    def backward(self, name: str = "core gradient") -> Ops:
+        if self.sizes.strategy.flash_attention:
+            return (Op(name, self._flash(True)),)
+        return self._unfused_gradient()
+
+    def _flash(self, backward: bool) -> Attention:
+        model = self.sizes.model
+        return Attention(
+            batch=self.sizes.strategy.micro_batch,
+            query_len=self.query_len,
+            key_len=self.key_len,
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=model.head_dim,
+            value_dim=model.value_dim,
+            causal=self.causal,
+            backward=backward,
+            dtype=self.sizes.stored,
+        )
+
+    def _unfused(self) -> Ops:
+        """The whole square is computed and stored; a mask hides the future."""
+        sizes, dtype = self.sizes, self.sizes.stored
+        batch = sizes.strategy.micro_batch * self.heads
+        rows, columns = batch * self.query_len, self.key_len
+        scores = Matmul(self.query_len, self.key_len, sizes.model.head_dim, batch, dtype)
+        values = Matmul(self.query_len, sizes.model.value_dim, self.key_len, batch, dtype)
+        softmax: Ops = (Op("softmax", streamed(K.SOFTMAX, rows, columns, 1, 1, dtype)),)
+        if not sizes.fused:
+            softmax = (
+                Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)),
+                Op("mask", streamed(K.MASK, rows, columns, 1, 1, dtype)),
+                *softmax,
+            )
+        return (Op("scores", scores), *softmax, Op("values", values))
+
+    def _unfused_gradient(self) -> Ops:
+        sizes, dtype = self.sizes, self.sizes.stored
+        batch = sizes.strategy.micro_batch * self.heads
+        rows, columns = batch * self.query_len, self.key_len
+        query_len, key_len = self.query_len, self.key_len
+        head, value = sizes.model.head_dim, sizes.model.value_dim
+        softmax: Ops = (
+            Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, 2, 1, dtype, backward=True)),
+        )
+        if not sizes.fused:
+            softmax += (
+                Op("mask gradient", streamed(K.MASK, rows, columns, 1, 1, dtype)),
+                Op("scale gradient", streamed(K.MUL, rows, columns, 1, 1, dtype)),
+            )
+        return (
+            Op("probability gradient", Matmul(query_len, key_len, value, batch, dtype)),
+            Op("value gradient", Matmul(key_len, value, query_len, batch, dtype)),
+            *softmax,
+            Op("query gradient", Matmul(query_len, head, key_len, batch, dtype)),
+            Op("key gradient", Matmul(key_len, head, query_len, batch, dtype)),
+        )
+
+
+def _whole(sizes: Sizes, window: int | None, heads: int, kv_heads: int) -> _Core:
+    """The whole sequence on one rank; a window leaves a rectangle with as many pairs as its band."""
+    seq = sizes.strategy.seq
+    keys = window_keys(seq, window)
+    return _Core(sizes, seq, keys or seq, keys is None, heads, kv_heads)
+
+
+def _ring(sizes: Sizes, window: int | None) -> Layer:
+    seq, size = sizes.seq, key_value_bytes(sizes)
+    keys = window_keys(sizes.strategy.seq, window)
+    if keys is None:
+        own = _Core(sizes, seq, seq, True, sizes.heads, sizes.kv_heads)
+        other = replace(own, key_len=max(1, seq // 2), causal=False)
+    else:
+        own = other = _Core(sizes, seq, max(1, round(keys / sizes.cp)), False, sizes.heads, sizes.kv_heads)
+    forward: list[Op] = []
+    backward: list[Op] = []
+    for step in range(sizes.cp):
+        core = own if step == 0 else other
+        # Each step passes on what it works with; the last has nobody left to pass it to.
+        if step < sizes.cp - 1:
+            forward.append(_pass_on(f"ring {step + 1}", size))
+            backward.append(_pass_on(f"ring gradient {step + 1}", 2 * size))
+        waits = (f"ring {step}",) if step else ()
+        forward += [Op(op.name, op.work, after=waits) for op in core.forward(f"core {step}")]
+        waits = (f"ring gradient {step}",) if step else ()
+        backward += [Op(op.name, op.work, after=waits) for op in core.backward(f"core gradient {step}")]
+    # The gradients of keys and values still have to go home.
+    last = Transfer(Direction.SEND, size, Group.CP)
+    backward.append(Op("ring gradient home", last))
+    return Layer(CORE, tuple(forward), tuple(backward))
+
+
+def _pass_on(name: str, size_bytes: int) -> Op:
+    """Sent to the next rank while as much arrives from the previous one."""
+    return Op(name, Transfer(Direction.SEND, size_bytes, Group.CP), blocking=False)
+
+
+def _all_to_all(sizes: Sizes, window: int | None) -> Layer:
+    core = _whole(sizes, window, sizes.heads // sizes.cp, max(1, sizes.kv_heads // sizes.cp))
+    kind = CollectiveKind.ALL_TO_ALL
+    inside = sizes.tokens * sizes.query_width * sizes.element + key_value_bytes(sizes)
+    outside = sizes.tokens * sizes.output_width * sizes.element
+    return Layer(
+        CORE,
+        (
+            collective("cp all-to-all qkv", kind, inside, Group.CP),
+            *core.forward(),
+            collective("cp all-to-all output", kind, outside, Group.CP),
+        ),
+        (
+            collective("cp all-to-all output gradient", kind, outside, Group.CP),
+            *core.backward(),
+            collective("cp all-to-all qkv gradient", kind, inside, Group.CP),
+        ),
+    )
+
+
+def _all_gather(sizes: Sizes, window: int | None) -> Layer:
+    core = replace(_whole(sizes, window, sizes.heads, sizes.kv_heads), query_len=sizes.seq)
+    size = key_value_bytes(sizes) * sizes.cp
+    gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+    return Layer(
+        CORE,
+        (collective("cp all-gather", gather, size, Group.CP), *core.forward()),
+        (
+            collective("cp all-gather again", gather, size, Group.CP),
+            *core.backward(),
+            collective("cp reduce-scatter", scatter, size, Group.CP),
+        ),
+    )

@@ -1,0 +1,112 @@
+"""Embedding before the first layer; norm, output projection and loss after the last."""
+
+from stepcast.generate.parts import (
+    K,
+    Linear,
+    Ops,
+    add,
+    collective,
+    norm_backward,
+    norm_forward,
+    norm_layer,
+    streamed,
+)
+from stepcast.generate.sizes import Sizes
+from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits, tensor_bytes
+from stepcast.ir.dtype import DType
+from stepcast.ir.group import Group
+from stepcast.ir.model_parts import PositionKind
+from stepcast.ir.strategy import TrainingKind
+from stepcast.ir.work import Elementwise
+from stepcast.ir.workload import Layer, Op
+
+
+def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """Rows looked up where this rank holds them, summed over tp; positions and norm where there are any."""
+    model, dtype = sizes.model, sizes.stored
+    width = model.embedding_width or model.hidden
+    forward: list[Op] = [Op("lookup", streamed(K.EMBEDDING, sizes.tokens, width, 1, 1, dtype))]
+    weight: list[Op] = []
+    backward: list[Op] = []
+    if sizes.tp > 1:
+        size = tensor_bytes(sizes)
+        if sizes.strategy.sequence_parallel:
+            forward.append(collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
+            backward.append(collective("embedding tp all-gather", GATHER, size, Group.TP))
+        else:
+            forward.append(collective("embedding tp all-reduce", REDUCE, size, Group.TP))
+    if width != model.hidden:
+        project = Linear("project in", sizes.outer_tokens, width, model.hidden, sizes.dtype, adapted=False)
+        forward += project.forward(sizes)
+        backward += project.input_gradient(sizes)
+        weight += project.weight_gradient(sizes)
+    if model.position.kind is PositionKind.LEARNED:
+        forward.append(add(sizes, "positions", sizes.outer_tokens, model.hidden))
+    if model.embedding_norm:
+        forward += norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
+        backward = [*norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
+    if sizes.strategy.training is TrainingKind.FULL:
+        gradient = streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)
+        weight.append(Op("lookup gradient", gradient))
+    return (Layer("embedding", tuple(forward), tuple(backward), tuple(weight)),)
+
+
+def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """Final norm, logits and cross entropy over a vocabulary that tensor ranks share."""
+    model = sizes.model
+    width = model.embedding_width or model.hidden
+    layers = []
+    if model.final_norm:
+        layers.append(norm_layer(sizes, "final norm", sizes.outer_tokens, column_waits(sizes, "head")))
+    if width != model.hidden:
+        project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
+        layers.append(
+            Layer(
+                "head projection",
+                project.forward(sizes),
+                project.input_gradient(sizes),
+                project.weight_gradient(sizes),
+            )
+        )
+    logits = Linear("logits", sizes.tokens, width, sizes.vocab, sizes.stored, adapted=False)
+    head = column_layer(sizes, "head", (logits,), width=width)
+    return (*layers, head, _loss(sizes))
+
+
+def _loss(sizes: Sizes) -> Layer:
+    """Logits raised to fp32; each rank's maximum, exponential sum and target logit are summed over tp.
+
+    Source: Shoeybi et al. 2019, section 3: scalars per token travel instead of logits.
+    """
+    tokens, vocab = sizes.tokens, sizes.vocab
+    forward: list[Op] = []
+    backward: list[Op] = []
+    if sizes.stored is not DType.FP32:
+        forward.append(Op("cast", _cast(sizes, sizes.element, 4)))
+    forward.append(Op("cross entropy", streamed(K.CROSS_ENTROPY, tokens, vocab, 3, 1, DType.FP32)))
+    forward += _reductions(sizes)
+    backward.append(
+        Op(
+            "cross entropy gradient",
+            streamed(K.CROSS_ENTROPY, tokens, vocab, 2, 1, DType.FP32, backward=True),
+        )
+    )
+    if sizes.stored is not DType.FP32:
+        backward.append(Op("cast gradient", _cast(sizes, 4, sizes.element)))
+    return Layer("loss", tuple(forward), tuple(backward))
+
+
+def _reductions(sizes: Sizes) -> Ops:
+    if sizes.tp == 1:
+        return ()
+    names = ("maximum", "target logit", "exponential sum")
+    return tuple(
+        collective(f"loss tp all-reduce {name}", REDUCE, 4 * sizes.tokens, Group.TP) for name in names
+    )
+
+
+def _cast(sizes: Sizes, read: int, write: int) -> Elementwise:
+    """Logits in another format: *read* and *write* are bytes per element."""
+    rows, columns = sizes.tokens, sizes.vocab
+    elements = float(rows * columns)
+    return Elementwise(K.CAST, rows, columns, read * elements, write * elements, False, sizes.stored)

@@ -1,0 +1,64 @@
+"""Floating-point operations of a training step: what the model asks for, and what a workload executes."""
+
+from stepcast.generate.context import window_keys
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Mixer
+from stepcast.ir.weights import Part, Weight, head_weights
+from stepcast.ir.work import Attention, GroupedMatmul, Matmul
+from stepcast.ir.workload import Layer, Workload
+
+# Parts whose weights are looked up, scale or shift, and multiply no matrix.
+NOT_MULTIPLIED = (Part.EMBEDDING, Part.POSITION, Part.NORM)
+
+
+def model_flops(model: Model, seq: int, batch: int, *, causal: bool = False) -> float:
+    """Forward and backward of *batch* sequences without recomputation; the backward is twice the forward.
+
+    For a dense GPT this is 72 B s l h^2 (1 + s / 6h + V / 12lh), as Narayanan et al. (2021, appendix) count,
+    which takes attention as the full square; *causal* counts the half that is needed. Of routed experts the
+    top_k chosen ones count.
+    """
+    return 3.0 * forward_flops(model, seq, batch, causal=causal)
+
+
+def forward_flops(model: Model, seq: int, batch: int, *, causal: bool = False) -> float:
+    tokens = float(batch * seq)
+    total = 2.0 * tokens * sum(_multiplied(model, weight) for weight in head_weights(model))
+    if model.embedding_width and model.embedding_width != model.hidden:
+        total += 2.0 * tokens * model.embedding_width * model.hidden
+    for block in model.blocks:
+        total += 2.0 * tokens * sum(_multiplied(model, weight) for weight in model.block_weights(block))
+        if block.mixer is Mixer.ATTENTION:
+            keys: float = seq / 2 if causal else seq
+            keys = min(keys, window_keys(seq, block.window) or keys)
+            total += 2.0 * tokens * keys * model.heads * (model.head_dim + model.value_dim)
+    return total
+
+
+def hardware_flops(workload: Workload) -> float:
+    """What all ranks execute in one step, recomputation included: matrix products and attention alone."""
+    layout = workload.layout
+    total = sum(
+        count * layer_flops(layer)
+        for stage in workload.stages
+        for layer, count in stage.counted_layers(workload.micro_batches)
+    )
+    copies = layout.pp * layout.vpp if workload.uniform else 1
+    return total * copies * layout.tp * layout.cp * layout.dp
+
+
+def layer_flops(layer: Layer) -> float:
+    """Matrix products and attention of one layer on one rank, all phases."""
+    ops = (*layer.forward, *layer.input_gradient, *layer.weight_gradient)
+    return sum(op.work.flops for op in ops if isinstance(op.work, Matmul | GroupedMatmul | Attention))
+
+
+def _multiplied(model: Model, weight: Weight) -> float:
+    """Multiplications per token: the elements of a matrix, of experts those of the chosen ones."""
+    if weight.part in NOT_MULTIPLIED or len(weight.shape) < 2:
+        return 0.0
+    if weight.part is Part.EXPERTS and model.experts is not None:
+        if len(weight.shape) < 3:  # biases of all experts
+            return 0.0
+        return weight.elements / model.experts.count * model.experts.top_k
+    return float(weight.elements)

@@ -1,0 +1,222 @@
+"""The feed-forward half of a block: a dense MLP or a mixture of experts."""
+
+from stepcast.generate.parts import K, Linear, Ops, add, collective, norm_layer, streamed
+from stepcast.generate.sizes import Sizes
+from stepcast.generate.tensor import column_layer, column_waits, row_layer
+from stepcast.ir.dtype import DType
+from stepcast.ir.group import Group
+from stepcast.ir.model_parts import Activation, Experts
+from stepcast.ir.work import CollectiveKind, ElementwiseKind
+from stepcast.ir.workload import Layer, Op
+
+ACTIVATIONS: dict[Activation, ElementwiseKind] = {
+    Activation.SILU: K.SILU,
+    Activation.GELU: K.GELU,
+    Activation.RELU: K.OTHER,
+    Activation.SQUARED_RELU: K.OTHER,
+}
+
+
+def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """Norm, MLP and residual of a dense block."""
+    layers = [
+        norm_layer(sizes, "mlp norm", sizes.outer_tokens, column_waits(sizes, "mlp up")),
+        *_mlp(sizes, "mlp", sizes.model.ffn, residual=True),
+    ]
+    if sizes.model.post_norms:
+        layers.append(norm_layer(sizes, "mlp post norm", sizes.outer_tokens))
+    return tuple(layers)
+
+
+def _mlp(sizes: Sizes, name: str, ffn: int, residual: bool) -> tuple[Layer, Layer]:
+    inner, model = ffn // sizes.tp, sizes.model
+    sides = 2 if model.gated else 1
+    up = Linear("up", sizes.tokens, model.hidden, sides * inner, sizes.dtype)
+    down = Linear("down", sizes.tokens, inner, model.hidden, sizes.dtype)
+    forward, backward = _activation(sizes, sizes.tokens, inner)
+    return (
+        column_layer(sizes, f"{name} up", (up,), forward, backward),
+        row_layer(sizes, f"{name} down", down, residual),
+    )
+
+
+def _activation(sizes: Sizes, rows: int, inner: int) -> tuple[Ops, Ops]:
+    """The non-linearity and, where gated, the product with the other side; and their gradients."""
+    dtype, kind = sizes.stored, ACTIVATIONS[sizes.model.activation]
+    if not sizes.model.gated:
+        return (
+            (Op("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
+            (Op("activation gradient", streamed(kind, rows, inner, 2, 1, dtype, backward=True)),),
+        )
+    if sizes.fused:
+        return (
+            (Op("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
+            (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
+        )
+    return (
+        (
+            Op("activation", streamed(K.SWIGLU, rows, inner, 1, 1, dtype)),
+            Op("gate", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
+        ),
+        (
+            Op("gate gradient", streamed(K.MUL, rows, inner, 2, 1, dtype)),
+            Op("up gradient", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
+            Op("activation gradient", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
+            Op("join gradients", streamed(K.COPY, rows, 2 * inner, 1, 1, dtype)),
+        ),
+    )
+
+
+def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """Norm, router, dispatch, experts, combine; shared experts beside them; residual.
+
+    Tokens stay split over tp on their way to the experts (Megatron-Core's all-to-all dispatcher); experts
+    that are themselves split gather the tokens of their expert-tp group.
+    """
+    experts = sizes.model.experts
+    assert experts is not None
+    layers = [
+        norm_layer(sizes, "experts norm", sizes.outer_tokens),
+        _router(sizes, experts),
+        _dispatch(sizes, experts),
+        *_routed(sizes, experts),
+        _combine(sizes, experts),
+    ]
+    if experts.shared_ffn:
+        layers += _mlp(sizes, "shared experts", experts.shared_ffn, residual=False)
+        layers.append(_sum(sizes))
+    if sizes.model.post_norms:
+        layers.append(norm_layer(sizes, "experts post norm", sizes.outer_tokens))
+    return tuple(layers)
+
+
+def routed_rows(sizes: Sizes) -> int:
+    """Rows that arrive at the busiest expert rank: its even share times the imbalance, capacity at most."""
+    experts, strategy = sizes.model.experts, sizes.strategy
+    assert experts is not None
+    factor = strategy.expert_imbalance if strategy.layout.ep > 1 else 1.0
+    if strategy.expert_capacity is not None:
+        factor = min(factor, strategy.expert_capacity)
+    return max(1, round(sizes.outer_tokens * experts.top_k * factor))
+
+
+def expert_width(sizes: Sizes) -> int:
+    experts = sizes.model.experts
+    assert experts is not None
+    return experts.latent or sizes.model.hidden
+
+
+def dispatch_bytes(sizes: Sizes) -> int:
+    return routed_rows(sizes) * expert_width(sizes) * sizes.element
+
+
+def _router(sizes: Sizes, experts: Experts) -> Layer:
+    """Scores in fp32, their softmax and the choice of the best."""
+    rows = sizes.outer_tokens
+    linears = [Linear("router", rows, sizes.model.hidden, experts.count, DType.FP32, adapted=False)]
+    if experts.latent:
+        linears.append(
+            Linear("latent down", rows, sizes.model.hidden, experts.latent, sizes.dtype, adapted=False)
+        )
+    choice = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32)
+    back = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32, backward=True)
+    return Layer(
+        "experts router",
+        (*(op for linear in linears for op in linear.forward(sizes)), Op("choice", choice)),
+        (Op("choice gradient", back), *(op for linear in linears for op in linear.input_gradient(sizes))),
+        tuple(op for linear in linears for op in linear.weight_gradient(sizes)),
+    )
+
+
+def _exchange(sizes: Sizes, name: str) -> Ops:
+    layout = sizes.strategy.layout
+    if layout.ep == 1:
+        return ()
+    blocking = not sizes.strategy.overlap.experts
+    return (collective(name, CollectiveKind.ALL_TO_ALL, dispatch_bytes(sizes), Group.EP, blocking),)
+
+
+def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:
+    ways = sizes.strategy.layout.expert_tp_size
+    if ways == 1:
+        return ()
+    return (collective(f"{name} {kind}", kind, dispatch_bytes(sizes) * ways, Group.EXPERT_TP),)
+
+
+def _permute(sizes: Sizes, name: str, backward: bool = False) -> Op:
+    return Op(name, streamed(K.COPY, routed_rows(sizes), expert_width(sizes), 1, 1, sizes.stored, backward))
+
+
+def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
+    gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+    return Layer(
+        "experts dispatch",
+        (
+            _permute(sizes, "permute"),
+            *_exchange(sizes, "ep all-to-all dispatch"),
+            *_split_experts(sizes, "dispatch expert-tp", gather),
+        ),
+        (
+            *_split_experts(sizes, "dispatch gradient expert-tp", scatter),
+            *_exchange(sizes, "ep all-to-all dispatch gradient"),
+            _permute(sizes, "permute gradient", backward=True),
+        ),
+    )
+
+
+def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
+    layout = sizes.strategy.layout
+    ways = layout.expert_tp_size
+    rows, inner = routed_rows(sizes) * ways, experts.ffn // ways
+    groups, width = max(1, experts.count // layout.ep), expert_width(sizes)
+    sides = 2 if sizes.model.gated else 1
+    up = Linear("up", rows, width, sides * inner, sizes.dtype, groups)
+    down = Linear("down", rows, inner, width, sizes.dtype, groups)
+    forward, backward = _activation(sizes, rows, inner)
+    return (
+        Layer(
+            "experts up",
+            up.forward(sizes) + forward,
+            backward + up.input_gradient(sizes),
+            up.weight_gradient(sizes),
+        ),
+        Layer("experts down", down.forward(sizes), down.input_gradient(sizes), down.weight_gradient(sizes)),
+    )
+
+
+def _combine(sizes: Sizes, experts: Experts) -> Layer:
+    """Back to the tokens' own ranks, weighted by the router and summed, and the residual."""
+    gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
+    outer, hidden = sizes.outer_tokens, sizes.model.hidden
+    up = (
+        Linear("latent up", outer, experts.latent, hidden, sizes.dtype, adapted=False)
+        if experts.latent
+        else None
+    )
+    return Layer(
+        "experts combine",
+        (
+            *_split_experts(sizes, "combine expert-tp", scatter),
+            *_exchange(sizes, "ep all-to-all combine"),
+            _permute(sizes, "unpermute"),
+            *(up.forward(sizes) if up else ()),
+            add(sizes, "residual", outer, hidden),
+        ),
+        (
+            *(up.input_gradient(sizes) if up else ()),
+            _permute(sizes, "unpermute gradient", backward=True),
+            *_exchange(sizes, "ep all-to-all combine gradient"),
+            *_split_experts(sizes, "combine gradient expert-tp", gather),
+        ),
+        up.weight_gradient(sizes) if up else (),
+    )
+
+
+def _sum(sizes: Sizes) -> Layer:
+    """Shared and routed experts added up; the backward adds the gradients of both inputs."""
+    outer, hidden = sizes.outer_tokens, sizes.model.hidden
+    return Layer(
+        "experts sum",
+        (add(sizes, "shared sum", outer, hidden),),
+        (add(sizes, "shared gradient sum", outer, hidden),),
+    )

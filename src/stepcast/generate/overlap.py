@@ -1,0 +1,154 @@
+"""Where data-parallel communication runs: beside which layers of which micro-batches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
+
+from stepcast.generate.data import buckets, gather_ops, reduce_ops
+from stepcast.generate.parts import Ops, waiting
+from stepcast.generate.sizes import Sizes
+from stepcast.ir.strategy import Sharding
+from stepcast.ir.weights import Shard
+from stepcast.ir.workload import Layer, Variation
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Layers that are gathered, reduced and recomputed together: a transformer layer, or an end."""
+
+    layers: tuple[Layer, ...]
+    held: Shard
+    trained: Shard
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """What happens once per step: layers of one micro-batch that differ from the usual by what overlaps
+    with them, and the collectives that overlap with nothing.
+    """
+
+    variations: tuple[Variation, ...]
+    reduce: Ops
+    gather: Ops
+
+
+def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
+    """ZeRO-3 and FSDP: parameters gathered for the forward and again for the backward of each unit.
+
+    Overlapped, they are gathered while the unit before runs, so that only the first wait is exposed.
+    """
+    forward = [gather_ops(sizes, "forward", unit.held, blocking=False) for unit in units]
+    backward = [gather_ops(sizes, "backward", unit.held, blocking=False) for unit in units]
+    ahead, end, gathered = sizes.strategy.overlap.parameters, len(units) - 1, []
+    for index, unit in enumerate(units):
+        layers = list(unit.layers)
+        following = forward[index + 1] if ahead and index < end else ()
+        begins = not ahead or index == 0
+        layers[0] = replace(layers[0], forward=_fed(layers[0].forward, forward[index], following, begins))
+        following = backward[index - 1] if ahead and index else ()
+        begins = not ahead or index == end
+        own = layers[-1].input_gradient
+        layers[-1] = replace(layers[-1], input_gradient=_fed(own, backward[index], following, begins))
+        gathered.append(replace(unit, layers=tuple(layers)))
+    return gathered
+
+
+def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
+    """ZeRO 2 and 3, FSDP: gradients reduced with every micro-batch, when a unit's backward is done."""
+    blocking = not sizes.strategy.overlap.gradients
+    reduced = []
+    for unit in units:
+        ops = tuple(
+            op
+            for _, number, shard in buckets(sizes, [unit.trained])
+            for op in reduce_ops(sizes, f"gradients {number}", shard, blocking)
+        )
+        reduced.append(replace(unit, layers=(_ending(unit.layers[0], ops), *unit.layers[1:])))
+    return reduced
+
+
+def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:
+    """Gradients without ZeRO-2 are reduced beside the last backward, parameters under ZeRO 1 and 2 gathered
+    beside the first forward, bucket by bucket; or after the step.
+    """
+    sharding, overlap = sizes.strategy.sharding, sizes.strategy.overlap
+    first: dict[int, Layer] = {}
+    last: dict[int, Layer] = {}
+    reduce: Ops = ()
+    gather: Ops = ()
+    if not sharding.splits_gradients:
+        last, reduce = _reduced_once(sizes, units, overlap.gradients)
+    if sharding in (Sharding.ZERO_1, Sharding.ZERO_2):
+        first, gather = _gathered_once(sizes, units, overlap.parameters)
+    final = sizes.strategy.micro_batches - 1
+    if final == 0:
+        first = first | {
+            place: replace(first.get(place, layer), weight_gradient=layer.weight_gradient)
+            for place, layer in last.items()
+        }
+        last = {}
+    variations = [Variation(0, place, layer) for place, layer in sorted(first.items())]
+    variations += [Variation(final, place, layer) for place, layer in sorted(last.items())]
+    return Once(tuple(variations), reduce, gather)
+
+
+def _reduced_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+    places, last = _places(units), {}
+    alone: Ops = ()
+    backward = [unit.trained for unit in reversed(units)]
+    for index, parts in groupby(buckets(sizes, backward), key=lambda bucket: bucket[0]):
+        ops = tuple(
+            op
+            for _, number, shard in parts
+            for op in reduce_ops(sizes, f"gradients {number}", shard, blocking=not beside)
+        )
+        unit = len(units) - 1 - index
+        if beside and ops:
+            last[places[unit]] = _ending(units[unit].layers[0], ops)
+        else:
+            alone += ops
+    return last, alone
+
+
+def _gathered_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+    groups: list[tuple[int, Ops]] = []
+    start = 0
+    for index, parts in groupby(
+        buckets(sizes, [unit.trained for unit in units]), key=lambda bucket: bucket[0]
+    ):
+        ops = tuple(
+            op
+            for _, number, shard in parts
+            for op in gather_ops(sizes, f"parameters {number}", shard, blocking=not beside)
+        )
+        if ops:
+            groups.append((start, ops))
+        start = index + 1
+    if not beside:
+        return {}, tuple(op for _, ops in groups for op in ops)
+    places, first = _places(units), {}
+    following = [ops for _, ops in groups[1:]] + [()]
+    for (unit, ops), ask in zip(groups, following, strict=True):
+        layer = units[unit].layers[0]
+        first[places[unit]] = replace(
+            layer, forward=_fed(layer.forward, ops, ask, begins=unit == groups[0][0])
+        )
+    return first, ()
+
+
+def _fed(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
+    """*ops* that wait for their *own* gathers, requested here if a unit *begins* with them, and then request
+    those of what runs next.
+    """
+    names = tuple(op.name for op in own)
+    return (*(own if begins else ()), *waiting(ops[:1], names), *following, *ops[1:])
+
+
+def _ending(layer: Layer, ops: Ops) -> Layer:
+    """*layer* with *ops* at the end of its backward."""
+    return replace(layer, weight_gradient=layer.weight_gradient + ops)
+
+
+def _places(units: Sequence[Unit]) -> list[int]:
+    """Where each unit's first layer stands among all."""
+    return [0, *accumulate(len(unit.layers) for unit in units)][:-1]

@@ -1,0 +1,150 @@
+"""The pieces that every layer is put together from: matmuls with their gradients, norms, collectives."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from stepcast.generate.sizes import Sizes
+from stepcast.ir.dtype import DType
+from stepcast.ir.group import Group
+from stepcast.ir.model_parts import NormKind
+from stepcast.ir.strategy import TrainingKind
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.ir.workload import Layer, Op
+
+K = ElementwiseKind
+Ops = tuple[Op, ...]
+
+
+def streamed(
+    kind: ElementwiseKind,
+    rows: int,
+    columns: int,
+    reads: float,
+    writes: float,
+    dtype: DType,
+    backward: bool = False,
+) -> Elementwise:
+    """A memory-bound kernel that reads and writes *reads* and *writes* times rows x columns elements."""
+    size = rows * columns * dtype.bytes
+    return Elementwise(kind, rows, columns, reads * size, writes * size, backward, dtype)
+
+
+def collective(name: str, kind: CollectiveKind, size_bytes: int, group: Group, blocking: bool = True) -> Op:
+    return Op(name, Collective(kind, size_bytes, group), blocking)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """A matrix multiply with weights: (rows, inputs) x (inputs, outputs) on this rank.
+
+    *groups* > 0 makes it one grouped kernel over that many experts.
+    """
+
+    name: str
+    rows: int
+    inputs: int
+    outputs: int
+    dtype: DType
+    groups: int = 0
+    # Whether LoRA puts adapters beside it.
+    adapted: bool = True
+
+    def product(self, m: int, n: int, k: int) -> Matmul | GroupedMatmul:
+        if self.groups:
+            return GroupedMatmul(m, n, k, self.groups, self.dtype)
+        return Matmul(m, n, k, 1, self.dtype)
+
+    def forward(self, sizes: Sizes) -> Ops:
+        own = Op(self.name, self.product(self.rows, self.outputs, self.inputs))
+        return (own, *self._adapters(sizes, "forward"))
+
+    def input_gradient(self, sizes: Sizes) -> Ops:
+        own = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs))
+        return (own, *self._adapters(sizes, "input gradient"))
+
+    def weight_gradient(self, sizes: Sizes) -> Ops:
+        """Frozen weights under LoRA have none; their adapters do."""
+        if sizes.strategy.training is TrainingKind.LORA:
+            return self._adapters(sizes, "weight gradient")
+        # A grouped kernel keeps its rows as m: it is they that are divided among the experts.
+        work = (
+            self.product(self.rows, self.outputs, self.inputs)
+            if self.groups
+            else Matmul(self.inputs, self.outputs, self.rows, 1, self.dtype)
+        )
+        own = Op(f"{self.name} weight gradient", work)
+        if sizes.fused or sizes.strategy.micro_batches == 1:
+            return (own,)
+        elements = self.inputs * self.outputs * max(1, self.groups)
+        return (own, Op(f"{self.name} accumulate", streamed(K.ADD, 1, elements, 2, 1, sizes.stored)))
+
+    def _adapters(self, sizes: Sizes, phase: str) -> Ops:
+        """Down to the rank and up again (Hu et al. 2021, section 4.1)."""
+        rank = sizes.strategy.lora_rank
+        if not rank or not self.adapted:
+            return ()
+        low = replace(self, outputs=rank)
+        high = replace(self, inputs=rank)
+        names = (f"{self.name} lora down", f"{self.name} lora up")
+        match phase:
+            case "forward":
+                works = (
+                    low.product(self.rows, rank, self.inputs),
+                    high.product(self.rows, self.outputs, rank),
+                )
+            case "input gradient":
+                works = (
+                    low.product(self.rows, self.inputs, rank),
+                    high.product(self.rows, rank, self.outputs),
+                )
+            case _:
+                works = (
+                    low.product(self.inputs, rank, self.rows),
+                    high.product(rank, self.outputs, self.rows),
+                )
+        return tuple(Op(f"{name} {phase}", work) for name, work in zip(names, works, strict=True))
+
+
+def norm_kind(sizes: Sizes) -> ElementwiseKind:
+    return K.RMS_NORM if sizes.model.norm.kind is NormKind.RMS else K.LAYER_NORM
+
+
+def norm_layer(sizes: Sizes, name: str, rows: int, after: tuple[str, ...] = ()) -> Layer:
+    """A norm over the hidden width; *after* names what its backward waits for.
+
+    Its backward ends with the sum of both branches' gradients: the norm's and the residual's.
+    """
+    width = sizes.model.hidden
+    gradient = (*norm_backward(sizes, "norm", rows, width), add(sizes, "residual gradient", rows, width))
+    return Layer(name, norm_forward(sizes, "norm", rows, width), waiting(gradient, after))
+
+
+def norm_forward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+    return (Op(name, streamed(norm_kind(sizes), rows, width, 1, 1, sizes.stored)),)
+
+
+def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+    """Plain PyTorch reads input and gradient again to sum the weight's gradient."""
+    ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stored, backward=True))]
+    if not sizes.fused:
+        ops.append(
+            Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 2, 0, sizes.stored, backward=True))
+        )
+    return tuple(ops)
+
+
+def add(sizes: Sizes, name: str, rows: int, width: int) -> Op:
+    return Op(name, streamed(K.ADD, rows, width, 2, 1, sizes.stored))
+
+
+def waiting(ops: Ops, after: tuple[str, ...]) -> Ops:
+    """*ops* whose first waits for the non-blocking ops named."""
+    return (replace(ops[0], after=ops[0].after + after), *ops[1:]) if ops and after else ops
+
+
+def renamed(prefix: str, ops: Iterable[Op]) -> Ops:
+    """*ops* again under other names, what they wait for included."""
+    return tuple(
+        replace(op, name=f"{prefix} {op.name}", after=tuple(f"{prefix} {name}" for name in op.after))
+        for op in ops
+    )

@@ -1,0 +1,99 @@
+"""What one rank sees of a model under a strategy: tokens, heads and widths after every split."""
+
+from dataclasses import dataclass
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.model import Model
+from stepcast.ir.strategy import Kernels, Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes on one rank of a stage."""
+
+    model: Model
+    strategy: Strategy
+
+    @property
+    def tp(self) -> int:
+        return self.strategy.layout.tp
+
+    @property
+    def cp(self) -> int:
+        return self.strategy.layout.cp
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a micro-batch inside tensor-parallel regions."""
+        return self.strategy.local_tokens
+
+    @property
+    def outer_tokens(self) -> int:
+        """Tokens outside them: sequence parallelism splits these over tp."""
+        return self.tokens // self.tp if self.strategy.sequence_parallel else self.tokens
+
+    @property
+    def seq(self) -> int:
+        return self.strategy.seq // self.cp
+
+    @property
+    def dtype(self) -> DType:
+        """The format matmuls run in."""
+        return self.strategy.precision
+
+    @property
+    def stored(self) -> DType:
+        """The format of weights and activations in memory."""
+        return self.strategy.stored
+
+    @property
+    def element(self) -> int:
+        return int(self.stored.bytes)
+
+    @property
+    def gradient(self) -> int:
+        """Bytes of one reduced gradient."""
+        return int(self.strategy.gradient_dtype.bytes)
+
+    @property
+    def fused(self) -> bool:
+        return self.strategy.kernels is not Kernels.PLAIN
+
+    @property
+    def heads(self) -> int:
+        return self.model.heads // self.tp
+
+    @property
+    def kv_heads(self) -> int:
+        return max(1, self.model.kv_heads // self.tp)
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.model.head_dim
+
+    @property
+    def key_width(self) -> int:
+        return self.kv_heads * self.model.head_dim
+
+    @property
+    def value_width(self) -> int:
+        return self.kv_heads * self.model.value_dim
+
+    @property
+    def output_width(self) -> int:
+        """Width of the attention's result before its output projection."""
+        return self.heads * self.model.value_dim
+
+    @property
+    def vocab(self) -> int:
+        return -(-self.model.padded_vocab(self.tp) // self.tp)
+
+    @property
+    def activation_bytes(self) -> int:
+        """The residual stream of a micro-batch, not split over tp."""
+        return self.tokens * self.model.hidden * self.element
+
+    @property
+    def boundary_bytes(self) -> int:
+        """What a stage sends to the next: with sequence parallelism each tensor rank sends its part."""
+        return self.outer_tokens * self.model.hidden * self.element

@@ -1,0 +1,154 @@
+"""One pipeline piece: its layers, what is recomputed, and the data-parallel communication beside them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from stepcast.generate.attention import attention_layers
+from stepcast.generate.context import CORE
+from stepcast.generate.data import StepEnd, epilogue
+from stepcast.generate.ends import embedding_layers, head_layers
+from stepcast.generate.mlp import dense_layers, expert_layers
+from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
+from stepcast.generate.parts import Ops, renamed
+from stepcast.generate.sizes import Sizes
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Block as Kind
+from stepcast.ir.model_parts import FeedForward, Mixer
+from stepcast.ir.stages import Piece
+from stepcast.ir.strategy import RecomputeKind, Strategy, TrainingKind
+from stepcast.ir.trainable import held_shard, trained_shard
+from stepcast.ir.weights import Part, Shard
+from stepcast.ir.workload import Block, Layer, Stage
+
+# The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
+LONGEST_PATTERN = 12
+
+
+class NotModelledError(ValueError):
+    """A model with a part for which no operations are known."""
+
+
+class StageMaker:
+    def __init__(self, model: Model, strategy: Strategy) -> None:
+        self.model, self.strategy, self.sizes = model, strategy, Sizes(model, strategy)
+        self._blocks: dict[tuple[Kind, bool], tuple[Layer, ...]] = {}
+
+    def stage(self, piece: Piece) -> Stage:
+        units = self._units(piece)
+        if self.strategy.sharding.splits_parameters:
+            units = gathering(self.sizes, units)
+        if self.strategy.sharding.splits_gradients:
+            units = reducing(self.sizes, units)
+        once = once_per_step(self.sizes, units)
+        return Stage(
+            body=_folded([unit.layers for unit in units]),
+            epilogue=epilogue(self.sizes, self._end(piece), once.reduce, once.gather),
+            variations=once.variations,
+        )
+
+    def _units(self, piece: Piece) -> list[Unit]:
+        """Embedding, transformer layers and head as far as the piece holds them."""
+        none, start = range(piece.layers.start, piece.layers.start), piece.layers.start
+        units = []
+        if piece.embedding:
+            units.append(self._unit(embedding_layers(self.sizes), Piece(none, True, False)))
+        whole = self.strategy.recompute.whole_layers(len(piece.layers))
+        for layer in piece.layers:
+            layers = self._block(self.model.blocks[layer], layer - start < whole)
+            units.append(self._unit(layers, Piece(range(layer, layer + 1), False, False)))
+        if piece.head:
+            # A tied head that shares its stage with the embedding has no weights of its own.
+            shared = self.model.tied and piece.embedding
+            held = Piece(none, shared, True)
+            unit = self._unit(head_layers(self.sizes), held)
+            if shared:
+                ends = units[0]
+                unit = replace(
+                    unit, held=_less(unit.held, ends.held), trained=_less(unit.trained, ends.trained)
+                )
+            units.append(unit)
+        return units
+
+    def _unit(self, layers: tuple[Layer, ...], piece: Piece) -> Unit:
+        model, strategy = self.model, self.strategy
+        return Unit(layers, held_shard(model, strategy, piece), trained_shard(model, strategy, piece))
+
+    def _block(self, kind: Kind, whole: bool) -> tuple[Layer, ...]:
+        if (kind, whole) not in self._blocks:
+            self._blocks[kind, whole] = self._recomputed(self._halves(kind), whole)
+        return self._blocks[kind, whole]
+
+    def _halves(self, kind: Kind) -> tuple[Layer, ...]:
+        layers: tuple[Layer, ...] = ()
+        match kind.mixer:
+            case Mixer.ATTENTION:
+                layers += attention_layers(self.sizes, kind)
+            case Mixer.MAMBA:
+                raise NotModelledError(
+                    f"{self.model.name} has Mamba blocks, whose operations are not modelled; "
+                    "only its parameters are counted"
+                )
+        match kind.feed_forward:
+            case FeedForward.DENSE:
+                layers += dense_layers(self.sizes)
+            case FeedForward.EXPERTS:
+                layers += expert_layers(self.sizes)
+        if self.model.shared_norm and kind.mixer is Mixer.ATTENTION:
+            layers = tuple(layer for layer in layers if layer.name not in ("mlp norm", "experts norm"))
+        return layers
+
+    def _recomputed(self, layers: tuple[Layer, ...], whole: bool) -> tuple[Layer, ...]:
+        """The backward of what is recomputed starts with its forward."""
+        if whole:
+            again = renamed("recompute", (op for layer in layers for op in layer.forward))
+            return (*layers[:-1], _before(layers[-1], again))
+        if self.strategy.recompute.kind is RecomputeKind.SELECTIVE:
+            return tuple(
+                _before(layer, renamed("recompute", layer.forward)) if layer.name == CORE else layer
+                for layer in layers
+            )
+        return layers
+
+    def _end(self, piece: Piece) -> StepEnd:
+        model, strategy, layout = self.model, self.strategy, self.strategy.layout
+        full = strategy.training is TrainingKind.FULL
+        norms = sum(
+            weight.elements
+            for layer in piece.layers
+            for weight in model.block_weights(model.blocks[layer])
+            if weight.part is Part.NORM
+        )
+        apart = model.tied and layout.pp > 1 and piece.embedding != piece.head
+        width = model.embedding_width or model.hidden
+        return StepEnd(
+            held=held_shard(model, strategy, piece),
+            trained=trained_shard(model, strategy, piece),
+            norms=norms if full else 0,
+            tied_embedding=self.sizes.vocab * width if apart and full else 0,
+        )
+
+
+def _less(shard: Shard, other: Shard) -> Shard:
+    return Shard(max(0, shard.dense - other.dense), shard.experts - other.experts)
+
+
+def _before(layer: Layer, ops: Ops) -> Layer:
+    return replace(layer, input_gradient=ops + layer.input_gradient)
+
+
+def _folded(units: Sequence[tuple[Layer, ...]]) -> tuple[Block, ...]:
+    """Units as blocks: at each place the repeating pattern that covers most."""
+    blocks: list[Block] = []
+    at = 0
+    while at < len(units):
+        best, times = 1, 1
+        for length in range(1, min(LONGEST_PATTERN, (len(units) - at) // 2) + 1):
+            pattern, count = units[at : at + length], 1
+            while units[at + count * length : at + (count + 1) * length] == pattern:
+                count += 1
+            if count > 1 and count * length > best * times:
+                best, times = length, count
+        layers = tuple(layer for unit in units[at : at + best] for layer in unit)
+        blocks.append(Block(layers, times))
+        at += best * times
+    return tuple(blocks)

@@ -1,0 +1,86 @@
+"""Tensor parallelism: what stands around the split matmuls.
+
+Megatron-LM (Shoeybi et al. 2019, section 3): the first matmul of a pair is split by columns, the second by
+rows; the forward all-reduces after the second, the backward after the first. With sequence parallelism
+(Korthikanti et al. 2022, section 4.2.2) each all-reduce becomes a reduce-scatter and an all-gather, and the
+backward gathers the input of the first matmul again for its weight gradient.
+"""
+
+from stepcast.generate.parts import Linear, Ops, add, collective, waiting
+from stepcast.generate.sizes import Sizes
+from stepcast.ir.group import Group
+from stepcast.ir.work import CollectiveKind
+from stepcast.ir.workload import Layer
+
+GATHER, SCATTER, REDUCE = (
+    CollectiveKind.ALL_GATHER,
+    CollectiveKind.REDUCE_SCATTER,
+    CollectiveKind.ALL_REDUCE,
+)
+
+
+def tensor_bytes(sizes: Sizes, width: int | None = None) -> int:
+    """The buffer of a tensor-parallel collective: the tokens of a micro-batch, *width* (hidden) wide."""
+    return sizes.tokens * (width or sizes.model.hidden) * sizes.element
+
+
+def column_layer(
+    sizes: Sizes,
+    name: str,
+    linears: tuple[Linear, ...],
+    then: Ops = (),
+    then_gradient: Ops = (),
+    width: int | None = None,
+) -> Layer:
+    """Matmuls split by columns on inputs of *width*, and what follows them on this rank (*then*)."""
+    forward = tuple(op for linear in linears for op in linear.forward(sizes))
+    gradients = tuple(op for linear in linears for op in linear.input_gradient(sizes))
+    weights = tuple(op for linear in linears for op in linear.weight_gradient(sizes))
+    if sizes.tp == 1:
+        return Layer(name, forward + then, then_gradient + gradients, weights)
+    size = tensor_bytes(sizes, width)
+    beside = sizes.fused  # Megatron runs these beside the gradients' matmuls
+    if not sizes.strategy.sequence_parallel:
+        reduce = collective(f"{name} tp all-reduce", REDUCE, size, Group.TP, blocking=not beside)
+        return Layer(name, forward + then, (*then_gradient, *gradients, reduce), weights)
+    overlap = sizes.strategy.overlap.tensor
+    gather = collective(f"{name} tp all-gather", GATHER, size, Group.TP, blocking=not overlap)
+    again = collective(f"{name} tp all-gather again", GATHER, size, Group.TP, blocking=not beside)
+    scatter = collective(f"{name} tp reduce-scatter", SCATTER, size, Group.TP, blocking=not beside)
+    return Layer(
+        name,
+        (gather, *forward, *waiting(then, (gather.name,) if overlap else ())),
+        (*then_gradient, again, *gradients, scatter),
+        waiting(weights, (again.name,) if beside else ()),
+    )
+
+
+def column_waits(sizes: Sizes, name: str) -> tuple[str, ...]:
+    """What the backward before a column layer waits for."""
+    if sizes.tp == 1 or not sizes.fused:
+        return ()
+    kind = "reduce-scatter" if sizes.strategy.sequence_parallel else "all-reduce"
+    return (f"{name} tp {kind}",)
+
+
+def row_layer(sizes: Sizes, name: str, linear: Linear, residual: bool = True) -> Layer:
+    """A matmul split by rows, the sum over ranks, and the residual."""
+    forward = linear.forward(sizes)
+    gradient = linear.input_gradient(sizes)
+    weight = linear.weight_gradient(sizes)
+    hidden = sizes.model.hidden
+    tail: Ops = (add(sizes, "residual", sizes.outer_tokens, hidden),) if residual else ()
+    if sizes.tp == 1:
+        return Layer(name, forward + tail, gradient, weight)
+    size = tensor_bytes(sizes)
+    overlap = sizes.strategy.overlap.tensor
+    sequence = sizes.strategy.sequence_parallel
+    kind, word = (SCATTER, "reduce-scatter") if sequence else (REDUCE, "all-reduce")
+    reduce = collective(f"{name} tp {word}", kind, size, Group.TP, blocking=not overlap)
+    # Overlapped, the sum of one part runs beside the matmul of the next, so it is issued with the matmul.
+    forward = (reduce, *forward) if overlap else (*forward, reduce)
+    tail = waiting(tail, (reduce.name,)) if overlap else tail
+    if sequence:
+        gather = collective(f"{name} tp all-gather", GATHER, size, Group.TP)
+        gradient = (gather, *gradient)
+    return Layer(name, forward + tail, gradient, weight)

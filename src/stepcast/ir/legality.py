@@ -1,0 +1,237 @@
+"""Which strategies suit a model: each rule in one place, each message with the nearest value that is legal.
+
+The rules are those of Megatron-Core (``transformer_config.py``, ``parallel_state.py``,
+``training/arguments.py``), DeepSpeed (ZeRO-2 and 3 not with pipelines; Ulysses) and DualPipe.
+"""
+
+from collections.abc import Callable
+from itertools import takewhile
+
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import PositionKind
+from stepcast.ir.stages import pieces
+from stepcast.ir.strategy import (
+    ContextKind,
+    RecomputeKind,
+    ScheduleKind,
+    Sharding,
+    Strategy,
+    StrategyError,
+)
+
+# Schedules that run with one number of chunks only.
+CHUNKS = {
+    ScheduleKind.ONE_F_ONE_B: 1,
+    ScheduleKind.ZB_H1: 1,
+    ScheduleKind.ZB_H2: 1,
+    ScheduleKind.ZB_V: 2,
+    ScheduleKind.DUALPIPE: 1,
+}
+
+
+def check(model: Model, strategy: Strategy, gpus: int | None = None) -> None:
+    """A StrategyError where *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
+    for rule in RULES:
+        message = rule(model, strategy)
+        if message:
+            raise StrategyError(message)
+    if gpus is not None:
+        _check_gpus(strategy, gpus)
+
+
+def is_legal(model: Model, strategy: Strategy) -> bool:
+    """Whether *strategy* can train *model*."""
+    try:
+        check(model, strategy)
+    except StrategyError:
+        return False
+    return True
+
+
+def nearest_divisor(number: int, wanted: int) -> int:
+    """The divisor of *number* closest to *wanted*; the smaller of two equally close."""
+    limit = 2 * wanted
+    candidates = takewhile(lambda ways: ways <= limit, range(1, number + 1))
+    return min(
+        (ways for ways in candidates if number % ways == 0), key=lambda ways: (abs(ways - wanted), ways)
+    )
+
+
+def _tensor(model: Model, strategy: Strategy) -> str:
+    tp = strategy.layout.tp
+    if tp > model.kv_heads and model.latent is None:
+        near = nearest_divisor(model.kv_heads, tp)
+        return f"tp {tp} exceeds {model.kv_heads} kv heads: a rank needs one; the nearest legal tp is {near}"
+    widths = [("heads", model.heads)]
+    if model.latent is None:
+        widths.append(("kv heads", model.kv_heads))
+    if model.ffn:
+        widths.append(("ffn", model.ffn))
+    if model.experts is not None and model.experts.shared_ffn:
+        widths.append(("the shared experts' ffn", model.experts.shared_ffn))
+    for name, width in widths:
+        if width % tp:
+            near = nearest_divisor(width, tp)
+            return f"tp {tp} does not divide {name} {width}: the nearest legal tp is {near}"
+    return ""
+
+
+def _sequence(model: Model, strategy: Strategy) -> str:
+    layout, seq = strategy.layout, strategy.seq
+    if model.position.kind is PositionKind.LEARNED and seq > model.max_seq:
+        return f"seq {seq} exceeds the model's {model.max_seq} learned positions: use at most {model.max_seq}"
+    if seq % layout.cp:
+        near = nearest_divisor(seq, layout.cp)
+        return f"cp {layout.cp} does not divide seq {seq}: the nearest legal cp is {near}"
+    if not strategy.sequence_parallel:
+        if layout.tp > 1 and layout.ep > 1:
+            return f"ep {layout.ep} with tp {layout.tp} needs sequence parallelism: switch it on, or use tp 1"
+        return ""
+    if layout.tp == 1:
+        return "sequence parallelism needs tp > 1: switch it off, or use tp 2 or more"
+    if seq // layout.cp % layout.tp:
+        step = layout.tp * layout.cp
+        near = _multiple(seq, step)
+        return f"sequence parallelism needs seq {seq} to be a multiple of tp x cp = {step}: use {near}"
+    return ""
+
+
+def _context(model: Model, strategy: Strategy) -> str:
+    cp, tp, seq = strategy.layout.cp, strategy.layout.tp, strategy.seq
+    if cp == 1:
+        return ""
+    match strategy.context:
+        case ContextKind.RING | ContextKind.ALL_GATHER:
+            if seq % (2 * cp):
+                near = _multiple(seq, 2 * cp)
+                return (
+                    f"cp {cp} needs seq {seq} to be a multiple of 2 x cp = {2 * cp}, so that each rank holds "
+                    f"one slice from either end: use {near}"
+                )
+            if not strategy.flash_attention and strategy.context is ContextKind.RING:
+                return "ring attention needs flash attention: switch it on, or use context 'all-gather'"
+        case ContextKind.ALL_TO_ALL:
+            heads = min(model.kv_heads, model.heads) // tp
+            if heads % cp:
+                near = nearest_divisor(heads, cp)
+                return (
+                    f"cp {cp} by all-to-all does not divide the {heads} kv heads of a tensor rank: "
+                    f"the nearest legal cp is {near}"
+                )
+    return ""
+
+
+def _experts(model: Model, strategy: Strategy) -> str:
+    layout, experts = strategy.layout, model.experts
+    if experts is None:
+        return f"ep {layout.ep} needs experts, and {model.name} has none: use ep 1" if layout.ep > 1 else ""
+    if experts.count % layout.ep:
+        near = nearest_divisor(experts.count, layout.ep)
+        return f"ep {layout.ep} does not divide {experts.count} experts: the nearest legal ep is {near}"
+    expert_tp, ranks = layout.expert_tp_size, layout.tp * layout.cp * layout.dp
+    if experts.ffn % expert_tp:
+        near = nearest_divisor(experts.ffn, expert_tp)
+        return f"expert tp {expert_tp} does not divide the experts' ffn {experts.ffn}: the nearest is {near}"
+    if ranks % (layout.ep * expert_tp):
+        near = nearest_divisor(max(ranks // expert_tp, 1), layout.ep)
+        return (
+            f"ep x expert tp = {layout.ep} x {expert_tp} does not divide tp x cp x dp = {ranks}: "
+            f"the nearest legal ep is {near}"
+        )
+    return ""
+
+
+def _pipeline(model: Model, strategy: Strategy) -> str:
+    layout = strategy.layout
+    count = layout.pp * layout.vpp
+    if layout.vpp > 1 and layout.pp == 1:
+        return f"vpp {layout.vpp} splits pipeline stages into chunks and needs pp > 1: use vpp 1"
+    if count > model.layers:
+        return f"pp x vpp = {count} exceeds {model.layers} layers: use at most {model.layers}"
+    held = min(len(piece.layers) for piece in pieces(model, strategy))  # raises where they do not add up
+    recompute = strategy.recompute
+    if recompute.kind is RecomputeKind.BLOCK and recompute.layers > held:
+        return f"recompute block {recompute.layers} exceeds the {held} layers of a stage: use at most {held}"
+    return _schedule(strategy) if layout.pp > 1 else ""
+
+
+def _schedule(strategy: Strategy) -> str:
+    layout, schedule, batches = strategy.layout, strategy.schedule, strategy.micro_batches
+    pp, vpp = layout.pp, layout.vpp
+    chunks = CHUNKS.get(schedule, vpp)
+    if vpp != chunks:
+        other = " or schedule interleaved" if vpp > 1 else ""
+        return f"schedule {schedule} runs {chunks} chunk(s) a stage, not vpp {vpp}: use vpp {chunks}{other}"
+    if schedule is ScheduleKind.INTERLEAVED:
+        if vpp < 2:
+            return "schedule interleaved needs vpp of 2 or more: use vpp 2 or schedule 1f1b"
+        if batches % pp:
+            return (
+                f"schedule interleaved needs the {batches} micro-batches to be a multiple of pp {pp}: "
+                f"the nearest is {_multiple(batches, pp)}"
+            )
+    if schedule is ScheduleKind.DUALPIPE:
+        if pp % 2:
+            return f"dualpipe needs an even pp, not {pp}: use {pp + 1}"
+        if batches % 2 or batches < 2 * pp:
+            return (
+                f"dualpipe needs an even number of micro-batches, at least 2 x pp = {2 * pp}, not {batches}: "
+                f"use {max(2 * pp, batches + batches % 2)}"
+            )
+    return ""
+
+
+def _sharding(model: Model, strategy: Strategy) -> str:
+    layout, sharding = strategy.layout, strategy.sharding
+    if sharding in (Sharding.ZERO_2, Sharding.ZERO_3) and layout.pp > 1:
+        return (
+            f"{sharding} does not run with pp {layout.pp}, where each micro-batch would reduce all "
+            "gradients: use zero-1 or fsdp, or pp 1"
+        )
+    ranks = layout.dp * layout.cp
+    if layout.shard and sharding is Sharding.NONE:
+        return f"shard {layout.shard} splits states among ranks and needs sharding: use zero-1 or hybrid-fsdp"
+    if layout.shard and ranks % layout.shard:
+        near = nearest_divisor(ranks, layout.shard)
+        return f"shard {layout.shard} does not divide dp x cp = {ranks}: the nearest legal shard is {near}"
+    if sharding is Sharding.HYBRID_FSDP and not layout.shard:
+        return (
+            f"hybrid-fsdp needs shard, the ranks that split one copy: use shard {nearest_divisor(ranks, 8)}"
+        )
+    return ""
+
+
+def _training(model: Model, strategy: Strategy) -> str:
+    if strategy.lora_rank > model.hidden:
+        return f"lora rank {strategy.lora_rank} exceeds hidden {model.hidden}: use at most {model.hidden}"
+    return ""
+
+
+def _check_gpus(strategy: Strategy, gpus: int) -> None:
+    layout = strategy.layout
+    if layout.gpus == gpus:
+        return
+    product = f"tp x cp x pp x dp = {layout.tp} x {layout.cp} x {layout.pp} x {layout.dp} = {layout.gpus}"
+    one_copy = layout.tp * layout.cp * layout.pp
+    if gpus % one_copy == 0:
+        raise StrategyError(f"{product}, not the {gpus} GPUs: dp {gpus // one_copy} fills them")
+    near = nearest_divisor(gpus, one_copy)
+    raise StrategyError(
+        f"{product}, and no dp makes it {gpus} GPUs: tp x cp x pp must divide {gpus}; the nearest is {near}"
+    )
+
+
+def _multiple(number: int, step: int) -> int:
+    """The multiple of *step* closest to *number*, at least one."""
+    return max(1, round(number / step)) * step
+
+
+RULES: tuple[Callable[[Model, Strategy], str], ...] = (
+    _tensor,
+    _sequence,
+    _context,
+    _experts,
+    _pipeline,
+    _sharding,
+    _training,
+)

@@ -1,0 +1,79 @@
+"""Which weights of a stage a rank trains: all it holds, or with LoRA the adapters alone."""
+
+from functools import lru_cache
+
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import FeedForward, Mixer
+from stepcast.ir.stages import Piece
+from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.ir.weights import Shard
+
+
+def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
+    """The model's own weights that one rank holds of *piece*, before data-parallel ranks split them."""
+    layout = strategy.layout
+    return model.shard_of(
+        piece.layers,
+        tp=layout.tp,
+        ep=layout.ep,
+        expert_tp=layout.expert_tp_size,
+        embedding=piece.embedding,
+        head=piece.head,
+    )
+
+
+def trained_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
+    """The weights that have gradients and optimizer states."""
+    if strategy.training is TrainingKind.FULL:
+        return held_shard(model, strategy, piece)
+    layout, rank = strategy.layout, strategy.lora_rank
+    shards = [
+        _adapters(model, block.mixer, block.feed_forward, rank, layout.tp, layout.ep, layout.expert_tp_size)
+        for block in model.blocks[piece.layers.start : piece.layers.stop]
+    ]
+    return Shard(sum(shard.dense for shard in shards), sum(shard.experts for shard in shards))
+
+
+@lru_cache(maxsize=1024)
+def _adapters(
+    model: Model, mixer: Mixer, feed_forward: FeedForward, rank: int, tp: int, ep: int, expert_tp: int
+) -> Shard:
+    """Two matrices of *rank* beside every linear layer of a block (Hu et al., LoRA, 2021).
+
+    Fused projections (q, k, v; gate and up) have one pair between them. The half that touches a split side
+    is split with it.
+    """
+    dense = 0
+    if mixer is Mixer.ATTENTION:
+        dense += sum(rank * width for width in _attention_widths(model, tp))
+    if feed_forward is FeedForward.DENSE:
+        dense += rank * _mlp_widths(model, model.ffn, model.hidden, tp)
+    experts = 0
+    if feed_forward is FeedForward.EXPERTS and model.experts:
+        own = model.experts
+        if own.shared_ffn:
+            dense += rank * _mlp_widths(model, own.shared_ffn, model.hidden, tp)
+        each = _mlp_widths(model, own.ffn, own.latent or model.hidden, expert_tp)
+        experts = rank * -(-own.count // ep) * each
+    return Shard(dense, experts)
+
+
+def _mlp_widths(model: Model, ffn: int, width: int, tp: int) -> int:
+    """Inputs and outputs of both linear layers on one rank, added up."""
+    sides = 2 if model.gated else 1
+    return (width + sides * ffn // tp) + (ffn // tp + width)
+
+
+def _attention_widths(model: Model, tp: int) -> list[int]:
+    latent, hidden = model.latent, model.hidden
+    output = model.heads * model.value_dim // tp + hidden
+    if latent is None:
+        kv = max(model.kv_width // tp, model.head_dim)
+        return [hidden + model.query_width // tp + 2 * kv, output]
+    widths = [hidden + latent.kv_rank + latent.rope_dim]
+    widths.append(latent.kv_rank + model.heads * (latent.nope_dim + latent.value_dim) // tp)
+    if latent.query_rank:
+        widths += [hidden + latent.query_rank, latent.query_rank + model.query_width // tp]
+    else:
+        widths.append(hidden + model.query_width // tp)
+    return [*widths, output]
