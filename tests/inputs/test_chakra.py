@@ -136,20 +136,37 @@ def test_compute_collectives_and_messages() -> None:
     ]
     assert layers(workload)[0].notes == (("num_ops", "7"),)
     assert [op(layer).blocking for layer in layers(workload)] == [True, False, False, True, True]
+    assert op(layers(workload)[2]).after == ("node 2",)
 
 
 def peers(source: int, destination: int) -> tuple[bytes, ...]:
     return attribute("comm_src", Kind.INT32, source), attribute("comm_dst", Kind.INT32, destination)
 
 
-def test_a_collective_blocks_where_computation_waits_for_it_through_others() -> None:
+def test_a_collective_blocks_where_the_next_computation_waits_for_it() -> None:
     workload = read(
         node(1, COLL, "first", (), 0, *coll(0, 1)),
         node(2, COLL, "second", (1,), 0, *coll(7, 1)),
         node(3, COMP, "compute", (2,), 1),
         node(4, COLL, "last", (3,), 0, *coll(6, 1)),
     )
-    assert [op(layer).blocking for layer in layers(workload)] == [True, True, True, False]
+    found = [op(layer) for layer in layers(workload)]
+    assert [each.blocking for each in found] == [False, True, True, False]
+    assert [each.after for each in found] == [(), ("node 1",), (), ()]
+    assert found[0].name == "node 1"
+
+
+def test_overlapped_communication_is_waited_for_where_it_is_used() -> None:
+    workload = read(
+        node(1, COLL, "gather", (), 0, *coll(0, 1)),
+        node(2, COMP, "beside", (), 1),
+        node(3, META, "label", (1,)),
+        node(4, COMP, "user", (2, 3), 1),
+        node(5, COMP, "later user", (1, 4), 1),
+    )
+    found = [op(layer) for layer in layers(workload)]
+    assert [each.blocking for each in found] == [False, True, True, True]
+    assert [each.after for each in found] == [(), (), ("node 1",), ()]
 
 
 def test_nodes_run_after_what_they_depend_on() -> None:

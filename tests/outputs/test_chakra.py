@@ -59,7 +59,8 @@ works = st.one_of(
     ),
 )
 names = st.text(max_size=12)
-ops = st.lists(st.builds(Op, names, works, st.booleans()), max_size=3).map(tuple)
+after = st.lists(names, max_size=2).map(tuple)
+ops = st.lists(st.builds(Op, names, works, st.booleans(), after), max_size=3).map(tuple)
 notes = st.lists(st.tuples(names, names), max_size=2).map(tuple)
 layers = st.builds(Layer, names, ops, ops, ops, times, notes)
 blocks = st.builds(Block, st.lists(layers, min_size=1, max_size=3).map(tuple), st.integers(1, 3))
@@ -138,6 +139,15 @@ def test_blocking_ops_form_one_chain_and_others_only_that_of_their_lane() -> Non
     assert waits[:6] == [[], [1], [1, 2], [2, 3], [3, 4], [5]]
     assert waits[6:8] == [[6], [6, 7]]
     assert waits[8] == [6]
+
+
+def test_an_op_waits_for_those_it_must_come_after() -> None:
+    early = Op("fetch", Collective(CollectiveKind.ALL_GATHER, 8, Group.DP), blocking=False)
+    used = Op("use", Recorded(1e-3), after=("fetch",))
+    layer = Layer("l", (early, Op("", Recorded(1e-3)), used))
+    nodes = decode(write(Workload((Stage((Block((layer,)),)),))), "w.et").nodes
+    assert nodes.dependencies.tolist() == [1, 2]
+    assert nodes.dependency_ends.tolist() == [0, 0, 2]
 
 
 def test_other_programs_see_microseconds_shards_and_group_numbers() -> None:

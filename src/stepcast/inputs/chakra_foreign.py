@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
@@ -9,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.inputs.byte_view import row_hashes
-from stepcast.inputs.chakra_nodes import Nodes, NodeType, Offsets, Trace
+from stepcast.inputs.chakra_nodes import NONE, Nodes, NodeType, Offsets, Trace
+from stepcast.inputs.chakra_order import owners
 from stepcast.inputs.chakra_plan import COLLECTIVE_OF_TYPE
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.process_groups import group_named
@@ -22,6 +24,7 @@ from stepcast.units import US
 
 IDLE_TYPES = (NodeType.INVALID, NodeType.METADATA)
 COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
+IDLE, COMPUTES, COMMUNICATES = 0, 1, 2
 # Kept with the layer, as the trace has them.
 NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
 USED = (*NOTED, "comm_type", "comm_size", "comm_src", "comm_dst")
@@ -54,7 +57,7 @@ def foreign_workload(trace: Trace, dependencies: Offsets, order: Offsets, path: 
     if not kept.any():
         raise FormatError("has no nodes that compute or communicate; expected a Chakra execution trace", path)
     reader = _Reader(nodes, _process_groups(nodes), path)
-    layers = reader.layers(order[kept[order]], _awaited(nodes, dependencies, order, kept))
+    layers = reader.layers(order[kept[order]], _waits(nodes, dependencies, order, kept))
     if reader.unsized:
         warnings.append("all-gathers of groups of unknown size: comm_size counts what one rank brings")
     layout = reader.layout()
@@ -92,17 +95,62 @@ def _kept(nodes: Nodes, warnings: list[str]) -> Flags:
     return works
 
 
-def _awaited(nodes: Nodes, dependencies: Offsets, order: Offsets, kept: Flags) -> bytearray:
-    """For each node 1 where some later computation depends on it, directly or through other kinds of node."""
-    computes = kept & ~np.isin(nodes.types, COMM_TYPES)
-    awaited = bytearray(len(nodes))
+@dataclass(slots=True)
+class _Waits:
+    """Which communication the next op waits for (blocking), and which nodes wait for others by name."""
+
+    blocking: bytearray
+    after: dict[int, tuple[int, ...]]
+
+
+def _waits(nodes: Nodes, dependencies: Offsets, order: Offsets, kept: Flags) -> _Waits:
+    """Computation runs in order; so what one computation has waited for, no later one need wait for."""
+    kinds = np.where(kept, np.where(np.isin(nodes.types, COMM_TYPES), COMMUNICATES, COMPUTES), IDLE)
+    waits = _Waits(bytearray(len(nodes)), {})
+    settled = bytearray(len(nodes))
+    # Communication that stands behind a node which is left out.
+    behind: dict[int, set[int]] = {}
+    runs = order[kept[order]]
+    before = np.full(len(nodes), NONE)
+    before[runs[1:]] = runs[:-1]
+    # Waiting for computation only needs no look: that runs in order.
+    looked_at = np.zeros(len(nodes), dtype=bool)
+    owner_of = owners(nodes)
+    looked_at[owner_of[kinds[dependencies] != COMPUTES]] = True
+    # Computation that waits for the communication right before it, and no other, is settled at once.
+    simple = (kinds[owner_of] == COMPUTES) & (kinds[dependencies] == COMMUNICATES)
+    simple &= (dependencies == before[owner_of]) & (
+        np.bincount(owner_of, minlength=len(nodes))[owner_of] == 1
+    )
+    looked_at[owner_of[simple]] = False
+    for flags in (waits.blocking, settled):
+        np.frombuffer(flags, dtype=np.uint8)[dependencies[simple]] = 1
     # Memory views: lists of numbers would take several times the file.
-    ends, named, waits = nodes.dependency_ends.data, dependencies.data, computes.data
-    for index in order.data[::-1]:
-        if awaited[index] or waits[index]:
-            for place in range(ends[index - 1] if index else 0, ends[index]):
-                awaited[named[place]] = 1
-    return awaited
+    ends, named, kind_of = nodes.dependency_ends.data, dependencies.data, kinds.astype(np.uint8).data
+    for index in order[looked_at[order]].data:
+        found: set[int] = set()
+        for place in range(ends[index - 1] if index else 0, ends[index]):
+            wanted = named[place]
+            if kind_of[wanted] == COMMUNICATES:
+                if not settled[wanted]:
+                    found.add(wanted)
+            elif wanted in behind:
+                found |= {each for each in behind[wanted] if not settled[each]}
+        if not found:
+            continue
+        if kind_of[index] == IDLE:
+            behind[index] = found
+            continue
+        if kind_of[index] == COMPUTES:
+            for each in found:
+                settled[each] = 1
+            last = int(before[index])
+            if last in found:
+                waits.blocking[last] = 1
+                found.discard(last)
+        if found:
+            waits.after[index] = tuple(sorted(found))
+    return waits
 
 
 def _process_groups(nodes: Nodes) -> dict[str, ProcessGroup]:
@@ -131,22 +179,31 @@ class _Reader:
         self._groups = groups
         self._path = path
 
-    def layers(self, order: Offsets, awaited: bytearray) -> tuple[Layer, ...]:
-        """One layer for each node of *order*."""
+    def layers(self, order: Offsets, waits: _Waits) -> tuple[Layer, ...]:
+        """One layer for each node of *order*; those that wait, or are waited for, by name are their own."""
         nodes = self._nodes
-        columns: list[npt.NDArray[Any]] = [
-            nodes.name_of,
-            nodes.types,
-            nodes.durations_us,
-            np.frombuffer(awaited, dtype=np.uint8),
-        ]
+        blocking = np.frombuffer(waits.blocking, dtype=np.uint8)
+        columns: list[npt.NDArray[Any]] = [nodes.name_of, nodes.types, nodes.durations_us, blocking]
         columns += [nodes.attributes[name].of for name in USED if name in nodes.attributes]
         hashes = row_hashes([column[order] for column in columns])
         _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        table = [self._layer(index, bool(awaited[index])) for index in order[firsts].tolist()]
-        return tuple([table[index] for index in inverse.tolist()])
+        table = [self._layer(index, bool(blocking[index])) for index in order[firsts].tolist()]
+        layers = [table[index] for index in inverse.tolist()]
+        if waits.after:
+            awaited = {each for found in waits.after.values() for each in found}
+            places = {index: place for place, index in enumerate(order.tolist())}
+            for index in awaited | waits.after.keys():
+                place = places[index]
+                (op,) = layers[place].forward
+                name = self._called(index) if index in awaited else op.name
+                after = tuple(self._called(each) for each in waits.after.get(index, ()))
+                layers[place] = replace(layers[place], forward=(replace(op, name=name, after=after),))
+        return tuple(layers)
 
-    def _layer(self, node: int, awaited: bool) -> Layer:
+    def _called(self, node: int) -> str:
+        return f"node {self._nodes.ids[node]}"
+
+    def _layer(self, node: int, blocking: bool) -> Layer:
         nodes = self._nodes
         kind = nodes.types[node]
         work: Work
@@ -158,7 +215,7 @@ class _Reader:
             work = Recorded(int(nodes.durations_us[node]) * US)
         values = ((name, self._value(name, node)) for name in NOTED)
         notes = tuple((name, _plain(value)) for name, value in values if value is not None)
-        op = Op("", work, awaited or kind not in COMM_TYPES)
+        op = Op("", work, blocking or kind not in COMM_TYPES)
         return Layer(nodes.names[nodes.name_of[node]], (op,), notes=notes)
 
     def _value(self, name: str, node: int) -> Value:

@@ -40,6 +40,7 @@ KNOWN_ATTRIBUTES = (
     "stepcast.micro_batch",
     "stepcast.op",
     "stepcast.blocking",
+    "stepcast.after",
     "stepcast.duration_s",
     "stepcast.work",
 )

@@ -1,14 +1,15 @@
 """A Workload from a trace that stepcast wrote: nodes folded back into the layers of its plan."""
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
 
 from stepcast.inputs.byte_view import row_hashes
-from stepcast.inputs.chakra_nodes import NONE, Column, Nodes, Trace
+from stepcast.inputs.chakra_nodes import NONE, Column, Nodes, Offsets, Trace
 from stepcast.inputs.chakra_plan import (
+    AFTER,
     BLOCKING,
     BODY,
     DURATION_S,
@@ -33,14 +34,17 @@ from stepcast.ir.work import Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 
 SECTIONS = frozenset({PROLOGUE, BODY, EPILOGUE})
-SLOT_ATTRIBUTES = (STAGE, SECTION, LAYER, PHASE, OP, BLOCKING, DURATION_S, WORK)
+SLOT_ATTRIBUTES = (STAGE, SECTION, LAYER, PHASE, OP, BLOCKING, AFTER, DURATION_S, WORK)
 
 Ops = tuple[tuple[Op, ...], tuple[Op, ...], tuple[Op, ...]]
 NO_OPS: Ops = ((), (), ())
-# Where a layer runs: stage, section, micro-batch (0 outside the body), position.
-Place = tuple[int, str, int, int]
-# What a node's attributes say: stage, section, position, phase, op.
-Slot = tuple[int, str, int, int, Op]
+NOWHERE: Offsets = np.zeros(0, dtype=np.int64)
+# Where a layer stands: stage, section, position.
+Place = tuple[int, str, int]
+# What a node's attributes say: place, phase, op.
+Slot = tuple[Place, int, Op]
+# What a layer runs, and the micro-batches (0 outside the body) that run it.
+Variant = tuple[Ops, Offsets]
 
 
 def own_workload(trace: Trace, path: str) -> Workload:
@@ -68,26 +72,45 @@ def own_workload(trace: Trace, path: str) -> Workload:
         raise FormatError(f"{error}; expected a trace as stepcast writes it", path) from None
 
 
-def _written(trace: Trace) -> dict[Place, Ops]:
-    """The ops of each layer of each micro-batch, as the nodes have them."""
-    phases: dict[tuple[Place, int], list[Op]] = {}
-    reader = _SlotReader(trace.nodes)
-    for (stage, section, position, phase, op), micro_batch in zip(
-        reader.slots(), reader.micro_batches(), strict=True
-    ):
-        place = ((stage, section, micro_batch if section == BODY else 0, position), phase)
-        ops = phases.get(place)
-        if ops is None:
-            phases[place] = [op]
-        else:
-            ops.append(op)
-    # Layers of other micro-batches mostly have the same ops: one tuple for all.
-    known: dict[tuple[int, ...], tuple[Op, ...]] = {}
-    written: dict[Place, list[tuple[Op, ...]]] = {}
-    for (at, phase), listed in phases.items():
-        ops_of_phase = known.setdefault(tuple(map(id, listed)), tuple(listed))
-        written.setdefault(at, [(), (), ()])[phase] = ops_of_phase
-    return {at: (first, second, third) for at, (first, second, third) in written.items()}
+def _written(trace: Trace) -> dict[Place, list[Variant]]:
+    """What each layer runs as the nodes have it, and in which micro-batches it runs that."""
+    nodes, reader = trace.nodes, _SlotReader(trace.nodes)
+    if not len(nodes):
+        return {}
+    slots, slot_of = reader.slots()
+    places: dict[Place, int] = {}
+    place_of_slot = [places.setdefault(slot[0], len(places)) for slot in slots]
+    # Equal ops have one number, whatever layer they stand in.
+    ops: dict[Op, int] = {}
+    code_of_slot = [ops.setdefault(slot[2], len(ops)) * len(PHASES) + slot[1] for slot in slots]
+    outside = np.array([slot[0][1] != BODY for slot in slots])[slot_of]
+    micro_batches = np.where(outside, 0, reader.micro_batches())
+    place_of, code_of = np.array(place_of_slot)[slot_of], np.array(code_of_slot)[slot_of]
+    # Runs of nodes: one layer in one micro-batch, in file order within each phase.
+    order = np.lexsort((code_of % len(PHASES), micro_batches, place_of))
+    place_of, micro_batches, code_of = place_of[order], micro_batches[order], code_of[order]
+    new = np.ones(len(order), dtype=bool)
+    new[1:] = (place_of[1:] != place_of[:-1]) | (micro_batches[1:] != micro_batches[:-1])
+    starts = np.flatnonzero(new)
+    ranks = np.arange(len(order)) - starts[np.cumsum(new) - 1]
+    runs = np.add.reduceat(row_hashes([code_of, ranks]), starts)
+    _, firsts, inverse = np.unique(
+        row_hashes([place_of[starts], runs]), return_index=True, return_inverse=True
+    )
+    ends = np.append(starts[1:], len(order))
+    place_list, op_list = list(places), list(ops)
+    written: dict[Place, list[Variant]] = {}
+    by_variant = np.argsort(inverse, kind="stable")
+    bounds = np.cumsum(np.bincount(inverse, minlength=len(firsts)))
+    for index, first in enumerate(firsts.tolist()):
+        phases: list[list[Op]] = [[] for _ in PHASES]
+        for code in code_of[starts[first] : ends[first]].tolist():
+            phases[code % len(PHASES)].append(op_list[code // len(PHASES)])
+        chosen = by_variant[bounds[index - 1] if index else 0 : bounds[index]]
+        forward, input_gradient, weight_gradient = map(tuple, phases)
+        variant = (forward, input_gradient, weight_gradient), micro_batches[starts[chosen]]
+        written.setdefault(place_list[int(place_of[starts[first]])], []).append(variant)
+    return written
 
 
 class _SlotReader:
@@ -99,20 +122,18 @@ class _SlotReader:
         self._columns = {name: nodes.attributes.get(name, absent) for name in SLOT_ATTRIBUTES}
         self._micro_batch = nodes.attributes.get(MICRO_BATCH, absent)
 
-    def slots(self) -> Iterator[Slot]:
-        """Of every node."""
+    def slots(self) -> tuple[list[Slot], Offsets]:
+        """The distinct slots, and which is every node's."""
         hashes = row_hashes([column.of for column in self._columns.values()])
         _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        table = [self.slot(index) for index in firsts.tolist()]
-        return (table[index] for index in inverse.tolist())
+        return [self.slot(index) for index in firsts.tolist()], inverse
 
-    def micro_batches(self) -> list[int]:
+    def micro_batches(self) -> Offsets:
         """Of every node; -1 where it has none."""
         for value in self._micro_batch.values:
             if type(value) is not int or not 0 <= value < 2**63:
                 raise ValueError(f"{MICRO_BATCH} is {value!r}; expected a whole number")
-        numbers: list[int] = np.array([*self._micro_batch.values, NONE])[self._micro_batch.of].tolist()
-        return numbers
+        return np.array([*self._micro_batch.values, NONE], dtype=np.int64)[self._micro_batch.of]
 
     def slot(self, node: int) -> Slot:
         section, phase, name = (self._text(key, node) for key in (SECTION, PHASE, OP))
@@ -120,8 +141,10 @@ class _SlotReader:
             raise ValueError(f"node {self._id(node)} is of section {section!r} and phase {phase!r}")
         duration_s = self._columns[DURATION_S].value(node)
         work = Recorded(duration_s) if isinstance(duration_s, float) else work_from(self._text(WORK, node))
-        op = Op(name, work, self._columns[BLOCKING].value(node) is not False)
-        return self._count(STAGE, node), section, self._count(LAYER, node), PHASES[phase], op
+        after = self._columns[AFTER].value(node)
+        names = tuple(word for word in after if isinstance(word, str)) if isinstance(after, tuple) else ()
+        op = Op(name, work, self._columns[BLOCKING].value(node) is not False, names)
+        return (self._count(STAGE, node), section, self._count(LAYER, node)), PHASES[phase], op
 
     def _id(self, node: int) -> int:
         return int(self._nodes.ids[node])
@@ -142,7 +165,9 @@ class _SlotReader:
 class _Folding:
     """One stage: takes its places out of *written* and checks that repeats are alike."""
 
-    def __init__(self, plan: WorkloadPlan, index: int, stage: StagePlan, written: dict[Place, Ops]) -> None:
+    def __init__(
+        self, plan: WorkloadPlan, index: int, stage: StagePlan, written: dict[Place, list[Variant]]
+    ) -> None:
         self._plan = plan
         self._index = index
         self._stage = stage
@@ -179,7 +204,9 @@ class _Folding:
     def _once(self, section: str) -> tuple[Layer, ...]:
         numbers = self._stage.prologue if section == PROLOGUE else self._stage.epilogue
         return tuple(
-            self._layer(number, self._written.pop((self._index, section, 0, position), NO_OPS))
+            self._layer(
+                number, self._written.pop((self._index, section, position), [(NO_OPS, NOWHERE)])[0][0]
+            )
             for position, number in enumerate(numbers)
         )
 
@@ -196,29 +223,45 @@ class _Folding:
         usual: dict[tuple[int, int], Ops] = {}
         counts: dict[tuple[int, int], int] = {}
         variant: dict[tuple[int, int], Ops] = {}
-        for place in [key for key in self._written if key[0] == self._index and key[1] == BODY]:
-            _, _, micro_batch, position = place
-            if micro_batch >= self._plan.micro_batches or position >= self._starts[-1]:
-                continue
-            ops = self._written.pop(place)
-            if (micro_batch, position) in varied:
-                variant[micro_batch, position] = ops
-                continue
-            at = self._at(position)
-            if usual.setdefault(at, ops) != ops:
-                raise ValueError(
-                    f"layer {position} of micro-batch {micro_batch} is not like its other repeats"
-                )
-            counts[at] = counts.get(at, 0) + 1
+        varied_at: dict[int, set[int]] = {}
         for micro_batch, position in varied:
-            if micro_batch < self._plan.micro_batches and position < self._starts[-1]:
-                at = self._at(position)
-                counts[at] = counts.get(at, 0) + 1
-        for at, count in counts.items():
-            expected = self._plan.micro_batches * self._stage.body[at[0]].repeat
-            if count != expected and at in usual:
-                raise ValueError(f"a layer of block {at[0] + 1} runs {count} times; expected {expected}")
+            varied_at.setdefault(position, set()).add(micro_batch)
+        for place in [key for key in self._written if key[0] == self._index and key[1] == BODY]:
+            position = place[2]
+            if position >= self._starts[-1]:
+                continue
+            at, differing = self._at(position), varied_at.get(position, set())
+            for ops, micro_batches in self._written.pop(place):
+                if not 0 <= int(micro_batches.min()) <= int(micro_batches.max()) < self._plan.micro_batches:
+                    raise ValueError(f"layer {position} runs in a micro-batch that {PLAN} does not have")
+                apart = differing.intersection(micro_batches.tolist()) if differing else differing
+                variant |= {(micro_batch, position): ops for micro_batch in apart}
+                if len(micro_batches) == len(apart):
+                    continue
+                if usual.setdefault(at, ops) != ops:
+                    raise ValueError(f"layer {position} of some micro-batch is not like its other repeats")
+                counts[at] = counts.get(at, 0) + len(micro_batches) - len(apart)
+        self._check(usual, counts, varied)
         return usual, variant
+
+    def _check(
+        self,
+        usual: Mapping[tuple[int, int], Ops],
+        counts: Mapping[tuple[int, int], int],
+        varied: set[tuple[int, int]],
+    ) -> None:
+        """Each layer that runs does so in every repeat and micro-batch, but for the varied ones."""
+        missing = {at: self._plan.micro_batches * self._stage.body[at[0]].repeat for at in usual}
+        for at, count in counts.items():
+            missing[at] -= count
+        for micro_batch, position in varied:
+            if position < self._starts[-1] and micro_batch < self._plan.micro_batches:
+                at = self._at(position)
+                if at in missing:
+                    missing[at] -= 1
+        for (block, _), count in missing.items():
+            if count:
+                raise ValueError(f"a layer of block {block + 1} runs {count} times too few")
 
     def _at(self, position: int) -> tuple[int, int]:
         block = bisect_right(self._starts, position) - 1

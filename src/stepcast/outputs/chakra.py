@@ -1,8 +1,8 @@
 """Chakra execution traces (protobuf, schema 0.0.4) from a Workload.
 
 Micro-batches and repeated layers are written out as nodes, one micro-batch after another, so that other
-simulators can run them. Each blocking op depends on the one before; a non-blocking one on that and on the one
-before it in its lane (its group's communication), and nothing waits for it.
+simulators can run them. Each op depends on the blocking one before, on the one before it in its lane (its
+group's communication), and on those it must come after; a non-blocking op is waited for by nothing else.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ import msgspec
 
 from stepcast.inputs.chakra_nodes import NodeType
 from stepcast.inputs.chakra_plan import (
+    AFTER,
     BLOCKING,
     BODY,
     DURATION_S,
@@ -178,6 +179,7 @@ class _Chain:
         self._layout = layout
         self._last_blocking = 0
         self._last_of_lane: dict[str, int] = {}
+        self._last_called: dict[str, int] = {}
         # By identity: hashing a layer at each of its nodes would cost more than encoding it.
         self._known: dict[tuple[int, int, Phase, int, str], tuple[bytes, bytes, bytes]] = {}
 
@@ -211,10 +213,14 @@ class _Chain:
     def _waits(self, op: Op) -> bytes:
         """The data dependencies of the node about to be written."""
         lane = op.work.group if isinstance(op.work, Collective | Transfer) else "compute"
-        before = {self._last_blocking, self._last_of_lane.get(lane, 0)} - {0}
+        before = {self._last_blocking, self._last_of_lane.get(lane, 0)}
+        before |= {self._last_called.get(name, 0) for name in op.after}
+        before.discard(0)
         self._last_of_lane[lane] = self.next_id
         if op.blocking:
             self._last_blocking = self.next_id
+        else:
+            self._last_called[op.name] = self.next_id
         packed = b"".join(varint(node) for node in sorted(before))
         return bytes_field(DATA_DEPENDENCIES_FIELD, packed) if packed else b""
 
@@ -235,6 +241,8 @@ class _Chain:
         ]
         if not op.blocking:
             attributes.append(attribute(BLOCKING, Kind.BOOL, False))
+        if op.after:
+            attributes.append(attribute(AFTER, Kind.STRING, op.after))
         duration = number_field(7, duration_us) if duration_us else b""
         return head, duration, b"".join(bytes_field(ATTRIBUTE_FIELD, message) for message in attributes)
 
