@@ -1,0 +1,130 @@
+"""A user's own measurements: what turns a fitted price into a calibrated one.
+
+For each class of operators (``matmul.bf16``, ``attention.backward``, ``stream.add`` ...) three constants: a
+factor, a slope with size, and the least time any operator of the class takes. Few constants, so that twenty
+points are enough and cannot be followed one by one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from stepcast.cost.compute import ALONE, Load, compute_price, stream_key
+from stepcast.cost.compute_fit import ComputeFit
+from stepcast.cost.price import Price, PriceSource
+from stepcast.cost.rates import Array, Number
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
+
+PIVOT_S = 1e-3  # the slope turns around this time, where factor alone counts
+SHARPNESS = 8  # of the smooth maximum of the model and the least time
+
+
+class CalibrationError(ValueError):
+    """A calibration that is not what the model can use."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Measured seconds of one class of operators as a function of predicted ones."""
+
+    factor: float
+    slope: float = 0.0  # measured grows as predicted ** (1 + slope)
+    least_s: float = 0.0
+    spread: float = 0.15  # relative half width of the 90 % range, from the measured points
+
+    def __post_init__(self) -> None:
+        if not (self.factor > 0 and self.least_s >= 0 and -0.5 <= self.slope <= 0.5 and self.spread >= 0):
+            raise CalibrationError(f"a correction needs a factor above 0 and a slope within 0.5, not {self}")
+
+    def applied_s(self, predicted_s: Number) -> Number:
+        scaled = self.factor * predicted_s * (predicted_s / PIVOT_S) ** self.slope
+        return (scaled**SHARPNESS + self.least_s**SHARPNESS) ** (1.0 / SHARPNESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Corrections for one GPU, by class of operator."""
+
+    gpu: str
+    corrections: Mapping[str, Correction] = field(hash=False)
+
+    def price(self, work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
+        """The corrected price, or the fitted one where the class was not measured.
+
+        The least time is that of an operator by itself; inside a step launches overlap, and it does not hold.
+        """
+        price = compute_price(work, gpu, fit, load)
+        correction = self.corrections.get(work_class(work))
+        if correction is None:
+            return price
+        if load.busy_s > 0:
+            correction = Correction(correction.factor, correction.slope, 0.0, correction.spread)
+        seconds = float(correction.applied_s(price.seconds))
+        efficiency = min(1.0, price.efficiency * price.seconds / seconds) if seconds > 0 else 1.0
+        low_s, high_s = seconds / (1.0 + correction.spread), seconds * (1.0 + correction.spread)
+        return Price(seconds, PriceSource.CALIBRATED, price.bound, efficiency, low_s, high_s)
+
+
+def work_class(work: Compute) -> str:
+    """The class under which an operator is calibrated."""
+    match work:
+        case Matmul():
+            return f"{'bmm' if work.batch > 1 else 'matmul'}.{work.dtype}"
+        case GroupedMatmul():
+            return f"grouped.{work.dtype}"
+        case Attention():
+            return "attention.backward" if work.backward else "attention.forward"
+        case Elementwise():
+            return f"stream.{stream_key(work)}"
+    return "recorded"
+
+
+def fit_correction(predicted_s: Array, measured_s: Array) -> Correction:
+    """The correction that brings *predicted_s* closest to *measured_s*, by mean absolute logarithm.
+
+    A grid refined three times: no start value, no random numbers, the same answer every time.
+    """
+    if predicted_s.size < 2 or predicted_s.size != measured_s.size:
+        raise CalibrationError("a correction needs at least two measured operators of its class")
+    if not (np.all(predicted_s > 0) and np.all(measured_s > 0)):
+        raise CalibrationError("measured times must be above zero")
+    log_ratio = np.log(measured_s / predicted_s)
+    centre = [float(np.median(log_ratio)), 0.0, float(np.log(np.min(measured_s)))]
+    # A slope needs points far apart in size; with few or close points it is left at zero.
+    wide = predicted_s.size >= 8 and np.max(predicted_s) > 10 * np.min(predicted_s)
+    reach = [float(np.ptp(log_ratio)) / 2 + 0.1, 0.3 if wide else 0.0, 1.0]
+    best = (float("inf"), *centre)
+    for _ in range(4):
+        for factor in np.linspace(centre[0] - reach[0], centre[0] + reach[0], 15):
+            for slope in np.linspace(centre[1] - reach[1], centre[1] + reach[1], 9 if wide else 1):
+                for least in np.linspace(centre[2] - reach[2], centre[2] + reach[2], 9):
+                    trial = Correction(
+                        float(np.exp(factor)), float(np.clip(slope, -0.5, 0.5)), float(np.exp(least))
+                    )
+                    error = np.abs(np.log(trial.applied_s(predicted_s) / measured_s))
+                    cost = float(np.mean(error)) + 0.1 * slope * slope
+                    if cost < best[0]:
+                        best = (cost, float(factor), float(slope), float(least))
+        centre, reach = list(best[1:]), [width / 5 for width in reach]
+    found = Correction(float(np.exp(best[1])), float(np.clip(best[2], -0.5, 0.5)), float(np.exp(best[3])))
+    error = np.abs(found.applied_s(predicted_s) / measured_s - 1.0)
+    return Correction(found.factor, found.slope, found.least_s, float(np.quantile(error, 0.9)))
+
+
+def calibration(table: Mapping[str, Any], where: str = "calibration") -> Calibration:
+    """A Calibration from a parsed file: ``gpu = "..."`` and one table per class under ``[class]``."""
+    corrections = {}
+    classes = table.get("class", {})
+    if not isinstance(classes, Mapping) or "gpu" not in table:
+        raise CalibrationError(
+            f'{where}: expected gpu = "NAME" and a [class."KIND"] table per measured class'
+        )
+    for name, entry in classes.items():
+        try:
+            corrections[str(name)] = Correction(**{key: float(value) for key, value in entry.items()})
+        except (TypeError, ValueError, AttributeError) as error:
+            raise CalibrationError(f"{where}: class {name!r}: {error}") from None
+    return Calibration(str(table["gpu"]), corrections)

@@ -1,0 +1,254 @@
+"""How long an operator takes on a GPU: the physical bound first, then what is learnt.
+
+``compute_price`` prices one operator and says how sure it is; ``matmul_seconds``, ``attention_seconds`` and
+``stream_seconds`` take arrays and price a million operators a second. All of them share the same formulas.
+
+A ``Load`` says what the operator is part of: ALONE for one measured by itself, SUSTAINED for endless matrix
+work, ``step_load(...)`` for a training step.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from stepcast.cost.attention import AttentionFit, attention_bytes, attention_s
+from stepcast.cost.compute_fit import ComputeFit
+from stepcast.cost.matmul import matmul_bytes, matmul_s
+from stepcast.cost.memory_bound import stream_s
+from stepcast.cost.power import heated_s, slowdown
+from stepcast.cost.price import Bound, Price, PriceSource
+from stepcast.cost.rates import SIMT, Number, Rates, matrix_rates, matrix_unit, vector_rates
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the operator is part of; it decides how hot the GPU is and whether launches queue up."""
+
+    busy_s: float  # how long the work is kept up; 0: the operator by itself, cold caches, in short bursts
+    duty: float = 1.0  # share of that time in matrix kernels, which draw the most power
+
+    def __post_init__(self) -> None:
+        if not (self.busy_s >= 0 and 0 <= self.duty <= 1):
+            raise ValueError(f"a load needs busy_s of 0 or more and a duty within 0 and 1, not {self}")
+
+
+# A cast into these formats first finds the largest magnitude.
+SCALED_FORMATS = (DType.FP8, DType.MXFP8, DType.FP4, DType.NVFP4)
+
+ALONE = Load(0.0)
+SUSTAINED = Load(math.inf)
+
+
+def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
+    """The load that a sequence of operators makes: the share of its time that matrix kernels take."""
+    total_s = matrix_s = 0.0
+    for work, count in Counter(works).items():
+        seconds = count * compute_price(work, gpu, fit, Load(math.inf, 0.0)).seconds
+        total_s += seconds
+        if isinstance(work, Matmul | GroupedMatmul | Attention):
+            matrix_s += seconds
+    return Load(busy_s, matrix_s / total_s if total_s > 0 else 1.0)
+
+
+def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
+    """The price of one operator."""
+    match work:
+        case Matmul():
+            seconds = matmul_seconds(work.m, work.n, work.k, work.batch, work.dtype, gpu, fit, load)
+            moved = matmul_bytes(work.m, work.n, work.k, work.batch, work.dtype.bytes)
+            return _priced(
+                "matmul", float(seconds), work.flops, float(moved), _matrix(gpu, work.dtype), gpu, fit
+            )
+        case GroupedMatmul():
+            seconds = grouped_seconds(work.m, work.n, work.k, work.groups, work.dtype, gpu, fit, load)
+            moved = matmul_bytes(work.m / work.groups, work.n, work.k, work.groups, work.dtype.bytes)
+            return _priced(
+                "matmul", float(seconds), work.flops, float(moved), _matrix(gpu, work.dtype), gpu, fit
+            )
+        case Attention():
+            return _attention_price(work, gpu, fit, load)
+        case Elementwise():
+            seconds = stream_seconds(
+                stream_key(work), work.rows, work.columns, work.read_bytes, work.write_bytes, gpu, fit, load
+            )
+            moved = work.read_bytes + work.write_bytes
+            return _priced("stream", float(seconds), float(work.elements), moved, vector_rates(gpu), gpu, fit)
+        case Recorded():
+            return Price(
+                work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 1.0, work.duration_s, work.duration_s
+            )
+
+
+def matmul_seconds(
+    m: Number,
+    n: Number,
+    k: Number,
+    batch: Number,
+    dtype: DType,
+    gpu: Gpu,
+    fit: ComputeFit,
+    load: Load = ALONE,
+) -> Number:
+    """Seconds of *batch* products (m, k) by (k, n); sizes are numbers or arrays of one length."""
+    return _matmul_seconds(m, n, k, batch, dtype, gpu, fit, load, 1.0)
+
+
+def _matmul_seconds(
+    m: Number,
+    n: Number,
+    k: Number,
+    batch: Number,
+    dtype: DType,
+    gpu: Gpu,
+    fit: ComputeFit,
+    load: Load,
+    peak_share: float,
+) -> Number:
+    rates = _matrix(gpu, dtype)
+    own = fit.simt if matrix_unit(gpu, dtype) == SIMT else fit.tensor
+    reached = _scaled(rates, gpu, fit, peak_share * fit.efficiency_of(gpu.runs_as(dtype)))
+    seconds = matmul_s(m, n, k, batch, dtype.bytes, reached, own)
+    flops = 2.0 * m * n * k * batch
+    seconds = _under_power(seconds, flops / seconds, gpu, dtype, fit, load)
+    return seconds + _launch_s(rates, own.latency_s, fit, load)
+
+
+def grouped_seconds(
+    m: Number,
+    n: Number,
+    k: Number,
+    groups: Number,
+    dtype: DType,
+    gpu: Gpu,
+    fit: ComputeFit,
+    load: Load = ALONE,
+) -> Number:
+    """Seconds of one kernel over *groups* equal slices of *m* rows in all, each with its own weight."""
+    share = fit.grouped_efficiency
+    return _matmul_seconds(m / groups, n, k, groups, dtype, gpu, fit, load, share) + fit.grouped_s * groups
+
+
+def attention_seconds(
+    batch: Number,
+    query_len: Number,
+    key_len: Number,
+    heads: Number,
+    kv_heads: Number,
+    head_dim: Number,
+    value_dim: Number,
+    causal: bool,
+    backward: bool,
+    dtype: DType,
+    gpu: Gpu,
+    fit: ComputeFit,
+    load: Load = ALONE,
+) -> Number:
+    """Seconds of fused attention; sizes are numbers or arrays of one length."""
+    rates = _matrix(gpu, dtype)
+    own: AttentionFit = fit.attention_backward if backward else fit.attention_forward
+    sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
+    seconds = attention_s(*sizes, causal, backward, dtype.bytes, _scaled(rates, gpu, fit), own)
+    square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
+    flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
+    seconds = _under_power(seconds, flops / seconds, gpu, dtype, fit, load)
+    return seconds + _launch_s(rates, own.latency_s, fit, load)
+
+
+def stream_seconds(
+    key: str,
+    rows: Number,
+    columns: Number,
+    read_bytes: Number,
+    write_bytes: Number,
+    gpu: Gpu,
+    fit: ComputeFit,
+    load: Load = ALONE,
+) -> Number:
+    """Seconds of a memory-bound kernel of the kind *key* (see ``stream_key``)."""
+    rates = vector_rates(gpu)
+    own = fit.stream(key)
+    seconds = stream_s(rows, columns, read_bytes, write_bytes, _scaled(rates, gpu, fit), own)
+    return seconds + _launch_s(rates, own.latency_s, fit, load)
+
+
+def stream_key(work: Elementwise) -> str:
+    """The kind by which the fit knows a memory-bound kernel.
+
+    Widening casts run in a kernel without wide loads, and PyTorch has three softmax kernels by row length.
+    """
+    if work.kind is ElementwiseKind.CAST:
+        if work.dtype in SCALED_FORMATS:
+            return "quantize"
+        return "cast-up" if work.write_bytes > work.read_bytes else "cast"
+    if work.kind is ElementwiseKind.SOFTMAX and not work.backward:
+        return softmax_key(work.columns)
+    return f"{work.kind}-backward" if work.backward else str(work.kind)
+
+
+def softmax_key(columns: int) -> str:
+    """Up to 1,024 columns a warp keeps the row, up to 9,216 the registers of a block, then shared memory.
+
+    Source: PyTorch 2.11, aten/src/ATen/native/cuda/SoftMax.cu.
+    """
+    if columns <= 1024:
+        return "softmax"
+    return "softmax-registers" if columns <= 9216 else "softmax-shared"
+
+
+def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+    sizes = (
+        work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
+    )  # fmt: skip
+    seconds = attention_seconds(*sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
+    moved = attention_bytes(*sizes, work.backward, work.dtype.bytes)
+    rates = _matrix(gpu, work.dtype)
+    return _priced("attention", float(seconds), work.flops, float(moved), rates, gpu, fit)
+
+
+def _priced(
+    kind: str, seconds: float, flops: float, moved: float, rates: Rates, gpu: Gpu, fit: ComputeFit
+) -> Price:
+    ideal = {
+        Bound.COMPUTE: flops / rates.peak_flops,
+        Bound.MEMORY: moved / rates.bandwidth_bytes_per_s,
+        Bound.LAUNCH: rates.launch_s,
+    }
+    bound = max(ideal, key=lambda name: ideal[name])
+    spread = fit.spread[kind] * (1.0 if gpu.architecture in fit.fitted_on else fit.unseen_spread)
+    efficiency = min(1.0, float(ideal[bound]) / seconds) if seconds > 0 else 1.0
+    low_s, high_s = seconds / (1.0 + spread), seconds * (1.0 + spread)
+    return Price(seconds, PriceSource.FITTED, bound, efficiency, low_s, high_s)
+
+
+def _under_power(
+    seconds: Number, flops_per_s: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, load: Load
+) -> Number:
+    energy = fit.power.energy(gpu.architecture, gpu.runs_as(dtype))
+    if energy == 0.0:
+        return seconds
+    factor = slowdown(flops_per_s, energy, gpu.power_w, load.duty, fit.power)
+    return heated_s(seconds, factor, load.busy_s if load.busy_s > 0 else seconds, fit.power)
+
+
+def _launch_s(rates: Rates, latency_s: float, fit: ComputeFit, load: Load) -> Number:
+    return fit.step_launch_s if load.busy_s > 0 else rates.launch_s + latency_s
+
+
+@lru_cache(maxsize=256)
+def _matrix(gpu: Gpu, dtype: DType) -> Rates:
+    return matrix_rates(gpu, dtype)
+
+
+def _scaled(rates: Rates, gpu: Gpu, fit: ComputeFit, peak_share: float = 1.0) -> Rates:
+    """*rates* with what the architecture reaches of its memory bandwidth and the format of its peak."""
+    share = fit.memory_share(gpu.architecture)
+    if share == 1.0 and peak_share == 1.0:
+        return rates
+    return rates._replace(
+        peak_flops=rates.peak_flops * peak_share, bandwidth_bytes_per_s=rates.bandwidth_bytes_per_s * share
+    )

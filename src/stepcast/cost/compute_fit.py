@@ -1,0 +1,105 @@
+"""The learnt constants of the compute prices, built from a parsed fit file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from stepcast.cost.attention import AttentionFit
+from stepcast.cost.matmul import MatmulFit
+from stepcast.cost.memory_bound import StreamFit
+from stepcast.cost.power import PowerFit
+
+Fit = TypeVar("Fit")
+
+DEFAULT_STREAM = "other"
+UNSEEN = "unseen"
+
+
+class FitError(ValueError):
+    """A fit file that does not say what the model needs, or says something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeFit:
+    """Everything the model of operator times has learnt. The physics is in the functions that take it."""
+
+    source: str
+    fitted_on: tuple[str, ...]  # architectures among the measurements; others get wider uncertainty
+    tensor: MatmulFit
+    simt: MatmulFit
+    matrix_efficiency: Mapping[str, float] = field(
+        hash=False
+    )  # number format -> factor on the matmul efficiency
+    grouped_efficiency: float  # factor on the matmul efficiency of a grouped multiply
+    grouped_s: float  # per group of a grouped multiply: setting up its descriptors
+    attention_forward: AttentionFit
+    attention_backward: AttentionFit
+    streams: Mapping[str, StreamFit] = field(hash=False)
+    memory_efficiency: Mapping[str, float] = field(
+        hash=False
+    )  # architecture -> factor on the memory bandwidth
+    power: PowerFit
+    step_launch_s: float  # a kernel behind others in a busy stream
+    backward_call_s: float  # the least that one backward call through the autograd engine takes by itself
+    spread: Mapping[str, float] = field(hash=False)  # kind of work -> relative half width of the 90 % range
+    unseen_spread: float  # factor on the spread for an architecture that was not measured
+
+    def stream(self, key: str) -> StreamFit:
+        """The fit of a kind of memory-bound kernel, or of kinds without their own."""
+        return self.streams.get(key) or self.streams[DEFAULT_STREAM]
+
+    def memory_share(self, architecture: str) -> float:
+        """What the architecture reaches of its bandwidth, relative to the streams of the fit."""
+        known = self.memory_efficiency
+        return known.get(architecture, known.get(UNSEEN, 1.0))
+
+    def efficiency_of(self, dtype: str) -> float:
+        return self.matrix_efficiency.get(dtype, 1.0)
+
+
+def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
+    """A parsed fit file as a ComputeFit; FitError names what is missing or unknown."""
+    try:
+        streams = {
+            name: _build(StreamFit, entry, f"stream.{name}") for name, entry in table["stream"].items()
+        }
+        if DEFAULT_STREAM not in streams:
+            raise FitError(
+                f"stream.{DEFAULT_STREAM} is missing: it stands in for kinds without their own fit"
+            )
+        return ComputeFit(
+            source=str(table["source"]),
+            fitted_on=tuple(table["fitted_on"]),
+            tensor=_matmul(table["matmul"]["tensor"], "matmul.tensor"),
+            simt=_matmul(table["matmul"]["simt"], "matmul.simt"),
+            matrix_efficiency=dict(table["matrix_efficiency"]),
+            grouped_efficiency=float(table["grouped_efficiency"]),
+            grouped_s=float(table["grouped_s"]),
+            attention_forward=_build(AttentionFit, table["attention"]["forward"], "attention.forward"),
+            attention_backward=_build(AttentionFit, table["attention"]["backward"], "attention.backward"),
+            streams=streams,
+            memory_efficiency=dict(table.get("memory_efficiency", {})),
+            power=_build(PowerFit, table["power"], "power"),
+            step_launch_s=float(table["step_launch_s"]),
+            backward_call_s=float(table["backward_call_s"]),
+            spread=dict(table["spread"]),
+            unseen_spread=float(table["unseen_spread"]),
+        )
+    except KeyError as missing:
+        raise FitError(f"fit: {missing} is missing") from None
+
+
+def _matmul(entry: Mapping[str, Any], where: str) -> MatmulFit:
+    tiles = tuple((int(height), int(width)) for height, width in entry["tiles"])
+    return _build(MatmulFit, {**entry, "tiles": tiles}, where)
+
+
+def _build(kind: type[Fit], entry: Mapping[str, Any], where: str) -> Fit:
+    known = {item.name for item in fields(kind)}  # type: ignore[arg-type]
+    unknown = sorted(set(entry) - known)
+    if unknown:
+        raise FitError(f"fit: {where}.{unknown[0]} is not known; known are {', '.join(sorted(known))}")
+    try:
+        return kind(**entry)
+    except TypeError as error:
+        raise FitError(f"fit: {where}: {error}") from None

@@ -1,0 +1,50 @@
+"""Host-bound execution: an eager framework issues kernels one by one, and small kernels wait for it.
+
+The host runs ahead of the GPU as long as kernels are longer than their dispatch. Kernel i cannot start before
+the host has issued it, so a sequence ends at the latest of (issue of kernel i + all GPU work from i on).
+A captured graph or a compiled step issues everything at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from stepcast.ir.work import Compute, Elementwise
+
+
+class Dispatch(StrEnum):
+    """How kernels reach the GPU."""
+
+    EAGER = "eager"
+    GRAPH = "graph"  # captured or compiled: no host time per kernel
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchFit:
+    """Host seconds to issue one kernel of eager PyTorch."""
+
+    light_s: float  # element-wise kernels
+    heavy_s: float  # a linear or attention module: Python layers, autograd bookkeeping, library heuristics
+    backward_light_s: float  # from the autograd engine, which is C++
+    backward_heavy_s: float
+    call_s: float  # of one call from a measuring loop: events, graph set-up
+    checkpoint_s: float  # of entering one checkpointed block: saving the random state
+
+    def issue_s(self, work: Compute, backward: bool) -> float:
+        if isinstance(work, Elementwise):
+            return self.backward_light_s if backward else self.light_s
+        return self.backward_heavy_s if backward else self.heavy_s
+
+
+def elapsed_s(kernel_s: Sequence[float], issue_s: Sequence[float]) -> float:
+    """From the first issue until the GPU has finished, the GPU idle at the start."""
+    if not len(kernel_s):
+        return 0.0
+    kernels = np.asarray(kernel_s, dtype=np.float64)
+    issued = np.cumsum(np.asarray(issue_s, dtype=np.float64))
+    remaining = np.cumsum(kernels[::-1])[::-1]
+    # The first kernel's own dispatch overlaps the end of what ran before.
+    ahead = issued - issued[0]
+    return float(max(np.max(ahead + remaining), issued[-1]))

@@ -1,0 +1,27 @@
+"""The fits that ship with the package."""
+
+from functools import lru_cache
+
+from stepcast.cost.compute_fit import ComputeFit, compute_fit
+from stepcast.cost.dispatch import DispatchFit
+from stepcast.hardware.catalog import load_fit
+
+
+@lru_cache(maxsize=1)
+def default_fit() -> ComputeFit:
+    """Learnt on an H200 with current PyTorch, and for fp32 on five older GPUs."""
+    return compute_fit(load_fit("compute"))
+
+
+@lru_cache(maxsize=1)
+def default_dispatch() -> DispatchFit:
+    """The host of the measured H200."""
+    return DispatchFit(**load_fit("compute")["dispatch"])
+
+
+@lru_cache(maxsize=1)
+def neusight_fit() -> tuple[ComputeFit, dict[str, float], dict[str, float]]:
+    """For NeuSight's set: its older kernels, and by operator what measuring adds and the least it reads."""
+    table, own = load_fit("compute"), load_fit("neusight")
+    table["stream"] |= own["stream"]
+    return compute_fit(table), own["added_s"], own["least_s"]

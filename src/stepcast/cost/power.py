@@ -1,0 +1,53 @@
+"""The clock a GPU can hold: dense matrix work can ask for more power than the board may draw.
+
+Power grows with clock and voltage together, so a clock that must fall to save a share of power falls by less
+than that share. Energy per operation falls with the process node; the table of the fit holds it per
+architecture and number format.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stepcast.cost.rates import Number
+
+
+@dataclass(frozen=True, slots=True)
+class PowerFit:
+    """How a GPU slows down under its power limit."""
+
+    idle_share: float  # of the board's power that is spent whatever the cores do
+    memory_share: float  # of the board's power that kernels bound by memory draw
+    exponent: float  # slowdown = (power wanted / power allowed) ** exponent
+    warm_up_s: float  # a burst much shorter than this runs at full clock
+    joule_per_flop: Mapping[str, Mapping[str, float]] = field(hash=False)  # architecture -> format
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.idle_share < 1 or not 0 <= self.exponent <= 1 or self.warm_up_s <= 0:
+            raise ValueError(
+                "power fit: idle_share in [0, 1), exponent in [0, 1] and warm_up_s above 0 expected"
+            )
+
+    def energy(self, architecture: str, dtype: str) -> float:
+        """Joule per operation; 0 (no limit known) where the table is silent."""
+        return self.joule_per_flop.get(architecture, {}).get(dtype, 0.0)
+
+
+def slowdown(
+    flops_per_s: Number, joule_per_flop: float, power_w: Number, duty: float, fit: PowerFit
+) -> Number:
+    """Factor of at least 1 by which sustained work is slower than at full clock.
+
+    The limit holds for the average: kernels at *flops_per_s* run for a share *duty* of the time, kernels
+    bound by memory for the rest.
+    """
+    wanted = (
+        duty * (fit.idle_share + flops_per_s * joule_per_flop / power_w) + (1.0 - duty) * fit.memory_share
+    )
+    return np.maximum(1.0, wanted) ** fit.exponent
+
+
+def heated_s(seconds: Number, factor: Number, busy_s: Number, fit: PowerFit) -> Number:
+    """Work that is part of *busy_s* seconds of it: the longer that is, the more of the slowdown it sees."""
+    return seconds * (1.0 + (factor - 1.0) / (1.0 + fit.warm_up_s / busy_s))

@@ -1,0 +1,367 @@
+"""Fit the constants of the compute prices and write them to src/stepcast/data/fits/.
+
+    python tools/fit_compute.py --h200 ../shared/data/h200 --neusight ../shared/data/neusight [--check]
+
+``--check`` also cross-validates: every row is predicted by a fit that has not seen its family (shape family,
+head configuration, or GPU). Needs numpy only; takes a few minutes.
+"""
+
+import argparse
+import csv
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from minimise import Vector, minimise
+
+from stepcast.cost.compute import ALONE, Load, attention_seconds, matmul_seconds, softmax_key, stream_seconds
+from stepcast.cost.compute_fit import ComputeFit, compute_fit
+from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.dtype import DType
+
+OUT = Path(__file__).parents[1] / "src" / "stepcast" / "data" / "fits"
+KERNELS = Path(__file__).parents[1] / "tests" / "data" / "h200" / "kernels.csv"
+H200 = load_gpu("h200")
+QUEUED = Load(0.1, 1.0)  # tools/measure_kernels.py queues each case for about that long
+
+Row = dict[str, str]
+Free = dict[str, tuple[float, float, float]]  # dotted key -> start, low, high
+
+
+def read(path: Path) -> list[Row]:
+    with path.open(encoding="utf-8") as lines:
+        return list(csv.DictReader(lines))
+
+
+def column(rows: list[Row], name: str) -> Vector:
+    return np.array([float(row[name] or 1) for row in rows])
+
+
+def with_values(table: dict[str, Any], keys: list[str], values: Vector) -> ComputeFit:
+    changed = _copy(table)
+    for key, value in zip(keys, values, strict=True):
+        place, parts = changed, key.split(".")
+        for part in parts[:-1]:
+            place = place[part]
+        place[parts[-1]] = float(value)
+    return compute_fit(changed)
+
+
+def _copy(table: Any) -> Any:
+    return {key: _copy(value) for key, value in table.items()} if isinstance(table, dict) else table
+
+
+def fit_keys(
+    table: dict[str, Any],
+    free: Free,
+    predict: Callable[[ComputeFit], Vector],
+    measured: Vector,
+    scale: float = 0.05,
+) -> dict[str, float]:
+    keys = list(free)
+    start, low, high = (np.array([free[key][i] for key in keys]) for i in range(3))
+    best = minimise(lambda x: predict(with_values(table, keys, x)) / measured, start, low, high, scale)
+    return dict(zip(keys, (float(f"{value:.4g}") for value in best), strict=True))
+
+
+def put(table: dict[str, Any], values: dict[str, float]) -> None:
+    for key, value in values.items():
+        place, parts = table, key.split(".")
+        for part in parts[:-1]:
+            place = place.setdefault(part, {})
+        place[parts[-1]] = value
+
+
+def report(name: str, predicted: Vector, measured: Vector) -> None:
+    error = np.abs(predicted / measured - 1.0)
+    signed = float(np.mean(predicted / measured - 1.0))
+    weighted = float(np.sum(np.abs(predicted - measured)) / np.sum(measured))
+    parts = [f"{name}: rows {measured.size}, mean {error.mean():.2%}, signed {signed:+.2%}"]
+    for label, edge in ((">20us", 2e-5), (">50us", 5e-5)):
+        if (measured > edge).any():
+            parts.append(f"{label} {error[measured > edge].mean():.2%}")
+    print(", ".join(parts), f"time-weighted {weighted:.2%}, worst {error.max():.0%}")
+
+
+def folds(families: Vector, count: int = 7) -> Iterator[Any]:
+    unique = np.unique(families)
+    for part in range(count):
+        chosen = np.isin(families, unique[part::count])
+        if chosen.any() and not chosen.all():
+            yield chosen
+
+
+# ---- tensor-core matmul ------------------------------------------------------------------------------
+
+TENSOR_FREE: Free = {
+    "matmul.tensor.efficiency": (0.98, 0.5, 1.0),
+    "matmul.tensor.operand_clocks": (0.01, 1e-4, 0.2),
+    "matmul.tensor.store_exposure": (1.2, 0.01, 3.0),
+    "matmul.tensor.memory_efficiency": (0.65, 0.4, 1.0),
+    "matmul.tensor.split_s": (3e-6, 1e-7, 2e-5),
+    "matmul.tensor.latency_s": (2.3e-6, 1e-7, 1e-5),
+    "power.joule_per_flop.hopper.bf16": (0.9e-12, 1e-13, 5e-12),
+    "power.warm_up_s": (2e-3, 1e-4, 5e-3),
+}
+
+
+def matmul_predictor(rows: list[Row], load: Load = ALONE) -> Callable[[ComputeFit], Vector]:
+    m, n, k, batch = (column(rows, name) for name in ("M", "N", "K", "B"))
+    dtypes = np.array([row["dtype"] for row in rows])
+
+    def predict(fit: ComputeFit) -> Vector:
+        out = np.empty(len(rows))
+        for dtype in np.unique(dtypes):
+            i = dtypes == dtype
+            out[i] = matmul_seconds(m[i], n[i], k[i], batch[i], DType(str(dtype)), H200, fit, load)
+        return out
+
+    return predict
+
+
+def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], check: bool) -> None:
+    rows = [row for row in ops if row["op"] == "linear" and row["dtype"] == "bf16"]
+    measured = column(rows, "ms") * 1e-3
+    if check:
+        families = column(rows, "N") * 131071 + column(rows, "K")
+        predicted = np.empty_like(measured)
+        for held in folds(families):
+            train = [row for row, out in zip(rows, held, strict=True) if not out]
+            values = fit_keys(table, TENSOR_FREE, matmul_predictor(train), measured[~held])
+            fit = with_values(table, list(values), np.array(list(values.values())))
+            predicted[held] = matmul_predictor([r for r, out in zip(rows, held, strict=True) if out])(fit)
+        report("linear bf16, cross-validated", predicted, measured)
+    put(table, fit_keys(table, TENSOR_FREE, matmul_predictor(rows), measured))
+    energy = table["power"]["joule_per_flop"]["hopper"]["bf16"]
+    table["power"]["joule_per_flop"]["hopper"] |= {"fp16": energy, "tf32": 2 * energy, "fp8": energy / 2}
+    for dtype, more in (("fp16", []), ("tf32", []), ("fp8", fp8)):
+        own = [row for row in [*ops, *more] if row["op"] == "linear" and row["dtype"] == dtype]
+        free: Free = {f"matrix_efficiency.{dtype}": (0.95, 0.5, 1.0)}
+        put(table, fit_keys(table, free, matmul_predictor(own), column(own, "ms") * 1e-3))
+        report(
+            f"linear {dtype}, one constant",
+            matmul_predictor(own)(compute_fit(table)),
+            column(own, "ms") * 1e-3,
+        )
+    queued = [
+        {"dtype": "bf16", "B": "1", "M": row["a"], "N": row["b"], "K": row["c"], "us": row["us"]}
+        for row in read(KERNELS)
+        if row["case"] == "linear" and row["dtype"] == "bf16" and (int(row["b"]) % 8 or int(row["c"]) % 8)
+    ]
+    free = {
+        "matmul.tensor.unaligned_efficiency": (0.36, 0.05, 1.0),
+        "matmul.tensor.odd_efficiency": (0.15, 0.05, 1.0),
+    }
+    put(table, fit_keys(table, free, matmul_predictor(queued, QUEUED), column(queued, "us") * 1e-6))
+    bmm = [row for row in ops if row["op"] == "bmm"]
+    report("bmm bf16, not fitted", matmul_predictor(bmm)(compute_fit(table)), column(bmm, "ms") * 1e-3)
+    grouped = [row for row in fp8 if row["op"] == "grouped_linear"]
+    free = {"grouped_s": (1e-7, 1e-9, 1e-5), "grouped_efficiency": (0.9, 0.5, 1.0)}
+    put(table, fit_keys(table, free, grouped_predictor(grouped), column(grouped, "ms") * 1e-3))
+    report(
+        "grouped bf16, two constants",
+        grouped_predictor(grouped)(compute_fit(table)),
+        column(grouped, "ms") * 1e-3,
+    )
+
+
+def grouped_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
+    from stepcast.cost.compute import grouped_seconds
+
+    groups, m, n, k = (column(rows, name) for name in ("B", "M", "N", "K"))
+    return lambda fit: np.asarray(grouped_seconds(m * groups, n, k, groups, DType.BF16, H200, fit))
+
+
+# ---- attention ---------------------------------------------------------------------------------------
+
+
+def fit_attention(table: dict[str, Any], ops: list[Row], check: bool) -> None:
+    errors = []
+    for phase, op in (("forward", "sdpa_fwd"), ("backward", "sdpa_bwd")):
+        rows = [row for row in ops if row["op"] == op]
+        measured = column(rows, "ms") * 1e-3
+        free: Free = {
+            f"attention.{phase}.efficiency": (0.9, 0.3, 1.0),
+            f"attention.{phase}.flops_per_score": (300.0, 1.0, 2000.0),
+            f"attention.{phase}.tail": (0.5, 0.01, 2.0),
+            f"attention.{phase}.memory_exposure": (0.5, 0.01, 3.0),
+            f"attention.{phase}.latency_s": (5e-6, 1e-7, 4e-5),
+        }
+        if phase == "backward":
+            free["backward_call_s"] = (1.3e-4, 5e-5, 2.5e-4)
+        if check:
+            families = column(rows, "heads") * 10007 + column(rows, "kv") * 101 + column(rows, "D")
+            predicted = np.empty_like(measured)
+            for held in folds(families, 99):
+                train = [row for row, out in zip(rows, held, strict=True) if not out]
+                values = fit_keys(table, free, attention_predictor(train, phase), measured[~held])
+                fit = with_values(table, list(values), np.array(list(values.values())))
+                test = [row for row, out in zip(rows, held, strict=True) if out]
+                predicted[held] = attention_predictor(test, phase)(fit)
+            report(f"attention {phase}, cross-validated", predicted, measured)
+            errors.append(np.abs(predicted / measured - 1.0))
+        put(table, fit_keys(table, free, attention_predictor(rows, phase), measured))
+    if errors:
+        print(f"attention, cross-validated: mean {np.concatenate(errors).mean():.2%}")
+
+
+def attention_predictor(rows: list[Row], phase: str) -> Callable[[ComputeFit], Vector]:
+    """A lone backward call waits for the autograd engine, so a call time bounds it from below."""
+    b, s, h, kv, d = (column(rows, name) for name in ("B", "S", "heads", "kv", "D"))
+    backward = phase == "backward"
+
+    def predict(fit: ComputeFit) -> Vector:
+        seconds = attention_seconds(b, s, s, h, kv, d, d, True, backward, DType.BF16, H200, fit)
+        return np.asarray((seconds**4 + fit.backward_call_s**4) ** 0.25 if backward else seconds)
+
+    return predict
+
+
+# ---- memory-bound kernels ----------------------------------------------------------------------------
+
+STREAM_FREE: Free = {
+    "stream.add.bandwidth_efficiency": (0.9, 0.5, 1.0),
+    "stream.add.latency_s": (1.2e-6, 1e-7, 5e-6),
+    "stream.gelu.elements_per_clock": (3.3, 0.3, 50.0),
+    "stream.dropout.elements_per_clock": (2.4, 0.3, 50.0),
+    "stream.cast-up.elements_per_clock": (1.4, 0.3, 50.0),
+    "stream.optimizer.bandwidth_efficiency": (0.74, 0.3, 1.0),
+    "stream.optimizer.elements_per_clock": (0.8, 0.1, 50.0),
+    "stream.layer-norm.bandwidth_efficiency": (0.87, 0.3, 1.0),
+    "stream.layer-norm.row_clocks": (350.0, 1.0, 5000.0),
+    "stream.layer-norm.column_clocks": (3.8, 0.1, 40.0),
+    "stream.rms-norm.row_clocks": (40.0, 1.0, 5000.0),
+    "stream.softmax.bandwidth_efficiency": (0.48, 0.1, 1.0),
+    "stream.softmax-registers.bandwidth_efficiency": (0.28, 0.1, 1.0),
+    "stream.softmax-shared.bandwidth_efficiency": (0.43, 0.1, 1.0),
+    "stream.embedding.bandwidth_efficiency": (0.78, 0.1, 1.0),
+    "stream.cross-entropy.bandwidth_efficiency": (0.82, 0.3, 1.0),
+    "stream.quantize.bandwidth_efficiency": (0.2, 0.05, 1.0),
+}
+LIKE_ADD = ("mul", "gelu", "silu", "dropout", "cast", "cast-up", "rotary", "swiglu", "mask", "fill", "other")
+
+
+def shared(fit: ComputeFit) -> ComputeFit:
+    """Kinds that differ by one constant take the rest from their relative."""
+    from dataclasses import replace
+
+    add, norm = fit.streams["add"], fit.streams["layer-norm"]
+    streams = dict(fit.streams)
+    for key in LIKE_ADD:
+        streams[key] = replace(
+            streams[key], bandwidth_efficiency=add.bandwidth_efficiency, latency_s=add.latency_s
+        )
+    streams["rms-norm"] = replace(norm, row_clocks=streams["rms-norm"].row_clocks)
+    for key in streams:
+        streams[key] = replace(streams[key], latency_s=add.latency_s)
+    return replace(fit, streams=streams)
+
+
+def stream_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
+    def one(row: Row, fit: ComputeFit) -> float:
+        size = 4.0 if row["dtype"] == "fp32" else 2.0
+        if row["numel"]:
+            lines, wide = 1.0, float(row["numel"])
+        else:
+            lines, wide = float(row["rows"]), float(row["cols"])
+        n = lines * wide
+
+        def kernel(key: str, read_bytes: float, write_bytes: float) -> float:
+            return float(stream_seconds(key, lines, wide, read_bytes * n, write_bytes * n, H200, fit))
+
+        match row["op"]:
+            case "add":
+                return kernel("add", 2 * size, size)
+            case "gelu" | "dropout" as op:
+                return kernel(op, size, size)
+            case "silu_mul":
+                # Two kernels in one call: the launch of the second hides behind the first.
+                hidden = H200.launch_overhead_s + fit.stream("silu").latency_s - fit.step_launch_s
+                return kernel("silu", size, size) + kernel("mul", 2 * size, size) - hidden
+            case "quantize_fp8":
+                return kernel("quantize", 4, 1)
+            case "cast_fp32":
+                return kernel("cast-up", 2, 4)
+            case "adamw_fused":
+                return kernel("optimizer", 4 * size, 3 * size)
+            case "layernorm":
+                return kernel("layer-norm", size, size)
+            case "rmsnorm":
+                return kernel("rms-norm", size, size)
+            case "softmax":
+                return kernel(softmax_key(int(wide)), size, size)
+            case "embedding":
+                return kernel("embedding", size, size)
+            case "cross_entropy":
+                return kernel("cast-up", 2, 4) + kernel("cross-entropy", 12, 4)
+        raise ValueError(row["op"])
+
+    return lambda fit: np.array([one(row, shared(fit)) for row in rows])
+
+
+def fit_streams(table: dict[str, Any], ops: list[Row], check: bool) -> None:
+    others = ("linear", "bmm", "sdpa_fwd", "sdpa_bwd", "grouped_linear")
+    rows = [row for row in ops if row["op"] not in others]
+    measured = column(rows, "ms") * 1e-3
+    if check:
+        predicted = np.empty_like(measured)
+        for held in folds(np.arange(len(rows), dtype=float), 5):
+            train = [row for row, out in zip(rows, held, strict=True) if not out]
+            values = fit_keys(table, STREAM_FREE, stream_predictor(train), measured[~held])
+            fit = with_values(table, list(values), np.array(list(values.values())))
+            predicted[held] = stream_predictor([r for r, out in zip(rows, held, strict=True) if out])(fit)
+        report("memory-bound, cross-validated", predicted, measured)
+    put(table, fit_keys(table, STREAM_FREE, stream_predictor(rows), measured))
+    for name, entry in table["stream"].items():
+        done = shared(compute_fit(table)).streams[name]
+        entry |= {"bandwidth_efficiency": done.bandwidth_efficiency, "latency_s": done.latency_s}
+        if name == "rms-norm":
+            entry |= {"column_clocks": done.column_clocks}
+
+
+# ---- ordinary cores, many GPUs -----------------------------------------------------------------------
+# In fit_compute_neusight.py, which adds [matmul.simt] and writes neusight.toml.
+
+
+def to_toml(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    if prefix and plain:
+        yield f"\n[{prefix}]"
+    for key, value in plain.items():
+        yield f"{key} = {_literal(value)}"
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from to_toml(value, f"{prefix}.{key}" if prefix else key)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace('"', '\\"') + '"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_literal(item) for item in value) + "]"
+    return repr(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--h200", type=Path, required=True)
+    parser.add_argument("--neusight", type=Path)
+    parser.add_argument("--check", action="store_true")
+    chosen = parser.parse_args()
+    ops, fp8 = read(chosen.h200 / "ops.csv"), read(chosen.h200 / "ops_fp8_grouped.csv")
+    table = tomllib.loads((Path(__file__).parent / "compute_start.toml").read_text(encoding="utf-8"))
+    fit_tensor(table, ops, fp8, chosen.check)
+    fit_attention(table, ops, chosen.check)
+    fit_streams(table, [*ops, *fp8], chosen.check)
+    if chosen.neusight:
+        from fit_neusight import fit_neusight
+
+        fit_neusight(table, chosen.neusight, ops, chosen.check, OUT)
+    OUT.mkdir(exist_ok=True)
+    (OUT / "compute.toml").write_text("\n".join(to_toml(table)) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
