@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.gpu import Gpu
@@ -72,6 +73,12 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
     except CatalogError as error:
         raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
     return build_cluster(_own_name("clusters", name), entries, gpu, name)
+
+
+def load_fit(name: str) -> dict[str, Any]:
+    """The parsed file of learnt constants *name* (``compute``), for the cost model that knows its keys."""
+    text = (resources.files("stepcast") / "data" / "fits" / f"{name}.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
 
 
 @lru_cache(maxsize=1)
