@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from stepcast.ir.group import Group
 from stepcast.simulate.arrays import Floats, Ints, Program, Segment
@@ -135,7 +136,9 @@ def _spent(segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, 
     left = gap_end - gap_begin
     for lane in range(len(lanes.names)):
         group = lanes.group(lane)
-        if group is None or not (left > 0).any():
+        # A message in the sender's own lane holds nobody up; whom it holds up is in _message_waits_s.
+        in_own_lane = group is Group.PP and not lanes.receives
+        if group is None or in_own_lane or not (left > 0).any():
             continue
         members = np.flatnonzero(shape.lane == lane)
         for row in range(rows):
@@ -174,22 +177,45 @@ def _message_waits_s(step: Step, run: Run) -> Floats:
     """
     program = run.program
     waits_s = np.zeros(program.calls)
+    if step.lanes.receives:
+        return waits_s
     lanes = len(program.lanes)
-    durations = _message_durations(step)
+    slots = _is_slot(step)
     for port in range(program.inputs):
-        source = program.source_call[:, port]
-        arrives = np.flatnonzero(source >= 0)
+        arrives = np.flatnonzero(program.source_call[:, port] >= 0)
+        arrives = arrives[slots[arrives]]
         waited = run.entry_s[arrives, lanes + port] - run.entry_s[arrives, COMPUTE]
-        between = durations[program.rank[source[arrives]], program.rank[arrives]]
-        waits_s[arrives] = np.maximum(waits_s[arrives], np.clip(np.minimum(waited, between), 0.0, None))
+        sent_by = program.source_call[arrives, port]
+        taken = np.clip(np.minimum(waited, _message_s(step, sent_by, program.rank[arrives])), 0.0, None)
+        waits_s[arrives] = np.maximum(waits_s[arrives], taken)
     return waits_s
 
 
-def _message_durations(step: Step) -> Floats:
-    """ranks x ranks: the seconds of a message between neighbouring stages, 0 elsewhere."""
-    ranks, stages = step.program.ranks, step.schedule.stages
-    durations = np.zeros((ranks, ranks))
-    for source in range(stages):
-        for target in {(source + 1) % stages, (source - 1) % stages} - {source}:
-            durations[source, target] = step.message_s(source, target)
-    return durations
+def _is_slot(step: Step) -> npt.NDArray[np.bool_]:
+    """Calls that run a slot of the schedule: not the rounds of a stage, nor messages."""
+    program = step.program
+    place = np.arange(program.calls) - program.rank_start[program.rank]
+    calls = np.diff(program.rank_start)[program.rank]
+    return (
+        (program.rank < step.schedule.stages)
+        & (place >= step.rounds_before)
+        & (place < calls - step.rounds_after)
+    )
+
+
+def _message_s(step: Step, sent_by: Ints, targets: Ints) -> Floats:
+    """Seconds of the message that each call *sent_by* gives to the rank in *targets*."""
+    program, stages = step.program, step.schedule.stages
+    # Calls of the ranks after the stages are the messages themselves (rendezvous).
+    whole = np.array([segment.duration_s.sum() for segment in program.segments])
+    between = np.array(
+        [
+            [0.0 if source == target else step.message_s(source, target) for target in range(stages)]
+            for source in range(stages)
+        ]
+    )
+    sources = program.rank[sent_by]
+    channel = sources >= stages
+    direct = between[np.where(channel, 0, sources), targets]
+    seconds: Floats = np.where(channel, whole[program.segment[sent_by]], direct)
+    return seconds

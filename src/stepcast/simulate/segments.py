@@ -58,30 +58,31 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """An op with the layer it belongs to and whether it makes what the phase hands on."""
+    """An op with the layer it belongs to."""
 
     layer: Layer
     op: Op
-    phase: Phase
 
 
 def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
-    """The ops of one slot in the order in which they are issued."""
+    """The ops of one slot in the order in which they are issued.
+
+    A whole backward hands its gradient on when it has ended, as autograd does; a split one after its input
+    half.
+    """
     if kind is Kind.FORWARD:
-        return [Issued(layer, op, Phase.FORWARD) for layer in layers for op in layer.forward]
+        return [Issued(layer, op) for layer in layers for op in layer.forward]
     phases = {
         Kind.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
         Kind.INPUT: (Phase.INPUT_GRADIENT,),
         Kind.WEIGHT: (Phase.WEIGHT_GRADIENT,),
     }[kind]
-    return [
-        Issued(layer, op, phase) for layer in reversed(layers) for phase in phases for op in layer.ops(phase)
-    ]
+    return [Issued(layer, op) for layer in reversed(layers) for phase in phases for op in layer.ops(phase)]
 
 
 def once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issued]:
     """The ops of layers that run once per step, all their *phases* together."""
-    return [Issued(layer, op, phase) for layer in layers for phase in phases for op in layer.ops(phase)]
+    return [Issued(layer, op) for layer in layers for phase in phases for op in layer.ops(phase)]
 
 
 def used_groups(stages: Iterable[Stage]) -> tuple[Group, ...]:
@@ -159,7 +160,7 @@ class _Build:
             self.computed[stream] = at
             self.awaited[stream] = ()
         self.named[issued.op.name] = at
-        if issued.phase is not Phase.WEIGHT_GRADIENT and (issued.op.blocking or not communicates):
+        if issued.op.blocking or not communicates:
             self.made[stream] = at
 
     def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
