@@ -134,6 +134,8 @@ class EventStream:
         while True:
             if not self._ended:
                 self._more()
+            # What separates these events from those before.
+            self._consume(len(self._buffer) - len(self._buffer.lstrip(b" \t\r\n,")))
             if not self._ended and (cut := self._proven_boundary()):
                 return cut, False
             cut, close = _scan(self._buffer)
@@ -154,10 +156,13 @@ class EventStream:
         return 0
 
     def _is_whole(self, cut: int) -> bool:
+        text = b"[" + self._buffer[:cut] + b"]"
         try:
-            self._proven = cut, BATCH.decode(b"[" + self._buffer[:cut] + b"]")
-        except msgspec.ValidationError:
-            return True
+            try:
+                self._proven = cut, BATCH.decode(text)
+            except msgspec.ValidationError:
+                # An event of odd types; what follows it has not been looked at.
+                PIECES.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError):
             return False
         return True
@@ -170,7 +175,6 @@ class EventStream:
         else:
             events = self._decode_carefully(b"[" + self._buffer[:cut] + b"]")
         self._consume(cut)
-        self._consume(len(self._buffer) - len(self._buffer.lstrip(b" \t\r\n,")))
         return events
 
     def _decode_carefully(self, text: bytes) -> list[Event]:
