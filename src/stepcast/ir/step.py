@@ -1,7 +1,7 @@
 """StepReport: what is known of one training step after it was simulated."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepcast.ir.check import require
