@@ -187,6 +187,11 @@ def test_collectives_of_nccl_kernels() -> None:
         (
             "allreduce",
             {"Process Group Description": "mesh_dp_shard"},
+            Collective(CollectiveKind.ALL_REDUCE, 16384, Group.SHARD),
+        ),
+        (
+            "allreduce",
+            {"Process Group Description": "DATA_PARALLEL_GROUP_WITH_CP"},
             Collective(CollectiveKind.ALL_REDUCE, 16384, Group.DP),
         ),
         (

@@ -29,10 +29,17 @@ FAMILY_OF_WORD = {
     "embedding": Group.EMBEDDING,
     "embd": Group.EMBEDDING,
     "edp": Group.EXPERT_DP,
+    "etp": Group.EXPERT_TP,
+    "shard": Group.SHARD,
+    "replicate": Group.REPLICA,
 }
 # A name with several words: expert + data are the replicas of an expert, data with context one dp group.
 FAMILY_OF_WORDS = {
     frozenset({Group.EP, Group.DP}): Group.EXPERT_DP,
+    frozenset({Group.EP, Group.TP}): Group.EXPERT_TP,
+    frozenset({Group.DP, Group.SHARD}): Group.SHARD,
+    frozenset({Group.DP, Group.SHARD, Group.CP}): Group.SHARD,
+    frozenset({Group.DP, Group.REPLICA}): Group.REPLICA,
     frozenset({Group.DP, Group.CP}): Group.DP,
     frozenset({Group.EMBEDDING, Group.PP}): Group.EMBEDDING,
 }
