@@ -276,6 +276,18 @@ def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
     assert np.unique(nodes.ids).size > 200
 
 
+def test_lengths_that_look_like_byte_order_marks() -> None:
+    filler = 127 + 126 * 128 + 16384  # encoded ff fe 01
+    for size in range(filler - 60, filler):
+        data = delimited(bytes_field(2, attribute("input_file", Kind.STRING, "x" * size))) + node(
+            1, COMP, us=1
+        )
+        if data.startswith(b"\xff\xfe"):
+            assert len(layers(chakra.read(Source("t.et", data)))) == 1
+            return
+    raise AssertionError("no length was hit")
+
+
 def test_recognised_by_content() -> None:
     for data in (
         write(example()),

@@ -83,7 +83,8 @@ def read(source: Source) -> "Workload":
     from stepcast.inputs.chakra_plan import PLAN
     from stepcast.inputs.chakra_walk import decode
 
-    trace = decode(source.data(), source.path)
+    # Not source.data(), which would take some lengths for the mark of UTF-16 text.
+    trace = decode(b"".join(source.chunks()), source.path)
     dependencies = dependency_indices(trace.nodes, source.path)
     order = execution_order(trace.nodes, dependencies, source.path)
     if PLAN in trace.metadata:
