@@ -1,19 +1,27 @@
-"""From a workload and a cluster to a step: price every op, build the program, simulate it, read it."""
+"""From a model or a workload to a step on a cluster: price every op, build the program, run it, read it."""
 
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from stepcast.cost.calibration import Calibration
 from stepcast.cost.collectives import Algorithm
+from stepcast.cost.compute import compute_price, step_load
+from stepcast.cost.fits import default_fit
+from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
+from stepcast.generate.flops import model_flops
+from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
-from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
+from stepcast.ir.model import Model
+from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport, Throughput
+from stepcast.ir.strategy import Strategy
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
-from stepcast.ir.workload import Workload
+from stepcast.ir.work import Collective, CollectiveKind, Compute, Direction, Transfer
+from stepcast.ir.workload import Phase, Workload
 from stepcast.simulate.arrays import Times
 from stepcast.simulate.breakdown import StageTime, stage_times
 from stepcast.simulate.chunks import Body
@@ -26,6 +34,7 @@ from stepcast.simulate.schedules.table import ONLY_CHUNKS, make_schedule
 from stepcast.simulate.segments import Seconds
 from stepcast.simulate.spans import timeline_of
 from stepcast.simulate.step import HEALTHY, Conditions, Step, build_step
+from stepcast.units import TFLOPS
 
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160
@@ -67,6 +76,52 @@ class Prediction:
     @cached_property
     def critical_path(self) -> CriticalPath:
         return critical_path(self.step.program, self.times)
+
+
+def predict(
+    model: Model,
+    cluster: Cluster,
+    strategy: Strategy,
+    options: Options = DEFAULTS,
+    calibration: Calibration | None = None,
+) -> Prediction:
+    """One training step of *model* under *strategy* on *cluster*."""
+    workload = generate(model, strategy)
+    compute = compute_pricer(workload, cluster, calibration)
+    schedule = options.schedule or str(strategy.schedule)
+    prediction = simulate_workload(workload, cluster, replace(options, schedule=schedule), compute)
+    report = prediction.report
+    flops = model_flops(model, strategy.seq, strategy.global_batch)
+    per_gpu = flops / report.step_s / strategy.layout.gpus
+    throughput = Throughput(
+        tokens_per_s=strategy.tokens / report.step_s,
+        tflops_per_gpu=per_gpu / TFLOPS,
+        mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
+    )
+    return replace(prediction, report=replace(report, throughput=throughput))
+
+
+def compute_pricer(
+    workload: Workload, cluster: Cluster, calibration: Calibration | None = None
+) -> ComputePrice:
+    """Prices computation as part of a long step on the cluster's GPU."""
+    gpu, fit = cluster.gpu, default_fit()
+    stage = workload.stages[len(workload.stages) // 2]
+    works = [
+        op.work
+        for layer in stage.body_layers()
+        for phase in Phase
+        for op in layer.ops(phase)
+        if not isinstance(op.work, Collective | Transfer)
+    ]
+    load = step_load(works, gpu, fit)
+
+    def price(work: Compute) -> Price:
+        if calibration is not None:
+            return calibration.price(work, gpu, fit, load)
+        return compute_price(work, gpu, fit, load)
+
+    return price
 
 
 def simulate_workload(

@@ -3,11 +3,14 @@
 import argparse
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcast.inputs.table import FORMATS, read, read_many
 from stepcast.ir.edits import repeat_layers, scale_backward
 from stepcast.ir.workload import Workload
+
+if TYPE_CHECKING:
+    from stepcast.cost.calibration import Calibration
 
 
 def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,3 +66,17 @@ def _without_warning(workload: Workload, option: str) -> Workload:
 
     kept = tuple(warning for warning in workload.warnings if option not in warning)
     return replace(workload, warnings=kept)
+
+
+def load_calibration(path: str) -> "Calibration":
+    """A user's measurements of a GPU, as ``profile`` and ``calibrate`` write them."""
+    import tomllib
+
+    from stepcast.cost.calibration import calibration
+
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}; expected a calibration written by 'stepcast profile'") from None
+    return calibration(table, path)

@@ -26,6 +26,7 @@ class Verb:
 
 VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
+    Verb("predict", "run a model under a strategy on a cluster"),
     Verb("simulate", "run a workload file on a cluster"),
     Verb("convert", "write a file in another format"),
     Verb("collective", "what a collective costs on a cluster"),

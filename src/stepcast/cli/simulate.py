@@ -1,17 +1,15 @@
 """``stepcast simulate FILE --cluster C``."""
 
 import argparse
-import gzip
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.ir.workload import Workload
 
 if TYPE_CHECKING:
-    from stepcast.predict import Options, Prediction
+    from stepcast.predict import Options
 
 ENGINES = ("fast", "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
@@ -51,19 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="G=X",
         help="communication of group G takes X times as long",
     )
-    parser.add_argument(
-        "--jitter", type=float, metavar="X", help="random deviation of each computation, such as 0.05"
-    )
-    parser.add_argument("--runs", type=int, default=100, metavar="N", help="runs with jitter (default 100)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the jitter")
-    parser.add_argument(
-        "--trace", metavar="FILE", help="write the timeline as Perfetto / Chrome JSON (.gz compresses)"
-    )
-    parser.add_argument("--gantt", action="store_true", help="draw the timeline as text")
-    parser.add_argument(
-        "--critical-path", action="store_true", help="what the step waited for, by kind of op"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_result_arguments(parser)
     add_edit_arguments(parser)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
     simai.add_argument(
@@ -170,78 +156,3 @@ def _group(name: str) -> str:
     if name not in set(Group):
         raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")
     return name
-
-
-def show_prediction(prediction: "Prediction", args: argparse.Namespace) -> None:
-    """Print the report, and write or draw what was asked for."""
-    found = prediction.report.facts()
-    if args.jitter is not None:
-        found["jitter"] = _jitter(prediction, args)
-    if args.critical_path:
-        found["critical_path"] = [
-            {"name": name, "count": count, "seconds": seconds}
-            for name, count, seconds in _path_rows(prediction)
-        ]
-    if args.trace:
-        found["trace"] = args.trace
-        _write_trace(prediction, args.trace)
-    if args.json:
-        print_json(found)
-        return
-    from stepcast.report.step import path_text, step_text
-
-    width = terminal_width()
-    print(step_text(found, width))
-    if args.critical_path:
-        rows = [(row["name"], row["count"], row["seconds"]) for row in found["critical_path"]]
-        print("\n" + path_text(rows, found["step_s"], width))
-    if args.jitter is not None:
-        print("\n" + _jitter_text(found["jitter"]))
-    if args.gantt:
-        from stepcast.report.gantt import gantt
-
-        print("\n" + gantt(prediction.timeline, width))
-    if args.trace:
-        print(f"\nwrote {args.trace}: open it at ui.perfetto.dev")
-    print_warnings(found["warnings"])
-
-
-def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
-    """The critical path summed by name, longest first."""
-    path, program = prediction.critical_path, prediction.step.program
-    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
-    for call, op, seconds in zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True):
-        entry = totals[program.segments[program.segment[call]].shape.names[op]]
-        entry[0] += 1
-        entry[1] += seconds
-    rows = [(name, int(count), seconds) for name, (count, seconds) in totals.items() if seconds > 0]
-    return sorted(rows, key=lambda row: -row[2])[:20]
-
-
-def _jitter(prediction: "Prediction", args: argparse.Namespace) -> dict[str, Any]:
-    from stepcast.simulate.jitter import jittered
-
-    spread = jittered(prediction.step, args.jitter, args.runs, args.seed)
-    return {
-        "deviation": args.jitter,
-        "runs": spread.runs,
-        "seed": args.seed,
-        "mean_s": spread.mean_s,
-        "deviation_s": spread.deviation_s,
-        "percentiles_s": {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()},
-    }
-
-
-def _jitter_text(found: dict[str, Any]) -> str:
-    from stepcast.units import format_seconds
-
-    ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in found["percentiles_s"].items())
-    mean = format_seconds(found["mean_s"])
-    return f"with jitter {found['deviation']:g} over {found['runs']} runs: mean {mean}, {ranks}"
-
-
-def _write_trace(prediction: "Prediction", path: str) -> None:
-    from stepcast.outputs.perfetto import write
-
-    data = write(prediction.timeline)
-    Path(path).write_bytes(gzip.compress(data, mtime=0) if path.endswith(".gz") else data)

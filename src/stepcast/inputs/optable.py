@@ -152,7 +152,12 @@ def _one_layer(layers: list[Layer]) -> tuple[int, int] | None:
     The layer begins at its first row with a layer number and ends where a row of the same module tree
     (same prefix) stands outside the numbered layers, such as the final norm, or at the head.
     """
-    matches = [(at, match) for at, layer in enumerate(layers) if (match := LAYER_ROW.search(layer.name))]
+    matches = [
+        (at, match)
+        for at, name in enumerate(layer.name for layer in layers)
+        # Looking for a word first is several times faster than the pattern alone.
+        if ("h_" in name or "layer" in name or "block" in name) and (match := LAYER_ROW.search(name))
+    ]
     if not matches or len({match["index"] for _, match in matches}) > 1:
         return None
     start, first = matches[0]

@@ -150,9 +150,9 @@ class _Build:
                 after += (computed,)
             elif issued.op.blocking:
                 lanes += (COMPUTE,)
-            at = self._add(
-                stream, name, duration_s + layer.process_s, self.lanes.of(work.group), after, lanes
-            )
+            lane = self.lanes.of(work.group)
+            ahead = not issued.op.blocking
+            at = self._add(stream, name, duration_s + layer.process_s, lane, after, lanes, ahead)
             if issued.op.blocking:
                 self.awaited[stream] = (at,)
         else:
@@ -178,8 +178,11 @@ class _Build:
         lane: int,
         after: tuple[int, ...],
         lanes: tuple[int, ...],
+        ahead: bool = False,
     ) -> int:
-        inputs = (stream,) if self.computed[stream] is None and not self.awaited[stream] else ()
+        """Append an op. The first ops of a stream wait for its input, unless they run *ahead* of it."""
+        begins = self.computed[stream] is None and not self.awaited[stream]
+        inputs = (stream,) if begins and not ahead else ()
         self.ops.append(TimedOp(name, duration_s, lane, tuple(dict.fromkeys(after)), inputs, lanes))
         return len(self.ops) - 1
 

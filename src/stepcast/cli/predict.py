@@ -1,0 +1,70 @@
+"""``stepcast predict --model M --cluster C --gpus N ...``"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stepcast.cli.documents import load_calibration
+from stepcast.cli.results import add_result_arguments, show_prediction
+from stepcast.cli.strategy import add_strategy_arguments, strategy_of
+
+if TYPE_CHECKING:
+    from stepcast.hardware import Cluster
+    from stepcast.ir.model import Model
+    from stepcast.ir.strategy import Strategy
+    from stepcast.ir.work import Work
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", required=True, metavar="M", help="name in the catalogue, or a config.json")
+    parser.add_argument("--cluster", required=True, metavar="C", help="name in the catalogue, or a TOML file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
+    )
+    add_strategy_arguments(parser)
+    parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    parser.add_argument(
+        "--to-workload",
+        metavar="FILE",
+        help="also write the workload: SimAI text, or Chakra if it ends in .et",
+    )
+    add_result_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.hardware import load_cluster
+    from stepcast.models.catalog import load_model
+    from stepcast.predict import predict
+
+    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    assumptions: list[str] = []
+    strategy = strategy_of(args, model, assumptions)
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    prediction = predict(model, cluster, strategy, calibration=calibration)
+    report = replace(prediction.report, assumptions=(*assumptions, *prediction.report.assumptions))
+    if args.to_workload:
+        _write_workload(Path(args.to_workload), model, strategy, cluster)
+    show_prediction(replace(prediction, report=report), args)
+    return 0
+
+
+def _write_workload(path: Path, model: "Model", strategy: "Strategy", cluster: "Cluster") -> None:
+    """One stage of the generated workload with its priced times, for other simulators."""
+    from stepcast.generate.aicb import aicb_workload
+    from stepcast.generate.workload import generate
+    from stepcast.generate.written import aicb_times, recorded
+    from stepcast.outputs import chakra, simai
+    from stepcast.predict import compute_pricer
+
+    workload = generate(model, strategy)
+    price = compute_pricer(workload, cluster)
+
+    def seconds(work: "Work") -> float:
+        return price(work).seconds  # type: ignore[arg-type]
+
+    if path.suffix == ".et":
+        path.write_bytes(chakra.write(recorded(workload, seconds, stage=0)))
+    else:
+        times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
+        path.write_bytes(simai.write(aicb_workload(model, strategy, times)))

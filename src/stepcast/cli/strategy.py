@@ -1,0 +1,179 @@
+"""The options that spell a Strategy, shared by the verbs that take a model."""
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepcast.ir.layout import Layout
+    from stepcast.ir.model import Model
+    from stepcast.ir.strategy import Recompute, Strategy
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
+SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp", "hybrid-fsdp")
+PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
+CONTEXTS = ("ring", "all-to-all", "all-gather")
+OVERLAPS = ("gradients", "parameters", "tensor", "transfers", "experts")
+# Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
+MICRO_BATCHES_PER_STAGE = 8
+USUAL_SEQ = 4096
+
+
+def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
+    layout = parser.add_argument_group("layout (data parallelism takes the GPUs that are left)")
+    layout.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs in all")
+    for name, what in (("tp", "tensor"), ("cp", "context"), ("ep", "expert"), ("pp", "pipeline")):
+        layout.add_argument(f"--{name}", type=int, default=1, metavar="N", help=f"{what} parallel")
+    layout.add_argument("--vpp", type=int, default=1, metavar="N", help="model chunks per pipeline stage")
+    layout.add_argument(
+        "--expert-tp", type=int, default=0, metavar="N", help="tensor parallel of experts (default: tp)"
+    )
+    layout.add_argument(
+        "--shard", type=int, default=0, metavar="N", help="ranks that split states in hybrid FSDP"
+    )
+    layout.add_argument(
+        "--stage-layers", metavar="A,B,...", help="layers of each stage and chunk, in model order"
+    )
+    batch = parser.add_argument_group("batch")
+    batch.add_argument("--micro-batch", type=int, default=1, metavar="N")
+    batch.add_argument("--global-batch", type=int, metavar="N", help="sequences in a step")
+    batch.add_argument("--seq", type=int, metavar="N", help="tokens in a sequence")
+    how = parser.add_argument_group("execution")
+    how.add_argument("--schedule", choices=SCHEDULES, help="default: interleaved with vpp, else 1f1b")
+    how.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    how.add_argument(
+        "--sharding", choices=SHARDINGS, default="zero-1", help="default zero-1, the distributed optimizer"
+    )
+    how.add_argument("--recompute", default="none", metavar="KIND", help="none, selective, full, or block:N")
+    how.add_argument(
+        "--context", choices=CONTEXTS, default="ring", help="how context parallel ranks exchange"
+    )
+    how.add_argument(
+        "--no-sequence-parallel", action="store_true", help="with tp: keep norms whole on each rank"
+    )
+    how.add_argument("--no-flash-attention", action="store_true")
+    how.add_argument(
+        "--overlap", metavar="A,B,...", help=f"what runs beside computation: {', '.join(OVERLAPS)}, or none"
+    )
+    how.add_argument("--bucket-mb", type=float, metavar="X", help="size of gradient buckets; 0: one for all")
+    how.add_argument("--lora-rank", type=int, default=0, metavar="N", help="train low-rank adapters alone")
+    how.add_argument(
+        "--expert-imbalance", type=float, default=1.0, metavar="X", help="busiest expert rank over the mean"
+    )
+    how.add_argument("--kernels", choices=("fused", "plain", "compiled"), default="fused")
+    how.add_argument(
+        "--execution", choices=("graphs", "eager"), default="graphs", help="how the host issues kernels"
+    )
+
+
+def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]) -> "Strategy":
+    """The Strategy that *args* spell; what they leave out is assumed and said."""
+    from stepcast.ir.dtype import DType
+    from stepcast.ir.stages import even_layers
+    from stepcast.ir.strategy import (
+        ContextKind,
+        Execution,
+        Kernels,
+        ScheduleKind,
+        Sharding,
+        Strategy,
+        TrainingKind,
+    )
+
+    layout = _layout(args)
+    seq = args.seq
+    if seq is None:
+        seq = min(model.max_seq, USUAL_SEQ)
+        assumptions.append(f"sequences of {seq} tokens (--seq)")
+    global_batch = args.global_batch
+    if global_batch is None:
+        global_batch = layout.dp * args.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
+        assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")
+    schedule = args.schedule or ("interleaved" if layout.vpp > 1 else "1f1b")
+    pieces = layout.pp * layout.vpp
+    stage_layers: tuple[int, ...] = ()
+    if args.stage_layers:
+        stage_layers = _numbers(args.stage_layers)
+    elif model.layers % pieces and model.layers >= pieces:
+        stage_layers = even_layers(model.layers, pieces)
+        assumptions.append(
+            f"{model.layers} layers over {pieces} pieces as {_runs(stage_layers)} (--stage-layers)"
+        )
+    strategy = Strategy(
+        layout=layout,
+        micro_batch=args.micro_batch,
+        global_batch=global_batch,
+        seq=seq,
+        sequence_parallel=layout.tp > 1 and not args.no_sequence_parallel,
+        context=ContextKind(args.context),
+        schedule=ScheduleKind(schedule),
+        stage_layers=stage_layers,
+        sharding=Sharding(args.sharding),
+        recompute=_recompute(args.recompute),
+        precision=DType(args.precision),
+        training=TrainingKind.LORA if args.lora_rank else TrainingKind.FULL,
+        lora_rank=args.lora_rank,
+        flash_attention=not args.no_flash_attention,
+        execution=Execution(args.execution),
+        kernels=Kernels(args.kernels),
+        expert_imbalance=args.expert_imbalance,
+    )
+    return _with_overlap(strategy, args)
+
+
+def _layout(args: argparse.Namespace) -> "Layout":
+    from stepcast.ir.layout import Layout
+
+    model_gpus = args.tp * args.cp * args.pp
+    if model_gpus < 1 or args.gpus < model_gpus or args.gpus % model_gpus:
+        raise ValueError(f"{args.gpus} GPUs are not a multiple of tp x cp x pp = {model_gpus}")
+    return Layout(
+        tp=args.tp,
+        cp=args.cp,
+        ep=args.ep,
+        dp=args.gpus // model_gpus,
+        pp=args.pp,
+        vpp=args.vpp,
+        expert_tp=args.expert_tp,
+        shard=args.shard,
+    )
+
+
+def _with_overlap(strategy: "Strategy", args: argparse.Namespace) -> "Strategy":
+    from stepcast.ir.strategy import Overlap
+
+    if args.overlap is not None:
+        words = set() if args.overlap == "none" else set(args.overlap.split(","))
+        if unknown := sorted(words - set(OVERLAPS)):
+            raise ValueError(f"--overlap {unknown[0]!r}: expected {', '.join(OVERLAPS)}, or none")
+        strategy = replace(strategy, overlap=Overlap(**{name: name in words for name in OVERLAPS}))
+    if args.bucket_mb is not None:
+        strategy = replace(strategy, bucket_bytes=round(args.bucket_mb * 1e6) or None)
+    return strategy
+
+
+def _recompute(text: str) -> "Recompute":
+    from stepcast.ir.strategy import Recompute, RecomputeKind
+
+    kind, _, layers = text.partition(":")
+    if kind not in set(RecomputeKind) or (layers and not layers.isdigit()):
+        raise ValueError(f"--recompute {text!r}: expected none, selective, full, or block:N")
+    return Recompute(RecomputeKind(kind), int(layers or 0))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if not all(part.strip().isdigit() for part in parts):
+        raise ValueError(f"--stage-layers {text!r}: expected whole numbers, such as 7,8,8,7")
+    return tuple(int(part) for part in parts)
+
+
+def _runs(numbers: tuple[int, ...]) -> str:
+    """``7, 14 x 8, 7``"""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1][0] += 1
+        else:
+            runs.append([1, number])
+    return ", ".join(f"{count} x {number}" if count > 1 else str(number) for count, number in runs)

@@ -1,0 +1,80 @@
+"""Generated workloads for other simulators: shapes become seconds, because their files hold times."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from stepcast.generate.aicb import Times
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import Collective, Recorded, Transfer, Work
+from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
+
+Seconds = Callable[[Work], float]
+
+# The line of AICB that a generated layer's computation belongs to, by the first words of its name.
+LINES = (
+    ("embedding", "embedding_layer"),
+    ("attention output", "attention_row"),
+    ("attention", "attention_column"),
+    ("mlp down", "mlp_row"),
+    ("mlp", "mlp_column"),
+    ("expert", "mlp_moelayer"),
+    ("router", "mlp_moelayer"),
+)
+
+
+def recorded(workload: Workload, seconds: Seconds, stage: int) -> Workload:
+    """One stage of *workload* with every computation as its time."""
+
+    def timed(ops: Iterable[Op]) -> tuple[Op, ...]:
+        return tuple(
+            op if isinstance(op.work, Collective | Transfer) else replace(op, work=Recorded(seconds(op.work)))
+            for op in ops
+        )
+
+    def layer(each: Layer) -> Layer:
+        return replace(
+            each,
+            forward=timed(each.forward),
+            input_gradient=timed(each.input_gradient),
+            weight_gradient=timed(each.weight_gradient),
+        )
+
+    if not 0 <= stage < len(workload.stages):
+        raise ValueError(f"there is no stage {stage}; the workload has {len(workload.stages)}")
+    chosen = workload.stages[stage]
+    return replace(
+        workload,
+        stages=(
+            Stage(
+                body=tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in chosen.body),
+                prologue=tuple(map(layer, chosen.prologue)),
+                epilogue=tuple(map(layer, chosen.epilogue)),
+                variations=tuple(replace(each, layer=layer(each.layer)) for each in chosen.variations),
+            ),
+        ),
+        layout=_without_chunks(workload.layout),
+    )
+
+
+def _without_chunks(layout: Layout) -> Layout:
+    return replace(layout, vpp=1)
+
+
+def aicb_times(workload: Workload, seconds: Seconds, layers_per_stage: int) -> Times:
+    """Seconds of AICB's lines, from the computation of the generated layers they stand for."""
+    middle = workload.stages[len(workload.stages) // 2]
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for each in middle.body_layers():
+        line = next((line for words, line in LINES if each.name.startswith(words)), None)
+        if line is None:
+            continue
+        for at, phase in enumerate(Phase):
+            totals[line][at] += sum(
+                seconds(op.work) for op in each.ops(phase) if not isinstance(op.work, Collective | Transfer)
+            )
+    once = ("embedding_layer",)
+    return {
+        line: tuple(each if line in once else each / layers_per_stage for each in times)  # type: ignore[misc]
+        for line, times in totals.items()
+    }
