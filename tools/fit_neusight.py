@@ -33,11 +33,14 @@ NODE = {
     "pascal": 1.1,
     "volta": 1.0,
     "turing": 1.0,
-    "ampere": 0.6,
-    "ada": 0.4,
-    "hopper": 0.4,
-    "blackwell": 0.37,
+    "ampere": 0.44,
+    "ada": 0.3,
+    "hopper": 0.3,
+    "blackwell": 0.28,
 }
+# Architectures whose multiprocessors multiply in fp32 alike: the first shares the second's efficiency, so
+# that what sets a T4 apart from a V100 is left to the power limit.
+ALIKE = {"turing": "volta", "ada": "hopper", "blackwell": "hopper"}
 INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}
 SAMPLE = 150  # rows per GPU, operator and split that a fit sees
 SHARP = 8
@@ -134,14 +137,18 @@ MATMUL = {
 }
 
 
-def set_simt(table: dict[str, Any], values: Vector) -> dict[str, Any]:
+def set_simt(table: dict[str, Any], values: Vector, architectures: list[str]) -> dict[str, Any]:
     simt = dict(zip(MATMUL, (float(v) for v in values[: len(MATMUL)]), strict=True))
     simt["odd_efficiency"] = simt["unaligned_efficiency"]
     energy = float(values[len(MATMUL)])
     power = {name: {**table["power"]["joule_per_flop"].get(name, {}), "fp32": energy * share}
              for name, share in NODE.items()}  # fmt: skip
+    shares = dict(zip(architectures, (float(v) for v in values[-len(architectures) :]), strict=True))
+    shares["unseen"] = float(f"{np.mean(list(shares.values())):.4g}")
+    shares |= {name: shares[like] for name, like in ALIKE.items() if like in shares}
     return {
         **table,
+        "simt_efficiency": shares,
         "matmul": {**table["matmul"], "simt": {**table["matmul"]["simt"], **simt}},
         "power": {**table["power"], "joule_per_flop": power},
     }
@@ -152,7 +159,9 @@ def fit_simt(
 ) -> tuple[dict[str, Any], dict[str, tuple[float, float]]]:
     """[matmul.simt] and the energy of fp32, with the overheads of the measuring code (op -> added, least)."""
     rows = [sample(p, 2 * SAMPLE) for p in points if p.op in ("linear", "bmm", "lone")]
+    architectures = sorted({ALIKE.get(p.gpu.architecture, p.gpu.architecture) for p in rows})
     bounds = [*MATMUL.values(), (1.6e-11, 1e-12, 4e-11), *[(3e-5, 1e-6, 8e-5), (4e-5, 1e-5, 1e-4)] * 2]
+    bounds += [(0.9, 0.7, 1.0)] * len(architectures)
     start, low, high = (np.array([b[i] for b in bounds]) for i in range(3))
     first = len(MATMUL) + 1
 
@@ -161,12 +170,12 @@ def fit_simt(
         return {"linear": linear, "bmm": bmm, "lone": (0.0, 0.0)}
 
     def ratios(x: Vector) -> Vector:
-        fit, extra = compute_fit(set_simt(table, x)), overheads(x)
+        fit, extra = compute_fit(set_simt(table, x, architectures)), overheads(x)
         return np.concatenate([predict(p, fit, *extra[p.op]) / p.seconds for p in rows])
 
     best = minimise(ratios, start, low, high, scale=0.1, rounds=20)
     best = np.array([float(f"{value:.4g}") for value in best])
-    return set_simt(table, best), overheads(best)
+    return set_simt(table, best, architectures), overheads(best)
 
 
 def fit_memory(
@@ -268,7 +277,7 @@ def fit_neusight(
         check(table, points)
     fitted, overheads = fit_simt(table, points)
     fitted, more = fit_memory(fitted, points)
-    for section in ("matmul", "power", "memory_efficiency"):
+    for section in ("matmul", "power", "simt_efficiency", "memory_efficiency"):
         table[section] = fitted[section]
     own = {
         "source": "tools/fit_neusight.py on NeuSight's fp32 set: older norm and softmax kernels, and "

@@ -110,7 +110,9 @@ def _matmul_seconds(
     peak_share: float,
 ) -> Number:
     rates = _matrix(gpu, dtype)
-    own = fit.simt if matrix_unit(gpu, dtype) == SIMT else fit.tensor
+    own = fit.tensor
+    if matrix_unit(gpu, dtype) == SIMT:
+        own, peak_share = fit.simt, peak_share * fit.simt_share(gpu.architecture)
     reached = _scaled(rates, gpu, fit, peak_share * fit.efficiency_of(gpu.runs_as(dtype)))
     seconds = matmul_s(m, n, k, batch, dtype.bytes, reached, own)
     flops = 2.0 * m * n * k * batch

@@ -27,17 +27,15 @@ class ComputeFit:
     fitted_on: tuple[str, ...]  # architectures among the measurements; others get wider uncertainty
     tensor: MatmulFit
     simt: MatmulFit
-    matrix_efficiency: Mapping[str, float] = field(
-        hash=False
-    )  # number format -> factor on the matmul efficiency
+    matrix_efficiency: Mapping[str, float] = field(hash=False)  # by number format, of the matmul efficiency
     grouped_efficiency: float  # factor on the matmul efficiency of a grouped multiply
     grouped_s: float  # per group of a grouped multiply: setting up its descriptors
     attention_forward: AttentionFit
     attention_backward: AttentionFit
     streams: Mapping[str, StreamFit] = field(hash=False)
-    memory_efficiency: Mapping[str, float] = field(
-        hash=False
-    )  # architecture -> factor on the memory bandwidth
+    # What library kernels reach, by architecture: of the ordinary cores' peak and of the memory bandwidth.
+    simt_efficiency: Mapping[str, float] = field(hash=False)
+    memory_efficiency: Mapping[str, float] = field(hash=False)
     power: PowerFit
     step_launch_s: float  # a kernel behind others in a busy stream
     backward_call_s: float  # the least that one backward call through the autograd engine takes by itself
@@ -50,8 +48,11 @@ class ComputeFit:
 
     def memory_share(self, architecture: str) -> float:
         """What the architecture reaches of its bandwidth, relative to the streams of the fit."""
-        known = self.memory_efficiency
-        return known.get(architecture, known.get(UNSEEN, 1.0))
+        return _share(self.memory_efficiency, architecture)
+
+    def simt_share(self, architecture: str) -> float:
+        """What library kernels reach of the ordinary cores' peak there."""
+        return _share(self.simt_efficiency, architecture)
 
     def efficiency_of(self, dtype: str) -> float:
         return self.matrix_efficiency.get(dtype, 1.0)
@@ -78,6 +79,7 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             attention_forward=_build(AttentionFit, table["attention"]["forward"], "attention.forward"),
             attention_backward=_build(AttentionFit, table["attention"]["backward"], "attention.backward"),
             streams=streams,
+            simt_efficiency=dict(table.get("simt_efficiency", {})),
             memory_efficiency=dict(table.get("memory_efficiency", {})),
             power=_build(PowerFit, table["power"], "power"),
             step_launch_s=float(table["step_launch_s"]),
@@ -87,6 +89,10 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
         )
     except KeyError as missing:
         raise FitError(f"fit: {missing} is missing") from None
+
+
+def _share(known: Mapping[str, float], architecture: str) -> float:
+    return known.get(architecture, known.get(UNSEEN, 1.0))
 
 
 def _matmul(entry: Mapping[str, Any], where: str) -> MatmulFit:

@@ -27,7 +27,7 @@ class MatmulFit:
     store_exposure: float  # share of writing a tile that nothing hides
     memory_efficiency: float  # of the memory bandwidth
     reread: float  # share of operand traffic that goes to memory once a wave's panels overflow the L2 cache
-    unaligned_efficiency: float  # factor when rows of an operand or the result miss 16-byte boundaries
+    unaligned_efficiency: float  # of computing and storing when rows miss 16-byte boundaries
     odd_efficiency: float  # factor when they miss even 4-byte boundaries, which no wide load can read
     partial_wave: float  # 1: a partly filled last wave costs a whole one; 0: only what it holds
     split_s: float  # summing the pieces of a split reduction
@@ -80,11 +80,13 @@ def _fastest_s(
     height, width, area, side = _candidates(fit.tiles)
     sms = rates.sms
     tiles = np.ceil(m / height) * np.ceil(n / width) * batch
-    rate = rates.peak_flops * fit.efficiency / sms * _alignment(n, k, element_bytes, fit)
+    aligned = _alignment(n, k, element_bytes, fit)
+    rate = rates.peak_flops * fit.efficiency / sms * aligned
     # Seconds of one step along the reduction: per element of the tile, and per element of its operands.
     per_area_s = 2.0 * fit.k_step / rate
     per_side_s = fit.k_step * fit.operand_clocks / rates.clock_hz
-    store_s = fit.store_exposure * element_bytes * sms / rates.bandwidth_bytes_per_s
+    # Narrow stores are joined in the L2 cache, so they lose less than the loads do.
+    store_s = fit.store_exposure * element_bytes * sms / (rates.bandwidth_bytes_per_s * np.sqrt(aligned))
     memory_rate = rates.bandwidth_bytes_per_s * fit.memory_efficiency
     moved = (m * k + k * n + m * n) * batch * element_bytes
     if fit.reread:
