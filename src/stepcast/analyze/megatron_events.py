@@ -1,0 +1,180 @@
+"""The operations of a Megatron-LM timeline, each with the communication it takes part in, matched by name.
+
+Matching needs no clock: the k-th collective of an operation meets the k-th of the same operation on the other
+members of its group, and a send meets the receive of the same micro-batch on the next stage.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from stepcast.analyze.clocks import Presence
+from stepcast.analyze.groups import MODEL, members, neighbour
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.timeline import NONE, SpanKind, Timeline
+from stepcast.ir.work import Collective, CollectiveKind, Work
+
+OPERATIONS_LANE = "ops"
+OPTIMIZER = "optimizer_step"
+SENDS = {"send_forward": 1, "send_backward": -1}
+RECEIVES = {"recv_forward": 1, "recv_backward": -1}
+# What a reduction reduces over where its line says no more.
+REDUCTIONS = {
+    "dp_allreduce": Group.DP,
+    "ep_allreduce": Group.EMBEDDING,
+    "pep_allreduce": Group.EMBEDDING,
+    "ep_dp_allreduce": Group.EXPERT_DP,
+    "exp_dp_allreduce": Group.EXPERT_DP,
+}
+
+Key = tuple[Hashable, ...]
+
+
+@dataclass(slots=True)
+class Event:
+    """One rank in one collective or message; *key* is the same for all who meet."""
+
+    rank: int
+    name: str
+    group: str
+    kind: str
+    size_bytes: int | None
+    start_s: float
+    end_s: float
+    key: Key
+    is_source: bool = False  # of a message or broadcast
+
+    def presence(self) -> Presence:
+        return Presence(self.rank, self.start_s, self.end_s, self.is_source)
+
+
+@dataclass(slots=True)
+class Operation:
+    """One line of the trace, or two that are one fused send and receive."""
+
+    rank: int
+    name: str
+    micro_batch: int
+    start_s: float
+    end_s: float
+    events: list[Event] = field(default_factory=list)  # what the whole operation is
+    parts: list[Event] = field(default_factory=list)  # what happens within it
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def operations_of(timeline: Timeline, layout: Layout) -> dict[int, list[Operation]]:
+    """Every rank's operations in the order in which they ended."""
+    found: dict[int, list[Operation]] = {rank: [] for rank in timeline.ranks}
+    ranks = timeline.rank_of.tolist()
+    names = [timeline.names[number] for number in timeline.name_of.tolist()]
+    starts, ends = timeline.start_s.tolist(), timeline.end_s.tolist()
+    batches, parents = timeline.micro_batch_of.tolist(), timeline.parent_of.tolist()
+    on_lane = np.array([lane.name == OPERATIONS_LANE for lane in timeline.lanes])[timeline.lane_of].tolist()
+    operation_at: dict[int, Operation] = {}
+    seen: dict[Key, int] = {}
+    for row, parent in enumerate(parents):
+        if parent != NONE:
+            continue
+        rank, batch = ranks[row], batches[row]
+        if not on_lane[row]:
+            continue  # a gradient bucket: it runs beside the operations
+        fused = "fused_with" in _details(timeline, row) and found[rank]
+        if fused:
+            operation = found[rank][-1]
+        else:
+            operation = Operation(rank, names[row], batch, starts[row], ends[row])
+            found[rank].append(operation)
+        operation_at[row] = operation
+        event = _whole_event(timeline, row, names[row], layout, seen)
+        if event is not None:
+            operation.events.append(event)
+    for row, parent in enumerate(parents):
+        if parent != NONE and parent in operation_at and timeline.kind_of[row] == SpanKind.COMMUNICATION:
+            event = _part_event(timeline, row, operation_at[parent], names[row], layout, seen)
+            operation_at[parent].parts.append(event)
+    for listed in found.values():
+        listed.sort(key=lambda operation: operation.end_s)
+        for operation in listed:
+            operation.parts.sort(key=lambda event: event.end_s)
+    return found
+
+
+def _details(timeline: Timeline, row: int) -> Mapping[str, str]:
+    detail = int(timeline.detail_of[row])
+    return {} if detail == NONE else timeline.details[detail]
+
+
+def _work(timeline: Timeline, row: int) -> Work | None:
+    work = int(timeline.work_of[row])
+    return None if work == NONE else timeline.works[work]
+
+
+def _counted(seen: dict[Key, int], rank: int, key: Key) -> int:
+    """How often *rank* has had *key* before."""
+    number = seen.get((rank, *key), 0)
+    seen[(rank, *key)] = number + 1
+    return number
+
+
+def _whole_event(
+    timeline: Timeline, row: int, name: str, layout: Layout, seen: dict[Key, int]
+) -> Event | None:
+    rank, batch = int(timeline.rank_of[row]), int(timeline.micro_batch_of[row])
+    start_s, end_s = float(timeline.start_s[row]), float(timeline.end_s[row])
+    work = _work(timeline, row)
+    size_bytes = getattr(work, "size_bytes", None)
+    if name in SENDS or name in RECEIVES:
+        way = SENDS.get(name) or RECEIVES[name]
+        source = rank if name in SENDS else neighbour(rank, -way, layout)
+        number = _counted(seen, rank, (name, batch))
+        key: Key = ("message", source, way, batch, number)
+        return Event(rank, name, Group.PP, "message", size_bytes, start_s, end_s, key, name in SENDS)
+    if name == OPTIMIZER:
+        key = (MODEL, members(rank, MODEL, layout), name, _counted(seen, rank, (name,)))
+        return Event(rank, "gradient norm", MODEL, "sync", None, start_s, end_s, key)
+    group = work.group if isinstance(work, Collective) else REDUCTIONS.get(name)
+    if group is None:
+        return None
+    kind = work.kind if isinstance(work, Collective) else CollectiveKind.ALL_REDUCE
+    together = members(rank, group, layout)
+    key = (group, together, name, batch, _counted(seen, rank, (name, batch)))
+    return Event(rank, name, group, kind, size_bytes, start_s, end_s, key)
+
+
+def _part_event(
+    timeline: Timeline, row: int, operation: Operation, name: str, layout: Layout, seen: dict[Key, int]
+) -> Event:
+    rank = operation.rank
+    work = _work(timeline, row)
+    lane = timeline.lanes[int(timeline.lane_of[row])].name
+    group = str(work.group) if isinstance(work, Collective) else lane
+    together = members(rank, group, layout)
+    number = _counted(seen, rank, (operation.name, operation.micro_batch, group, name))
+    key = (group, together, operation.name, operation.micro_batch, name, number)
+    broadcast = isinstance(work, Collective) and work.kind is CollectiveKind.BROADCAST
+    return Event(
+        rank,
+        name,
+        group,
+        str(work.kind) if isinstance(work, Collective) else "collective",
+        getattr(work, "size_bytes", None),
+        float(timeline.start_s[row]),
+        float(timeline.end_s[row]),
+        key,
+        is_source=broadcast and rank == together[0],
+    )
+
+
+def matched(operations: Mapping[int, list[Operation]]) -> dict[Key, list[Event]]:
+    """The events that met at least one other rank, by key."""
+    by_key: dict[Key, list[Event]] = {}
+    for listed in operations.values():
+        for operation in listed:
+            for event in (*operation.events, *operation.parts):
+                by_key.setdefault(event.key, []).append(event)
+    return {key: events for key, events in by_key.items() if len(events) > 1}

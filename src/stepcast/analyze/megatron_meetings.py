@@ -1,0 +1,165 @@
+"""The meetings of a Megatron-LM run: when they really began, what they took, and the work they hide."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import NamedTuple
+
+from stepcast.analyze.clocks import SAME_CLOCK_S
+from stepcast.analyze.megatron_events import Event, Key
+from stepcast.analyze.recording import Meeting
+
+# A member may seem to leave this much before the last one came: launch delays on both clocks.
+NOISE_S = 1e-4
+# A collective that never comes near the time its size takes elsewhere has computation beside it.
+OVERLAP_FACTOR = 1.5
+# Whoever arrives within this share of its stay came last, or together with the last.
+LAST_SHARE = 0.1
+PART_KEY_LENGTH = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """How a rank takes part in a meeting."""
+
+    meeting: int
+    waits: bool
+    own_s: float
+
+
+class MeetingTable:
+    """Every meeting, and how each event takes part in it."""
+
+    def __init__(self, matched_events: Mapping[Key, list[Event]]) -> None:
+        self.meetings: list[Meeting] = []
+        self.impossible = 0
+        self._member: dict[int, Member] = {}
+        shortest_s = _shortest_transfers(matched_events)
+        alone_s = _overlapped(matched_events, shortest_s)
+        own_s = _own_work_s(matched_events, alone_s)
+        for events in sorted(matched_events.values(), key=lambda events: max(one.start_s for one in events)):
+            if not _possible(events):
+                self.impossible += events[0].kind != "sync"
+                continue
+            number = len(self.meetings)
+            meeting = _meeting(events, alone_s.get(_family(events[0])))
+            self.meetings.append(meeting)
+            for event in events:
+                waits = not (event.is_source and event.end_s < meeting.start_s - NOISE_S)
+                self._member[id(event)] = Member(number, waits, own_s.get(id(event), 0.0))
+
+    def member(self, event: Event) -> Member | None:
+        return self._member.get(id(event))
+
+
+def _possible(events: Sequence[Event]) -> bool:
+    """Whether nobody left before everybody came. An optimizer that does not clip gradients does not meet."""
+    noise_s = 0.0 if events[0].kind == "sync" else SAME_CLOCK_S
+    last_s = max(event.start_s for event in events)
+    return all(event.end_s >= last_s - noise_s for event in events if not event.is_source)
+
+
+class Family(NamedTuple):
+    """Collectives of the same call in the code; two in a layer (attention, MLP) alternate."""
+
+    operation: Hashable
+    name: str
+    turn: int
+    size: tuple[str, str, int | None]
+
+
+def _family(event: Event) -> Family:
+    number = event.key[-1]
+    turn = number % 2 if isinstance(number, int) else 0
+    return Family(event.key[2], event.name, turn, (event.kind, event.group, event.size_bytes))
+
+
+def _span(events: Sequence[Event]) -> tuple[float, float]:
+    """The last arrival, and the first end of those who waited for it."""
+    start_s = max(event.start_s for event in events)
+    ends_s = [event.end_s for event in events if not (event.is_source and event.end_s < start_s - NOISE_S)]
+    return start_s, max([start_s, min(ends_s, default=start_s)])
+
+
+def _is_part(event: Event) -> bool:
+    """Whether the event lies within an operation; an operation that is a collective hides no work."""
+    return len(event.key) == PART_KEY_LENGTH
+
+
+def _shortest_transfers(matched_events: Mapping[Key, list[Event]]) -> dict[Family, float]:
+    """The shortest time of each family of collectives within operations."""
+    shortest_s: dict[Family, float] = {}
+    for events in matched_events.values():
+        start_s, end_s = _span(events)
+        # A transfer of no time at all is noise of two clocks.
+        if _is_part(events[0]) and end_s > start_s:
+            family = _family(events[0])
+            shortest_s[family] = min(shortest_s.get(family, end_s - start_s), end_s - start_s)
+    return shortest_s
+
+
+def _overlapped(
+    matched_events: Mapping[Key, list[Event]], shortest_s: Mapping[Family, float]
+) -> dict[Family, float]:
+    """The families that contain computation (launched, then awaited after other work), each with the time
+    that the transfer alone takes: the shortest of the same size elsewhere."""
+    spans_s: dict[Family, list[float]] = {}
+    for events in matched_events.values():
+        if _is_part(events[0]):
+            start_s = max(one.start_s for one in events)
+            spans_s.setdefault(_family(events[0]), []).append(median(one.end_s - start_s for one in events))
+    found: dict[Family, float] = {}
+    for family, times_s in spans_s.items():
+        same = [other_s for other, other_s in shortest_s.items() if other.size == family.size]
+        alone_s = min(same, default=0.0)
+        slow = median(times_s) > OVERLAP_FACTOR * alone_s + NOISE_S and len(same) > 1
+        if slow or family.name.endswith("_async"):
+            found[family] = alone_s
+    return found
+
+
+def _own_work_s(
+    matched_events: Mapping[Key, list[Event]], alone_s: Mapping[Family, float]
+) -> dict[int, float]:
+    """The overlapped work of each event. It shows where a rank comes last and still leaves after the
+    transfer; elsewhere it ended unseen, and is taken as long as it usually is, but no longer than the rank
+    was there."""
+    beside = [events for events in matched_events.values() if _family(events[0]) in alone_s]
+    seen_s: dict[Family, dict[int, list[float]]] = {}
+    own_s: dict[int, float] = {}
+    for events in beside:
+        last_s = max(one.start_s for one in events)
+        for event in events:
+            there_s = event.end_s - event.start_s
+            came_last = last_s - event.start_s <= LAST_SHARE * there_s
+            if came_last and event.end_s > last_s + alone_s[_family(event)]:
+                own_s[id(event)] = there_s
+                seen_s.setdefault(_family(event), {}).setdefault(event.rank, []).append(there_s)
+    for events in beside:
+        for event in events:
+            by_rank = seen_s.get(_family(event), {})
+            times_s = by_rank.get(event.rank) or [median(times) for times in by_rank.values()]
+            there_s = event.end_s - event.start_s
+            own_s.setdefault(id(event), min(median(times_s) if times_s else there_s, there_s))
+    return own_s
+
+
+def _meeting(events: Sequence[Event], alone_s: float | None) -> Meeting:
+    """*alone_s*: what the transfer takes where nothing runs beside it."""
+    first = events[0]
+    start_s, end_s = _span(events)
+    transfer_s = 0.0 if first.kind == "sync" else end_s - start_s
+    if alone_s is not None:
+        transfer_s = min(transfer_s, alone_s)
+    name = first.name.replace("recv_", "").replace("send_", "") if first.kind == "message" else first.name
+    return Meeting(
+        group=first.group,
+        kind=first.kind,
+        name=name,
+        members=tuple(sorted(event.rank for event in events)),
+        size_bytes=first.size_bytes,
+        transfer_s=transfer_s,
+        start_s=start_s,
+        end_s=start_s + transfer_s,
+        overlapped=alone_s is not None,
+    )

@@ -1,0 +1,258 @@
+"""A Megatron-LM timeline as a Recording: waits removed, meetings with their true transfer times."""
+
+from collections.abc import Mapping, Sequence
+
+from stepcast.analyze.clocks import Alignment, align
+from stepcast.analyze.groups import MODEL
+from stepcast.analyze.megatron_events import (
+    OPTIMIZER,
+    RECEIVES,
+    SENDS,
+    Event,
+    Operation,
+    matched,
+    operations_of,
+)
+from stepcast.analyze.megatron_meetings import MeetingTable
+from stepcast.analyze.recording import (
+    Block,
+    BlockKind,
+    Join,
+    Local,
+    Part,
+    Piece,
+    RankRecord,
+    Recording,
+)
+from stepcast.ir.timeline import Timeline
+
+BLOCK_OF = {
+    "get_batch": BlockKind.FORWARD,
+    "forward_step": BlockKind.FORWARD,
+    "loss_func": BlockKind.FORWARD,
+    "backward_step": BlockKind.BACKWARD,
+    **dict.fromkeys((*SENDS, *RECEIVES), BlockKind.MESSAGE),
+}
+PART_OF = {
+    "get_batch": Part.HOST,
+    "forward_step": Part.COMPUTE,
+    "loss_func": Part.COMPUTE,
+    "backward_step": Part.COMPUTE,
+    OPTIMIZER: Part.OPTIMIZER,
+}
+GROUP_PARTS = {str(part): part for part in Part}
+
+
+def record_megatron(timeline: Timeline) -> Recording:
+    """*timeline* taken apart, its ranks on one clock."""
+    if timeline.layout is None:
+        raise ValueError(f"{timeline.source}: no layout is known, so ranks cannot be matched")
+    layout = timeline.layout
+    operations = operations_of(timeline, layout)
+    meetings = matched(operations)
+    ranks = sorted(operations)
+    tied = [events for events in meetings.values() if events[0].kind != "sync"]
+    alignment = align([[event.presence() for event in events] for events in tied], ranks)
+    _shift(operations, alignment)
+    _order(operations)
+    origin_s = min(listed[0].start_s for listed in operations.values())
+    end_s = max(operation.end_s for listed in operations.values() for operation in listed)
+    table = MeetingTable(meetings)
+    records = tuple(
+        RankRecord(rank, timeline.stage_of_rank.get(rank, 0), _blocks(operations[rank], origin_s, table))
+        for rank in ranks
+    )
+    return Recording(
+        layout=layout,
+        ranks=records,
+        meetings=tuple(table.meetings),
+        measured_step_s=end_s - origin_s,
+        micro_batches=int(timeline.facts.get("micro_batches", 1)),
+        facts={**timeline.facts, "gradient_bytes": _gradient_bytes(operations, timeline)},
+        warnings=(*_kept_warnings(timeline), *_clock_warnings(alignment), *_match_warnings(table)),
+    )
+
+
+def _gradient_bytes(operations: Mapping[int, list[Operation]], timeline: Timeline) -> dict[int, int]:
+    """What the ranks of each stage reduce between replicas."""
+    sizes: dict[int, int] = {}
+    for rank, listed in operations.items():
+        for operation in listed:
+            for event in operation.events:
+                if event.name == "dp_allreduce" and event.size_bytes is not None:
+                    sizes[timeline.stage_of_rank.get(rank, 0)] = event.size_bytes
+    return sizes
+
+
+def _match_warnings(table: MeetingTable) -> list[str]:
+    if not table.impossible:
+        return []
+    return [
+        f"{table.impossible} collectives or messages seem to end on one rank before another came to them: "
+        "left unmatched, their waits stay in their times"
+    ]
+
+
+def _kept_warnings(timeline: Timeline) -> list[str]:
+    """The reader's warnings; the one about clocks is answered by aligning them."""
+    return [text for text in timeline.warnings if "clocks are not one" not in text]
+
+
+def _clock_warnings(alignment: Alignment) -> list[str]:
+    texts = []
+    if len(alignment.clocks) > 1 and len(alignment.offset_s) > 1:
+        moved = [clock for clock in alignment.clocks[1:] if clock[0] in alignment.offset_s]
+        if moved:
+            texts.append(
+                f"{len(moved) + 1} clocks: ranks {_listed(alignment.clocks[0])} keep theirs; "
+                + "; ".join(
+                    f"ranks {_listed(clock)} moved by {alignment.offset_s[clock[0]]:.6f} s" for clock in moved
+                )
+                + f", known to {alignment.uncertainty_s * 1e3:.2f} ms by matched communication"
+            )
+    if alignment.unplaced:
+        texts.append(
+            f"ranks {_listed(alignment.unplaced)} share no communication with the others that are given: "
+            "their clocks cannot be aligned; taken to start together with the others"
+        )
+    return texts
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+
+
+def _shift(operations: Mapping[int, list[Operation]], alignment: Alignment) -> None:
+    """Every time on the clock of the first rank."""
+    placed = [rank for rank in operations if rank in alignment.offset_s]
+    start_s = min(operations[rank][0].start_s + alignment.offset_s[rank] for rank in placed)
+    for rank, listed in operations.items():
+        offset_s = alignment.offset_s.get(rank, start_s - listed[0].start_s)
+        if offset_s == 0:
+            continue
+        for operation in listed:
+            operation.start_s += offset_s
+            operation.end_s += offset_s
+            for event in (*operation.events, *operation.parts):
+                event.start_s += offset_s
+                event.end_s += offset_s
+
+
+def _order(operations: Mapping[int, list[Operation]]) -> None:
+    """A rank does one thing after the other: starts never lie before the end of what came before."""
+    for listed in operations.values():
+        cursor_s = float("-inf")
+        for operation in listed:
+            operation.start_s = min(max(operation.start_s, cursor_s), operation.end_s)
+            inner_s = operation.start_s
+            for event in operation.parts:
+                event.end_s = min(max(event.end_s, inner_s), operation.end_s)
+                event.start_s = min(max(event.start_s, inner_s), event.end_s)
+                inner_s = event.end_s
+            for event in operation.events:
+                event.start_s, event.end_s = operation.start_s, operation.end_s
+            cursor_s = operation.end_s
+
+
+def _blocks(operations: Sequence[Operation], origin_s: float, table: MeetingTable) -> tuple[Block, ...]:
+    """The pieces of one rank."""
+    first = operations[0]
+    late = Local(Part.HOST, "start", "start", -1, origin_s, max(0.0, first.start_s - origin_s))
+    blocks = [Block(BlockKind.START, -1, (late,))]
+    cursor_s = first.start_s
+    for operation in operations:
+        gap_s = max(0.0, operation.start_s - cursor_s)
+        gap = Local(Part.HOST, "gap", f"before {operation.name}", operation.micro_batch, cursor_s, gap_s)
+        pieces = (gap, *_pieces(operation, table))
+        kind = BLOCK_OF.get(operation.name, BlockKind.FINISH)
+        if blocks[-1].kind is kind and blocks[-1].micro_batch == operation.micro_batch:
+            # A new gradient is not awaited here: get_batch, forward and loss are one forward.
+            blocks[-1] = Block(kind, operation.micro_batch, (*blocks[-1].pieces, *pieces))
+        else:
+            blocks.append(Block(kind, operation.micro_batch, pieces))
+        cursor_s = operation.end_s
+    return tuple(blocks)
+
+
+def _pieces(operation: Operation, table: MeetingTable) -> list[Piece]:
+    joined = [(event, table.member(event)) for event in operation.events]
+    present = [(event, member) for event, member in joined if member is not None]
+    if present and operation.name == OPTIMIZER:
+        return _synchronised(operation, table)
+    if present:
+        return [_join(operation, operation.name, [one for one, _ in present], table)]
+    if operation.events and operation.name != OPTIMIZER:
+        part = GROUP_PARTS.get(operation.events[0].group, Part.OTHER)
+        return [_local(operation, part, operation.name, operation.start_s, operation.end_s)]
+    return _inner(operation, table)
+
+
+def _inner(operation: Operation, table: MeetingTable) -> list[Piece]:
+    """Computation between the collectives within an operation."""
+    part = PART_OF.get(operation.name, Part.OTHER)
+    pieces: list[Piece] = []
+    cursor_s, before = operation.start_s, "start"
+    turns: dict[tuple[str, str], int] = {}
+    for event in [*operation.parts, None]:
+        after, until_s = ("end", operation.end_s) if event is None else (event.name, event.start_s)
+        turn = turns.get((before, after), 0)
+        turns[before, after] = turn + 1
+        role = f"{operation.name}: {before} to {after}, {'even' if turn % 2 else 'odd'}"
+        pieces.append(_local(operation, part, role, cursor_s, until_s))
+        if event is None:
+            break
+        if table.member(event) is not None:
+            pieces.append(_join(operation, event.name, [event], table))
+        else:
+            group = GROUP_PARTS.get(event.group, Part.OTHER)
+            pieces.append(
+                _local(operation, group, f"{operation.name}: {event.name}", event.start_s, event.end_s)
+            )
+        cursor_s, before = event.end_s, event.name
+    return pieces
+
+
+def _local(operation: Operation, part: Part, role: str, start_s: float, end_s: float) -> Local:
+    return Local(part, operation.name, role, operation.micro_batch, start_s, max(0.0, end_s - start_s))
+
+
+def _join(operation: Operation, name: str, events: Sequence[Event], table: MeetingTable) -> Join:
+    taken = [member for event in events if (member := table.member(event)) is not None]
+    own_s = max(member.own_s for member in taken)
+    start_s, end_s = events[0].start_s, events[0].end_s
+    waits = tuple(member.meeting for member in taken if member.waits)
+    free_s = max([start_s + own_s, *(table.meetings[number].end_s for number in waits)])
+    if not waits:
+        own_s = end_s - start_s
+    return Join(
+        part=GROUP_PARTS.get(events[0].group, Part.OTHER),
+        operation=operation.name,
+        role=f"{operation.name}: in {name}" if name != operation.name else name,
+        micro_batch=operation.micro_batch,
+        start_s=start_s,
+        end_s=end_s,
+        meetings=tuple(member.meeting for member in taken),
+        waits=waits,
+        own_s=own_s,
+        tail_s=max(0.0, end_s - free_s) if waits else 0.0,
+    )
+
+
+def _synchronised(operation: Operation, table: MeetingTable) -> list[Piece]:
+    """The optimizer: all agree on the norm of the gradients, then each updates its weights."""
+    event = operation.events[0]
+    member = table.member(event)
+    assert member is not None
+    meeting = table.meetings[member.meeting]
+    together_s = meeting.start_s
+    join = Join(
+        part=Part.OPTIMIZER,
+        operation=OPTIMIZER,
+        role=f"{OPTIMIZER}: {MODEL}",
+        micro_batch=operation.micro_batch,
+        start_s=operation.start_s,
+        end_s=together_s,
+        meetings=(member.meeting,),
+        waits=(member.meeting,),
+    )
+    return [join, _local(operation, Part.OPTIMIZER, OPTIMIZER, together_s, operation.end_s)]

@@ -1,0 +1,84 @@
+"""A measured run again, as it was and under changed conditions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
+from stepcast.analyze.play import Played, measured, play
+from stepcast.analyze.recording import Recording
+from stepcast.analyze.whatif import Surroundings, apply_changes
+
+
+@dataclass(frozen=True)
+class State:
+    """One run of the step and where its time went."""
+
+    played: Played
+    parts: tuple[RankParts, ...]
+
+    @property
+    def step_s(self) -> float:
+        return self.played.step_s
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "step_s": self.step_s,
+            "breakdown_s": breakdown_s(self.parts),
+            "stages": stage_rows(self.parts),
+        }
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The run as measured, replayed, and replayed with changes (the same where there are none)."""
+
+    recording: Recording
+    changed: Recording
+    changes: tuple[str, ...]
+    measured: State
+    before: State
+    after: State
+
+    @property
+    def error(self) -> float:
+        """Of the replay without changes against the measured step, signed."""
+        return self.before.step_s / self.recording.measured_step_s - 1
+
+    def facts(self) -> dict[str, Any]:
+        before, after = self.before.facts(), self.after.facts()
+        layout = self.changed.layout
+        return {
+            "step_s": self.after.step_s,
+            "measured_step_s": self.recording.measured_step_s,
+            "replayed_step_s": self.before.step_s,
+            "error": self.error,
+            "changes": list(self.changes),
+            "change_s": self.after.step_s - self.before.step_s,
+            "speedup": self.before.step_s / self.after.step_s if self.after.step_s else None,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "dp": layout.dp,
+            "micro_batches": self.changed.micro_batches,
+            "breakdown_s": after["breakdown_s"],
+            "stages": after["stages"],
+            "before": before,
+            "measured": self.measured.facts(),
+            "assumptions": list(self.changed.assumptions),
+            "warnings": list(self.changed.warnings),
+        }
+
+
+def replay(recording: Recording, changes: Sequence[str] = (), around: Surroundings | None = None) -> Replay:
+    """Simulate *recording* as it was, and under *changes* (``K=V`` texts)."""
+    changed = apply_changes(recording, changes, around)
+    as_was = play(recording)
+    before = State(as_was, rank_parts(as_was))
+    after = before
+    if changes:
+        then = play(changed)
+        after = State(then, rank_parts(then))
+    as_measured = measured(recording)
+    return Replay(
+        recording, changed, tuple(changes), State(as_measured, rank_parts(as_measured)), before, after
+    )
