@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from stepcast.cost.collectives import Algorithm, Route, bus_factor, price, route_of, send_receive_s
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.hardware import Cluster, group_path, neighbour_path
-from stepcast.hardware.layout import Layout as RankGrid
+from stepcast.hardware import Cluster, RankGrid, group_path, neighbour_path
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind, Compute, Recorded, Transfer, Work

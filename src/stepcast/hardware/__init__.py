@@ -3,7 +3,7 @@
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, Communication
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.layout import Layout
+from stepcast.hardware.grid import RankGrid
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Fabric, FabricKind, Node
 from stepcast.hardware.path import GroupPath, group_path, neighbour_path, resolve
@@ -18,10 +18,10 @@ __all__ = [
     "FabricKind",
     "Gpu",
     "GroupPath",
-    "Layout",
     "Link",
     "NetworkKind",
     "Node",
+    "RankGrid",
     "Topology",
     "cluster_names",
     "gpu_names",

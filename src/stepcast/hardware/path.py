@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.layout import Layout
+from stepcast.hardware.grid import RankGrid
 from stepcast.hardware.link import Link
 from stepcast.hardware.topology import NetworkKind, Topology
 
@@ -77,16 +77,16 @@ def resolve(cluster: Cluster, ranks: Sequence[int], active_per_node: int | None 
 
 
 @lru_cache(maxsize=4096)
-def group_path(cluster: Cluster, layout: Layout, family: str) -> GroupPath:
+def group_path(cluster: Cluster, grid: RankGrid, family: str) -> GroupPath:
     """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
-    paths = [resolve(cluster, ranks) for ranks in _distinct(layout.groups(family), cluster)]
+    paths = [resolve(cluster, ranks) for ranks in _distinct(grid.groups(family), cluster)]
     return max(paths, key=_slowness)
 
 
 @lru_cache(maxsize=4096)
-def neighbour_path(cluster: Cluster, layout: Layout, family: str) -> GroupPath:
+def neighbour_path(cluster: Cluster, grid: RankGrid, family: str) -> GroupPath:
     """The slowest way from a rank to the next of its group, as between pipeline stages."""
-    pairs = layout.neighbours(family)
+    pairs = grid.neighbours(family)
     if not pairs:
         raise ValueError(f"{family} has a single rank, so no neighbours")
     return max((resolve(cluster, pair) for pair in _distinct(pairs, cluster)), key=_slowness)

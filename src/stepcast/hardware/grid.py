@@ -31,7 +31,7 @@ PARTS_OF_DP = ("shard", "replica")
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RankGrid:
     """Sizes of the parallel axes and their order, fastest first. ``dp`` counts all replicas, ep inside it."""
 
     tp: int = 1
