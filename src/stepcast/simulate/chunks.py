@@ -32,7 +32,9 @@ def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place,
             raise ValueError(
                 f"the workload has {len(workload.stages)} pieces, schedule {schedule.name} {len(copies[0])}"
             )
-        pieces = [_whole(stage, workload) for stage in workload.stages]
+        # Stages that are one object run the same: so do their chunks.
+        known = {id(stage): _whole(stage, workload) for stage in workload.stages}
+        pieces = [known[id(stage)] for stage in workload.stages]
         return {place: piece for copy in copies for place, piece in zip(copy, pieces, strict=True)}
     whole = _whole(workload.stages[0], workload)
     if body is Body.MODEL:
