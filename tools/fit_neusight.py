@@ -14,11 +14,12 @@ import numpy as np
 from minimise import Vector, minimise
 
 from stepcast.cost.calibration import fit_correction
-from stepcast.cost.compute import SUSTAINED, matmul_seconds, softmax_key, stream_seconds
+from stepcast.cost.compute import matmul_seconds
 from stepcast.cost.compute_fit import ComputeFit, compute_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
+from stepcast.validate.neusight_ops import INPUTS, FP32Rows, reported_s
 
 GPUS = {
     "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",
@@ -41,14 +42,12 @@ NODE = {
 # Architectures whose multiprocessors multiply in fp32 alike: the first shares the second's efficiency, so
 # that what sets a T4 apart from a V100 is left to the power limit.
 ALIKE = {"turing": "volta", "ada": "hopper", "blackwell": "hopper"}
-INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}
 SAMPLE = 150  # rows per GPU, operator and split that a fit sees
-SHARP = 8
 
 
 @dataclass(frozen=True)
 class Points:
-    """Rows of one operator on one GPU."""
+    """Rows of one operator on one GPU with their measured times; ``lone``: the fp32 rows of the h200 set."""
 
     op: str
     gpu: Gpu
@@ -75,7 +74,6 @@ def read_points(folder: Path) -> list[Points]:
         def of(name: str, rows: list[dict[str, str]] = rows) -> Vector:
             return np.array([float(row[name] or 1) for row in rows])
 
-        # Their linear and bmm multiply (m, n) by (n, k): the grids of the recorded kernels cover m by k.
         if op in ("linear", "bmm"):
             sizes = (of("m"), of("k"), of("n"), of("b"))
         else:
@@ -91,33 +89,11 @@ def h200_points(ops: list[dict[str, str]]) -> Points:
     return Points("lone", load_gpu("h200"), m, n, k, m * 0 + 1, ms * 1e-3)
 
 
-def predict(points: Points, fit: ComputeFit, overhead_s: float, least_s: float) -> Vector:
+def predict(points: Points, fit: ComputeFit, added_s: float, least_s: float) -> Vector:
+    sizes = (points.m, points.n, points.k, points.batch)
     if points.op == "lone":
-        sizes = (points.m, points.n, points.k, points.batch)
         return np.asarray(matmul_seconds(*sizes, DType.FP32, points.gpu, fit))
-    kernel = np.asarray(kernel_s(points, fit)) + overhead_s
-    return np.asarray((kernel**SHARP + least_s**SHARP) ** (1.0 / SHARP))
-
-
-def kernel_s(points: Points, fit: ComputeFit) -> Vector:
-    rows, columns = points.m, points.n
-    if points.op in ("linear", "bmm"):
-        return np.asarray(
-            matmul_seconds(rows, columns, points.k, points.batch, DType.FP32, points.gpu, fit, SUSTAINED)
-        )
-    size = 4.0 * rows * columns
-    reads = size * INPUTS.get(points.op, 1)
-    if points.op == "softmax":
-        keys = np.array([softmax_key(int(wide)) for wide in columns])
-        seconds = np.empty_like(rows)
-        for key in np.unique(keys):
-            i = keys == key
-            seconds[i] = stream_seconds(
-                str(key), rows[i], columns[i], size[i], size[i], points.gpu, fit, SUSTAINED
-            )
-        return seconds
-    key = "layer-norm" if points.op == "ln" else "add"
-    return np.asarray(stream_seconds(key, rows, columns, reads, size, points.gpu, fit, SUSTAINED))
+    return reported_s(FP32Rows(points.op, points.gpu, *sizes), fit, added_s, least_s)
 
 
 def sample(points: Points, count: int, seed: int = 0) -> Points:
