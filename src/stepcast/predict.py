@@ -11,8 +11,6 @@ from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.fits import default_fit
 from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
-from stepcast.generate.flops import model_flops
-from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
@@ -31,7 +29,6 @@ from stepcast.simulate.messages import Send
 from stepcast.simulate.schedule import Schedule
 from stepcast.simulate.schedule_check import peak_in_flight
 from stepcast.simulate.schedules.table import ONLY_CHUNKS, make_schedule
-from stepcast.simulate.segments import Seconds
 from stepcast.simulate.spans import timeline_of
 from stepcast.simulate.step import HEALTHY, Conditions, Step, build_step
 from stepcast.units import TFLOPS
@@ -86,6 +83,10 @@ def predict(
     calibration: Calibration | None = None,
 ) -> Prediction:
     """One training step of *model* under *strategy* on *cluster*."""
+    # Loaded here: a workload file needs no generator, and starts faster without.
+    from stepcast.generate.flops import model_flops
+    from stepcast.generate.workload import generate
+
     workload = generate(model, strategy)
     compute = compute_pricer(workload, cluster, calibration)
     schedule = options.schedule or str(strategy.schedule)
@@ -139,22 +140,19 @@ def simulate_workload(
     pricer = Pricer(cluster, workload.layout, compute, options.algorithms, ideal=options.ideal_communication)
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
-    def run_with(seconds: Seconds) -> tuple[Step, Run]:
-        message_s = seconds(message)
-        step = build_step(
-            workload,
-            schedule,
-            seconds,
-            lambda source, target: message_s,
-            body=options.body,
-            send=options.send,
-            conditions=options.conditions,
-        )
-        return step, simulate(step.program)
-
-    step, run = run_with(pricer.seconds)
-    low_s, high_s = (run_with(seconds)[1].makespan_s for seconds in (pricer.low_s, pricer.high_s))
+    message_s = pricer.seconds(message)
+    step = build_step(
+        workload,
+        schedule,
+        pricer.seconds,
+        lambda source, target: message_s,
+        body=options.body,
+        send=options.send,
+        conditions=options.conditions,
+    )
+    run = simulate(step.program)
     report = _report(step, run, workload)
+    low_s, high_s = _band(report, workload, pricer)
     return Prediction(
         replace(
             report,
@@ -167,6 +165,33 @@ def simulate_workload(
         step,
         run,
     )
+
+
+def _band(report: StepReport, workload: Workload, pricer: Pricer) -> tuple[float, float]:
+    """The step when every price is at the low or the high end of its range.
+
+    Each part of the breakdown moves as the prices in it do, and what waits for others as they all do.
+    """
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
+    for stage in {id(stage): stage for stage in workload.stages}.values():
+        for layer, count in stage.counted_layers(workload.micro_batches):
+            for op in (*layer.forward, *layer.input_gradient, *layer.weight_gradient):
+                price = pricer.price(op.work)
+                group = op.work.group if isinstance(op.work, Collective | Transfer) else None
+                part = PART_OF_GROUP[group] if group else "compute"
+                for at, seconds in enumerate((price.seconds, price.low_s, price.high_s)):
+                    sums[part][at] += seconds * count
+    total = [sum(each[at] for each in sums.values()) for at in range(3)]
+
+    def moved(end: int) -> float:
+        moved_s = 0.0
+        for part, seconds in report.breakdown_s.items():
+            base = sums.get("compute" if part == "optimizer" else part, total)
+            base = base if base[0] > 0 else total
+            moved_s += seconds * (base[end] / base[0] if base[0] > 0 else 1.0)
+        return moved_s
+
+    return min(report.step_s, moved(1)), max(report.step_s, moved(2))
 
 
 def _resized(workload: Workload, gpus: int | None) -> Workload:

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.perfetto import write
+from stepcast.predict import simulate_workload
 from tests.shared import ROOT
 
 
@@ -24,9 +26,12 @@ def check_rules(events: list[dict[str, Any]]) -> None:
     """What the trace event format asks of each event, and Perfetto of ids."""
     named_threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     for event in events:
-        assert event["ph"] in ("X", "M")
+        assert event["ph"] in ("X", "M", "s", "f")
         assert event["pid"] >= 1
         if event["ph"] == "M":
+            continue
+        if event["ph"] in "sf":
+            assert event["id"] >= 1
             continue
         assert event["ts"] >= 0
         assert event["dur"] >= 0
@@ -69,3 +74,24 @@ def test_names_and_arguments_are_kept() -> None:
         "group": "dp",
         "bytes": 4096,
     }
+
+
+def test_messages_between_stages_are_arrows_that_start_and_end_inside_slices() -> None:
+    workload = read(ROOT / "examples" / "simai-llama-405b.txt")
+    timeline = simulate_workload(workload, load_cluster("dgx-h100")).timeline
+    events = events_of(timeline)
+    check_rules(events)
+    slices: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for event in events:
+        if event["ph"] == "X":
+            slices.setdefault((event["pid"], event["tid"]), []).append(
+                (event["ts"], event["ts"] + event["dur"])
+            )
+    arrows = [event for event in events if event["ph"] in "sf"]
+    # Each of 16 micro-batches crosses 15 boundaries forward and backward.
+    assert len(arrows) == 2 * 2 * 16 * 15
+    for event in arrows[::40]:
+        inside = slices[event["pid"], event["tid"]]
+        assert any(start - 0.01 <= event["ts"] <= end + 0.01 for start, end in inside)
+    ends = {event["id"]: event["ts"] for event in arrows if event["ph"] == "f"}
+    assert all(ends[event["id"]] >= event["ts"] - 0.01 for event in arrows if event["ph"] == "s")

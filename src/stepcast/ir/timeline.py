@@ -82,6 +82,8 @@ class Timeline:
     stage_of_rank: Mapping[int, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
+    # flows x 2: a row that sends something, and the row that waits for it.
+    flows: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int32))
 
     def __post_init__(self) -> None:
         rows = len(self.start_s)

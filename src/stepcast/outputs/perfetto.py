@@ -19,6 +19,7 @@ def write(timeline: Timeline) -> bytes:
     encoder = msgspec.json.Encoder()
     events = [encoder.encode(event) for event in _metadata(timeline)]
     events += _slices(timeline, encoder)
+    events += _flows(timeline)
     head = b'{"displayTimeUnit":"ms","traceEvents":[\n'
     return head + b",\n".join(events) + b"\n]}\n"
 
@@ -70,6 +71,33 @@ def _slices(timeline: Timeline, encoder: "object") -> Iterator[bytes]:
             start_us,
             duration_us,
             args,
+        )
+
+
+def _flows(timeline: Timeline) -> Iterator[bytes]:
+    """An arrow from the end of each row that sends to the start of the row that waits for it."""
+    places = [b'"pid":%d,"tid":%d' % (lane.rank + 1, at + 1) for at, lane in enumerate(timeline.lanes)]
+    senders, waiters = timeline.flows[:, 0], timeline.flows[:, 1]
+    # Viewers bind an arrow to the slice that encloses its point: stay inside both.
+    leave_us = (timeline.start_s[senders] + 0.999 * timeline.duration_s[senders]) * 1e6
+    arrive_us = (timeline.start_s[waiters] + 0.001 * timeline.duration_s[waiters]) * 1e6
+    rows = zip(
+        timeline.lane_of[senders].tolist(),
+        timeline.lane_of[waiters].tolist(),
+        leave_us.tolist(),
+        arrive_us.tolist(),
+        strict=True,
+    )
+    for number, (source, target, leave, arrive) in enumerate(rows, 1):
+        yield b'{"ph":"s","name":"message","cat":"message","id":%d,%b,"ts":%.3f}' % (
+            number,
+            places[source],
+            leave,
+        )
+        yield b'{"ph":"f","bp":"e","name":"message","cat":"message","id":%d,%b,"ts":%.3f}' % (
+            number,
+            places[target],
+            arrive,
         )
 
 

@@ -1,9 +1,10 @@
 """The tasks of a simulated step as a Timeline."""
 
 import numpy as np
+import numpy.typing as npt
 
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
-from stepcast.simulate.arrays import NO_LANE, Times
+from stepcast.simulate.arrays import NO_LANE, Ints, Program, Segment, Times
 from stepcast.simulate.segments import COMPUTE
 from stepcast.simulate.step import Step
 
@@ -45,4 +46,40 @@ def timeline_of(step: Step, times: Times, source: str = "") -> Timeline:
         measured=False,
         source=source,
         stage_of_rank={stage: stage for stage in stages},
+        flows=_flows(program, kept),
     )
+
+
+def _flows(program: Program, kept: Ints) -> npt.NDArray[np.int32]:
+    """Messages between ranks: the row that sends, and the first row that waits for it."""
+    row = np.full(program.tasks, -1, np.int64)
+    row[kept] = np.arange(len(kept))
+    most = max((len(segment.shape.outputs) for segment in program.segments), default=0)
+    output_op = np.full((len(program.segments), max(most, 1)), -1, np.int64)
+    for number, segment in enumerate(program.segments):
+        output_op[number, : len(segment.shape.outputs)] = segment.shape.outputs
+    pairs = []
+    for port in range(program.inputs):
+        waits_at = np.array([_first_waiting(segment, port) for segment in program.segments], np.int64)
+        calls = np.flatnonzero(program.source_call[:, port] >= 0)
+        sources = program.source_call[calls, port]
+        between = (program.rank[calls] != program.rank[sources]) & (waits_at[program.segment[calls]] >= 0)
+        calls, sources = calls[between], sources[between]
+        sent = output_op[program.segment[sources], program.source_port[calls, port]]
+        rows = np.stack(
+            [
+                row[program.task_start[sources] + sent],
+                row[program.task_start[calls] + waits_at[program.segment[calls]]],
+            ],
+            axis=1,
+        )
+        pairs.append(rows[(rows >= 0).all(axis=1)])
+    return np.concatenate([np.zeros((0, 2), np.int64), *pairs]).astype(np.int32)
+
+
+def _first_waiting(segment: Segment, port: int) -> int:
+    """The first op that waits for input *port*, or -1."""
+    node = segment.shape.lanes + port
+    if port >= segment.shape.inputs:
+        return -1
+    return next((op for op, before in enumerate(segment.shape.waits) if node in before), -1)
