@@ -130,11 +130,13 @@ def simulate_workload(
     cluster: Cluster,
     options: Options = DEFAULTS,
     compute: ComputePrice = recorded_price,
+    slow_ranks: Mapping[int, float] | None = None,
 ) -> Prediction:
-    """Run *workload* on *cluster*."""
+    """Run *workload* on *cluster*; *slow_ranks* compute by a factor longer."""
     workload = _resized(workload, options.gpus)
     _check_room(workload.layout, cluster)
     assumptions: list[str] = []
+    conditions = _with_slow_ranks(options.conditions, slow_ranks or {}, workload.layout, assumptions)
     schedule = _schedule(workload, options, assumptions)
     boundary_bytes = _boundary_bytes(workload, assumptions)
     pricer = Pricer(cluster, workload.layout, compute, options.algorithms, ideal=options.ideal_communication)
@@ -148,7 +150,7 @@ def simulate_workload(
         lambda source, target: message_s,
         body=options.body,
         send=options.send,
-        conditions=options.conditions,
+        conditions=conditions,
     )
     run = simulate(step.program)
     report = _report(step, run, workload)
@@ -192,6 +194,30 @@ def _band(report: StepReport, workload: Workload, pricer: Pricer) -> tuple[float
         return moved_s
 
     return min(report.step_s, moved(1)), max(report.step_s, moved(2))
+
+
+def _with_slow_ranks(
+    conditions: Conditions, slow_ranks: Mapping[int, float], layout: Layout, assumptions: list[str]
+) -> Conditions:
+    """The stages that slow ranks slow down: their tensor-parallel peers wait for them at every layer.
+
+    The pipeline with the slow rank is never ahead of its healthy replicas, so it alone decides when gradients
+    can be reduced. Slow ranks in several replicas are put into one pipeline, which may be too slow.
+    """
+    slow_stages = dict(conditions.slow_stages)
+    replicas = set()
+    per_stage = layout.tp * layout.cp * layout.dp
+    for rank, factor in slow_ranks.items():
+        if rank >= layout.gpus:
+            raise ValueError(f"rank {rank} is outside the layout's {layout.gpus} GPUs")
+        stage = rank // per_stage
+        slow_stages[stage] = max(factor, slow_stages.get(stage, 1.0))
+        replicas.add(rank % per_stage // (layout.tp * layout.cp))
+    if len(replicas) > 1:
+        assumptions.append(
+            f"slow ranks of {len(replicas)} data-parallel replicas are simulated in one: an upper bound"
+        )
+    return replace(conditions, slow_stages=slow_stages)
 
 
 def _resized(workload: Workload, gpus: int | None) -> Workload:

@@ -93,7 +93,11 @@ def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (("simulate", LLAMA, "--cluster", "dgx-h10"), "did you mean dgx-h100"),
         (("simulate", str(EXAMPLES / "megatron-rank7.txt"), *ON_H100), "simulate needs a workload file"),
         (("simulate", LLAMA, *ON_H100, "--schedule", "nope"), "no such schedule or file"),
-        (("simulate", LLAMA, *ON_H100, "--slow-stage", "x=2"), "expected the number of a stage"),
+        (("simulate", LLAMA, *ON_H100, "--slow-stage", "x=2"), "expected a number"),
+        (
+            ("simulate", LLAMA, *ON_H100, "--slow-rank", "4096=2"),
+            "rank 4096 is outside the layout's 1024 GPUs",
+        ),
         (("simulate", LLAMA, *ON_H100, "--slow-group", "xp=2"), "expected one of tp"),
         (("simulate", LLAMA, *ON_H100, "--slow-group", "tp=-2"), "factor above zero"),
         (("simulate", LLAMA, *ON_H100, "--jitter", "-1"), "jitter must be within"),
@@ -108,3 +112,12 @@ def test_mistakes_are_one_line(
     assert status == 2
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_a_slow_rank_slows_its_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    # Ranks are numbered tp fastest, then dp, then pp: 8 x 8 ranks to a stage.
+    by_rank = run_json(capsys, "simulate", LLAMA, *ON_H100, "--slow-rank", "200=1.5")
+    by_stage = run_json(capsys, "simulate", LLAMA, *ON_H100, "--slow-stage", "3=1.5")
+    assert by_rank["step_s"] == by_stage["step_s"]
+    both = run_json(capsys, "simulate", LLAMA, *ON_H100, "--slow-rank", "200=1.5", "--slow-rank", "400=1.5")
+    assert any("upper bound" in note for note in both["assumptions"])

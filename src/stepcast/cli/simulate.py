@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--slow-stage", action="append", default=[], metavar="S=X", help="stage S computes X times as long"
     )
     parser.add_argument(
+        "--slow-rank",
+        action="append",
+        default=[],
+        metavar="R=X",
+        help="rank R computes X times as long, and so its tensor-parallel peers wait for it",
+    )
+    parser.add_argument(
         "--slow-group",
         action="append",
         default=[],
@@ -83,7 +90,11 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.hardware import load_cluster
     from stepcast.predict import simulate_workload
 
-    prediction = simulate_workload(workload, load_cluster(args.cluster, args.set), _options(args))
+    options = _options(args)
+    slow_ranks = {_count(name, "--slow-rank"): x for name, x in _factors(args.slow_rank, "--slow-rank")}
+    prediction = simulate_workload(
+        workload, load_cluster(args.cluster, args.set), options, slow_ranks=slow_ranks
+    )
     show_prediction(prediction, args)
     return 0
 
@@ -146,7 +157,7 @@ def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:
 
 def _count(name: str, option: str) -> int:
     if not name.isdigit():
-        raise ValueError(f"{option} {name!r}: expected the number of a stage")
+        raise ValueError(f"{option} {name!r}: expected a number, such as 3=1.2")
     return int(name)
 
 
