@@ -97,7 +97,7 @@ def folds(families: Vector, count: int = 7) -> Iterator[Any]:
 
 TENSOR_FREE: Free = {
     "matmul.tensor.efficiency": (0.98, 0.5, 1.0),
-    "matmul.tensor.operand_clocks": (0.01, 1e-4, 0.2),
+    "matmul.tensor.operand_clocks": (0.005, 1e-4, 0.1),
     "matmul.tensor.store_exposure": (1.2, 0.01, 3.0),
     "matmul.tensor.memory_efficiency": (0.65, 0.4, 1.0),
     "matmul.tensor.split_s": (3e-6, 1e-7, 2e-5),

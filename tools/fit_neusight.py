@@ -104,7 +104,7 @@ def sample(points: Points, count: int, seed: int = 0) -> Points:
 
 MATMUL = {
     "efficiency": (0.95, 0.5, 1.0),
-    "operand_clocks": (0.2, 0.005, 4.0),
+    "operand_clocks": (0.05, 0.001, 1.0),
     "memory_efficiency": (0.7, 0.4, 1.0),
     "reread": (0.5, 1e-3, 1.0),
     "unaligned_efficiency": (0.95, 0.6, 1.0),

@@ -23,7 +23,7 @@ class MatmulFit:
     """What is learnt from measurements. Efficiencies are at most 1, so that no price beats the hardware."""
 
     efficiency: float  # of the peak, in the inner loop of a tile
-    operand_clocks: float  # of a multiprocessor, to bring one operand element from shared memory to its cores
+    operand_clocks: float  # of a multiprocessor, to bring one operand byte from shared memory to its cores
     store_exposure: float  # share of writing a tile that nothing hides
     memory_efficiency: float  # of the memory bandwidth
     reread: float  # share of operand traffic that goes to memory once a wave's panels overflow the L2 cache
@@ -84,7 +84,7 @@ def _fastest_s(
     rate = rates.peak_flops * fit.efficiency / sms * aligned
     # Seconds of one step along the reduction: per element of the tile, and per element of its operands.
     per_area_s = 2.0 * fit.k_step / rate
-    per_side_s = fit.k_step * fit.operand_clocks / rates.clock_hz
+    per_side_s = fit.k_step * fit.operand_clocks * element_bytes / rates.clock_hz
     # Narrow stores are joined in the L2 cache, so they lose less than the loads do.
     store_s = fit.store_exposure * element_bytes * sms / (rates.bandwidth_bytes_per_s * np.sqrt(aligned))
     memory_rate = rates.bandwidth_bytes_per_s * fit.memory_efficiency
