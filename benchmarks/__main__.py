@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-BENCHMARKS = ("startup", "readers", "collectives", "engine", "simulate")
+BENCHMARKS = ("startup", "readers", "collectives", "compute", "engine", "simulate")
 
 
 def main() -> None:

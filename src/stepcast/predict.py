@@ -8,7 +8,7 @@ from functools import cached_property
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.compute import compute_price, step_load
-from stepcast.cost.fits import default_fit
+from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.hardware import Cluster
@@ -16,9 +16,9 @@ from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport, Throughput
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.strategy import Execution, Strategy
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.work import Collective, CollectiveKind, Compute, Direction, Transfer
+from stepcast.ir.work import Collective, CollectiveKind, Compute, Direction, Transfer, Work
 from stepcast.ir.workload import Phase, Workload
 from stepcast.simulate.arrays import Times
 from stepcast.simulate.breakdown import StageTime, stage_times
@@ -29,6 +29,7 @@ from stepcast.simulate.messages import Send
 from stepcast.simulate.schedule import Schedule
 from stepcast.simulate.schedule_check import peak_in_flight
 from stepcast.simulate.schedules.table import ONLY_CHUNKS, make_schedule
+from stepcast.simulate.segments import IssueSeconds
 from stepcast.simulate.spans import timeline_of
 from stepcast.simulate.step import HEALTHY, Conditions, Step, build_step
 from stepcast.units import TFLOPS
@@ -47,6 +48,8 @@ class Options:
     send: Send = Send.EAGER
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
     conditions: Conditions = HEALTHY
+    # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
+    issue_s: IssueSeconds | None = None
     # Price communication by its slowest link alone, without latency or protocol.
     ideal_communication: bool = False
 
@@ -89,8 +92,10 @@ def predict(
 
     workload = generate(model, strategy)
     compute = compute_pricer(workload, cluster, calibration)
-    schedule = options.schedule or str(strategy.schedule)
-    prediction = simulate_workload(workload, cluster, replace(options, schedule=schedule), compute)
+    options = replace(options, schedule=options.schedule or str(strategy.schedule))
+    if strategy.execution is Execution.EAGER:
+        options = replace(options, issue_s=_eager_issue_s)
+    prediction = simulate_workload(workload, cluster, options, compute)
     report = prediction.report
     flops = model_flops(model, strategy.seq, strategy.global_batch)
     per_gpu = flops / report.step_s / strategy.layout.gpus
@@ -100,6 +105,14 @@ def predict(
         mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
     )
     return replace(prediction, report=replace(report, throughput=throughput))
+
+
+def _eager_issue_s(work: Work, backward: bool) -> float:
+    """What eager PyTorch takes on the host; a collective is issued like a heavy kernel."""
+    dispatch = default_dispatch()
+    if isinstance(work, Collective | Transfer):
+        return dispatch.backward_heavy_s if backward else dispatch.heavy_s
+    return dispatch.issue_s(work, backward)
 
 
 def compute_pricer(
@@ -151,6 +164,7 @@ def simulate_workload(
         body=options.body,
         send=options.send,
         conditions=conditions,
+        issue_s=options.issue_s,
     )
     run = simulate(step.program)
     report = _report(step, run, workload)
@@ -299,6 +313,7 @@ def _report(step: Step, run: Run, workload: Workload) -> StepReport:
         parts["compute"] += each.compute_s / count
         parts["optimizer"] += each.optimizer_s / count
         parts["bubble"] += each.bubble_s / count
+        parts["other"] += each.host_s / count
         for group, seconds in each.exposed_s.items():
             parts[PART_OF_GROUP[group]] += seconds / count
             exposed[group] += seconds / count
@@ -323,4 +338,5 @@ def _report(step: Step, run: Run, workload: Workload) -> StepReport:
 
 
 def _stage_report(each: StageTime, in_flight: int) -> StageReport:
-    return StageReport(each.stage, each.busy_s, sum(each.exposed_s.values()), each.bubble_s, in_flight)
+    exposed_s = sum(each.exposed_s.values())
+    return StageReport(each.stage, each.busy_s, exposed_s, each.host_s, each.bubble_s, in_flight)

@@ -224,3 +224,22 @@ def test_timelines_hold_every_task_without_overlap_in_a_lane(layers: list[Layer]
         start, end = timeline.start_s[rows], timeline.end_s[rows]
         order = start.argsort()
         assert (start[order][1:] >= end[order][:-1] - 1e-9).all()
+
+
+def test_an_eager_host_holds_up_short_work_and_hides_behind_long_work() -> None:
+    def issue_s(work: Work, backward: bool) -> float:
+        return 2.0 if backward else 1.0
+
+    for op_s, step_s, host_s in (
+        (5.0, 1.0 + 4 * 3 * 5.0, 1.0),
+        (0.1, 4 * (1 + 2 + 2) + 0.1, 4 * 5 - 4 * 0.3 + 0.1),
+    ):
+        work = workload(layer(op_s, op_s, op_s), pp=1, micro_batches=4)
+        step = build_step(
+            work, make_schedule("1f1b", 1, 4, 1), seconds, lambda source, target: 0.0, issue_s=issue_s
+        )
+        result = simulate(step.program)
+        (stage,) = stage_times(step, result)
+        assert result.makespan_s == pytest.approx(step_s)
+        assert stage.host_s == pytest.approx(host_s)
+        assert stage.total_s == pytest.approx(result.makespan_s)

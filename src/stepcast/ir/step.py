@@ -27,18 +27,19 @@ SUM_TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """One pipeline stage; busy, exposed communication and bubble sum to the step."""
+    """One pipeline stage; busy, exposed communication, waiting for the host and bubble sum to the step."""
 
     stage: int
     busy_s: float
     exposed_s: float
+    host_s: float
     bubble_s: float
     peak_in_flight: int
 
     def facts(self) -> dict[str, Any]:
         return {
             name: getattr(self, name)
-            for name in ("stage", "busy_s", "exposed_s", "bubble_s", "peak_in_flight")
+            for name in ("stage", "busy_s", "exposed_s", "host_s", "bubble_s", "peak_in_flight")
         }
 
 

@@ -30,6 +30,8 @@ class StageTime:
     compute_s: float
     optimizer_s: float
     exposed_s: Mapping[Group, float]
+    host_s: float
+    """Waiting for an eager host to issue the next computation."""
     bubble_s: float
     communication_s: Mapping[Group, float]
     """Of each group, exposed or not."""
@@ -40,7 +42,7 @@ class StageTime:
 
     @property
     def total_s(self) -> float:
-        return self.busy_s + sum(self.exposed_s.values()) + self.bubble_s
+        return self.busy_s + sum(self.exposed_s.values()) + self.host_s + self.bubble_s
 
 
 def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
@@ -49,25 +51,26 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     groups = tuple(dict.fromkeys([Group.PP, *lanes.groups]))
     same = _same_segments(program)
     calls, pattern_of = _patterns(run, same)
-    spent = np.zeros((len(calls), 2 + len(groups)))  # computing, optimizer, exposed per group
+    spent = np.zeros((len(calls), 3 + len(groups)))  # computing, optimizer, host, exposed per group
     segments = same[program.segment[calls]]
     begins = _beginnings(run, calls)
     for number in np.unique(segments):
         rows = np.flatnonzero(segments == number)
         spent[rows] = _spent(program.segments[number], begins[rows], lanes, groups)
     per_call = spent[pattern_of]
-    per_call[:, 2] += _message_waits_s(step, run)
+    per_call[:, 3] += _message_waits_s(step, run)
     busy = program.lane_busy_s()
     found = []
     for stage in range(step.schedule.stages):
         totals = per_call[program.rank_start[stage] : program.rank_start[stage + 1]].sum(axis=0)
-        exposed = dict(zip(groups, totals[2:].tolist(), strict=True))
+        exposed = dict(zip(groups, totals[3:].tolist(), strict=True))
         bubble = run.makespan_s - float(totals.sum())
         found.append(
             StageTime(
                 stage=stage,
                 compute_s=float(totals[0]),
                 optimizer_s=float(totals[1]),
+                host_s=float(totals[2]),
                 exposed_s=exposed,
                 # Rounding must not make a stage without bubbles show a negative one.
                 bubble_s=0.0 if abs(bubble) < 1e-12 * run.makespan_s else bubble,
@@ -116,7 +119,7 @@ def _patterns(run: Run, same: Ints) -> tuple[Ints, Ints]:
 
 
 def _spent(segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> Floats:
-    """rows x (computing, optimizer, exposed per group) of calls of *segment*, without waits for inputs."""
+    """rows x (computing, optimizer, host, exposed per group) of calls of *segment*; not waits for inputs."""
     shape = segment.shape
     rows = len(begins)
     nodes = np.empty((shape.first_op + shape.ops, rows))
@@ -126,7 +129,7 @@ def _spent(segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, 
         starts[op] = np.max(nodes[list(before)], axis=0)
         nodes[shape.first_op + op] = starts[op] + segment.duration_s[op]
     ends = nodes[shape.first_op :]
-    spent = np.zeros((rows, 2 + len(groups)))
+    spent = np.zeros((rows, 3 + len(groups)))
     computing = np.flatnonzero(shape.lane == COMPUTE)
     optimizing = np.array([OPTIMIZER_WORD in shape.names[op] for op in computing.tolist()], bool)
     spent[:, 0] = segment.duration_s[computing[~optimizing]].sum()
@@ -134,23 +137,18 @@ def _spent(segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, 
     gap_end = starts[computing]
     gap_begin = np.concatenate([np.zeros((1, rows)), ends[computing[:-1]]])[: len(computing)]
     left = gap_end - gap_begin
-    for lane in range(len(lanes.names)):
+    for lane in range(1, len(lanes.names)):
         group = lanes.group(lane)
         # A message in the sender's own lane holds nobody up; whom it holds up is in _message_waits_s.
         in_own_lane = group is Group.PP and not lanes.receives
-        if group is None or in_own_lane or not (left > 0).any():
+        if in_own_lane or not (left > 0).any():
             continue
+        column = 2 if group is None else 3 + groups.index(group)
         members = np.flatnonzero(shape.lane == lane)
         for row in range(rows):
-            filled = _filled(
-                gap_begin[:, row],
-                gap_end[:, row],
-                begins[row, lane],
-                starts[members, row],
-                ends[members, row],
-            )
-            part = np.minimum(filled, left[:, row])
-            spent[row, 2 + groups.index(group)] += part.sum()
+            busy = (begins[row, lane], starts[members, row], ends[members, row])
+            part = np.minimum(_filled(gap_begin[:, row], gap_end[:, row], *busy), left[:, row])
+            spent[row, column] += part.sum()
             left[:, row] -= part
     return spent
 

@@ -18,19 +18,24 @@ COMPUTE = 0
 COMPUTE_NAME = "compute"
 SEND_NAMES = ("pp send activations", "pp send gradients")
 RECEIVE_NAMES = ("pp receive activations", "pp receive gradients")
+HOST_NAME = "host"
 
 Seconds = Callable[[Work], float]
+IssueSeconds = Callable[[Work, bool], float]
+"""(work, whether in a backward) -> seconds the host needs to issue it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
     """The lanes of every rank: compute, those of the pipeline's messages, then one for each group.
 
-    Messages that both sides stop for need lanes to receive in; others arrive in the sender's.
+    Messages that both sides stop for need lanes to receive in; others arrive in the sender's. An eager host
+    has a lane of its own, in which it issues what the others run.
     """
 
     groups: tuple[Group, ...]
     receives: bool = False
+    host: bool = False
 
     @property
     def messages(self) -> tuple[str, ...]:
@@ -38,19 +43,25 @@ class Lanes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return (COMPUTE_NAME, *self.messages, *(str(group) for group in self.groups))
+        groups = (str(group) for group in self.groups)
+        return (COMPUTE_NAME, *self.messages, *groups, *((HOST_NAME,) if self.host else ()))
 
     @property
     def collectives(self) -> tuple[int, ...]:
         """The lanes of the groups."""
-        return tuple(range(1 + len(self.messages), len(self.names)))
+        first = 1 + len(self.messages)
+        return tuple(range(first, first + len(self.groups)))
+
+    @property
+    def host_lane(self) -> int | None:
+        return len(self.names) - 1 if self.host else None
 
     def of(self, group: Group) -> int:
         return 1 + len(self.messages) + self.groups.index(group)
 
     def group(self, lane: int) -> Group | None:
-        """The group whose communication runs in *lane*; None for computing."""
-        if lane == COMPUTE:
+        """The group whose communication runs in *lane*; None for computing and for the host."""
+        if lane in (COMPUTE, self.host_lane):
             return None
         at = lane - 1 - len(self.messages)
         return Group.PP if at < 0 else self.groups[at]
@@ -62,6 +73,7 @@ class Issued:
 
     layer: Layer
     op: Op
+    backward: bool = False
 
 
 def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
@@ -77,7 +89,12 @@ def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
         Kind.INPUT: (Phase.INPUT_GRADIENT,),
         Kind.WEIGHT: (Phase.WEIGHT_GRADIENT,),
     }[kind]
-    return [Issued(layer, op) for layer in reversed(layers) for phase in phases for op in layer.ops(phase)]
+    return [
+        Issued(layer, op, backward=True)
+        for layer in reversed(layers)
+        for phase in phases
+        for op in layer.ops(phase)
+    ]
 
 
 def once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issued]:
@@ -98,9 +115,15 @@ def used_groups(stages: Iterable[Stage]) -> tuple[Group, ...]:
     return tuple(group for group in Group if group in used)
 
 
-def segment_of_ops(name: str, streams: Sequence[Sequence[Issued]], lanes: Lanes, seconds: Seconds) -> Segment:
+def segment_of_ops(
+    name: str,
+    streams: Sequence[Sequence[Issued]],
+    lanes: Lanes,
+    seconds: Seconds,
+    issue_s: IssueSeconds | None = None,
+) -> Segment:
     """A segment of one slot, or of two that are interleaved; input and output k belong to stream k."""
-    build = _Build(lanes, seconds, len(streams))
+    build = _Build(lanes, seconds, len(streams), issue_s)
     for stream, issued in _interleaved(streams, seconds):
         build.issue(stream, issued)
     outputs = [build.output(stream) for stream in range(len(streams))]
@@ -125,8 +148,8 @@ def _interleaved(streams: Sequence[Sequence[Issued]], seconds: Seconds) -> list[
 class _Build:
     """The ops of one segment as they are issued."""
 
-    def __init__(self, lanes: Lanes, seconds: Seconds, streams: int) -> None:
-        self.lanes, self.seconds = lanes, seconds
+    def __init__(self, lanes: Lanes, seconds: Seconds, streams: int, issue_s: IssueSeconds | None) -> None:
+        self.lanes, self.seconds, self.issue_s = lanes, seconds, issue_s
         self.ops: list[TimedOp] = []
         # Per stream: the last computation, the blocking communication that the next op waits for, and the
         # op that makes what is handed on.
@@ -143,7 +166,7 @@ class _Build:
             return
         name = layer.op_name(issued.op)
         after, lanes = self._named_waits(issued.op)
-        after += self.awaited[stream]
+        after += self.awaited[stream] + self._issued(issued)
         if communicates:
             assert isinstance(work, Collective | Transfer)
             if (computed := self.computed[stream]) is not None:
@@ -162,6 +185,14 @@ class _Build:
         self.named[issued.op.name] = at
         if issued.op.blocking or not communicates:
             self.made[stream] = at
+
+    def _issued(self, issued: Issued) -> tuple[int, ...]:
+        """The host's own op, which an eager host ends before the work can start; it waits for nothing."""
+        host = self.lanes.host_lane
+        if self.issue_s is None or host is None:
+            return ()
+        self.ops.append(TimedOp("issue", self.issue_s(issued.op.work, issued.backward), host))
+        return (len(self.ops) - 1,)
 
     def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ops of this segment that *op* names, and the lanes to wait for where an op was issued earlier."""

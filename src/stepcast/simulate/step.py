@@ -15,6 +15,7 @@ from stepcast.simulate.schedule import Kind, Place, Schedule
 from stepcast.simulate.segments import (
     COMPUTE,
     Issued,
+    IssueSeconds,
     Lanes,
     Seconds,
     once_ops,
@@ -79,9 +80,13 @@ def build_step(
     body: Body = Body.STAGE,
     send: Send = Send.EAGER,
     conditions: Conditions = HEALTHY,
+    issue_s: IssueSeconds | None = None,
 ) -> Step:
-    """The program of *workload* under *schedule*, one rank for each stage."""
-    lanes = Lanes(used_groups(workload.stages), receives=send is Send.BLOCKING)
+    """The program of *workload* under *schedule*, one rank for each stage.
+
+    *issue_s* paces each rank by a host that issues its work op by op; None: by captured graphs.
+    """
+    lanes = Lanes(used_groups(workload.stages), receives=send is Send.BLOCKING, host=issue_s is not None)
     chunks = chunks_of(workload, schedule, body)
     priced = {stage: conditions.seconds(stage, seconds) for stage in range(schedule.stages)}
     slow_messages = conditions.slow_groups.get(Group.PP, 1.0)
@@ -95,7 +100,7 @@ def build_step(
         key = (conditions.slow_stages.get(stage, 1.0), *map(id, layers), *kinds)
         if key not in built:
             streams = [phase_ops(each, kind) for each, kind in zip(layers, kinds, strict=True)]
-            built[key] = segment_of_ops("", streams, lanes, priced[stage])
+            built[key] = segment_of_ops("", streams, lanes, priced[stage], issue_s)
         return built[key]
 
     def message(kind: Kind, source: Place, target: Place) -> float:
