@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.group import Group
-from stepcast.simulate.arrays import Floats, Ints, Program, Segment
+from stepcast.simulate.arrays import NO_LANE, Floats, Ints, Program, Segment
 from stepcast.simulate.engine import Run
 from stepcast.simulate.segments import COMPUTE, Lanes
 from stepcast.simulate.step import Step
@@ -90,9 +90,19 @@ def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Gro
 
 
 def _beginnings(run: Run, calls: Ints) -> Floats:
-    """When each lane is free and each input there, counted from the compute lane's turn, at least 0."""
+    """When each lane is free and each input there, counted from the compute lane's turn.
+
+    How much earlier a lane is free than all its ops of the segment could use makes no difference, nor does an
+    input that was there before.
+    """
+    program = run.program
+    work_s = np.zeros((len(program.segments), run.entry_s.shape[1]))
+    for row, segment in zip(work_s, program.segments, strict=True):
+        used = segment.shape.lane != NO_LANE
+        np.add.at(row, segment.shape.lane[used], segment.duration_s[used])
+    work_s[:, COMPUTE] = 0.0
     entry_s = run.entry_s[calls]
-    begins: Floats = np.maximum(entry_s - entry_s[:, COMPUTE : COMPUTE + 1], 0.0)
+    begins: Floats = np.maximum(entry_s - entry_s[:, COMPUTE : COMPUTE + 1], -work_s[program.segment[calls]])
     return begins
 
 
@@ -159,11 +169,12 @@ def _filled(begin: Floats, end: Floats, busy_until: float, starts: Floats, ends:
         filled: Floats = np.clip(np.minimum(end, busy_until) - begin, 0.0, None)
         return filled
     # The busy time of the lane up to any moment is piecewise linear, with corners where ops start and end.
-    corners = np.stack([starts, ends], axis=1).ravel()
+    before = max(busy_until, 0.0)
     done = np.cumsum(ends - starts)
-    busy = np.stack([np.concatenate([[0.0], done[:-1]]), done], axis=1).ravel() + busy_until
-    corners = np.concatenate([[0.0, busy_until], corners])
-    busy = np.concatenate([[0.0, busy_until], busy])
+    corners = np.stack([starts, ends], axis=1).ravel()
+    busy = np.stack([np.concatenate([[0.0], done[:-1]]), done], axis=1).ravel() + before
+    if before > 0:
+        corners, busy = np.concatenate([[0.0, before], corners]), np.concatenate([[0.0, before], busy])
     return np.interp(end, corners, busy) - np.interp(begin, corners, busy)
 
 
