@@ -10,6 +10,9 @@ from stepcast.simulate.builder import ProgramBuilder
 from stepcast.simulate.critical import CriticalPath, critical_path
 from stepcast.simulate.engine import simulate, task_times
 
+ALONE = ("gap", "start")
+"""What the host does between operations is told apart from them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Played:
@@ -186,7 +189,8 @@ def critical_steps(recording: Recording) -> tuple[PathStep, ...]:
     script = script_of(recording)
     run = simulate(script.program)
     path = critical_path(script.program, task_times(run))
-    return tuple(_joined(_path_steps(script, path)))
+    stage_of = {record.rank: record.stage for record in recording.ranks}
+    return tuple(_joined(_path_steps(script, path), stage_of))
 
 
 def _path_steps(script: Script, path: CriticalPath) -> list[PathStep]:
@@ -210,18 +214,24 @@ def _path_steps(script: Script, path: CriticalPath) -> list[PathStep]:
     return steps
 
 
-def _joined(steps: list[PathStep]) -> list[PathStep]:
+def _joined(steps: list[PathStep], stage_of: dict[int, int]) -> list[PathStep]:
+    """Neighbours of one operation of one stage as one; collectives between them belong to it."""
     joined: list[PathStep] = []
     for step in steps:
+        if step.duration_s <= 0:
+            continue
         last = joined[-1] if joined else None
-        if last is not None and (last.ranks, last.operation, last.micro_batch) == (
-            step.ranks,
-            step.operation,
-            step.micro_batch,
+        stages = {stage_of[rank] for rank in step.ranks}
+        within = len(step.ranks) > 1 and len(stages) == 1
+        if (
+            last is not None
+            and {stage_of[rank] for rank in last.ranks} == stages
+            and (within or (last.operation, last.micro_batch) == (step.operation, step.micro_batch))
+            and last.operation not in ALONE
         ):
-            joined[-1] = PathStep(
-                last.ranks, last.operation, last.micro_batch, last.start_s, last.duration_s + step.duration_s
-            )
-        elif step.duration_s > 0:
+            ranks = tuple(sorted({*last.ranks, *step.ranks}))
+            duration_s = last.duration_s + step.duration_s
+            joined[-1] = PathStep(ranks, last.operation, last.micro_batch, last.start_s, duration_s)
+        else:
             joined.append(step)
     return joined

@@ -1,0 +1,127 @@
+"""Two accounts of a step side by side: predicted against measured, or measured against measured.
+
+Both are facts as ``analyze``, ``replay``, ``simulate`` and ``predict`` give them, so any two can be compared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Facts = Mapping[str, Any]
+
+# A part that only one side tells apart is counted where the other side has it.
+COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One quantity in both."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def difference_s(self) -> float:
+        return self.predicted_s - self.measured_s
+
+    @property
+    def error(self) -> float | None:
+        """Signed, as a share of the measured; None where nothing was measured."""
+        return self.predicted_s / self.measured_s - 1 if self.measured_s else None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "predicted_s": self.predicted_s,
+            "measured_s": self.measured_s,
+            "difference_s": self.difference_s,
+            "error": self.error,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    step: Row
+    parts: tuple[Row, ...]
+    stages: Mapping[int, tuple[Row, ...]]
+    operations: tuple[Row, ...]
+    warnings: tuple[str, ...]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "step_s": self.step.predicted_s,
+            "measured_step_s": self.step.measured_s,
+            "error": self.step.error,
+            "parts": [row.facts() for row in self.parts],
+            "stages": [
+                {"stage": stage, "parts": [row.facts() for row in rows]}
+                for stage, rows in self.stages.items()
+            ],
+            "operations": [row.facts() for row in self.operations],
+            "warnings": list(self.warnings),
+        }
+
+
+def compare(predicted: Facts, measured: Facts) -> Comparison:
+    """Signed errors for the step, its parts, each stage and each kind of operation."""
+    for side, found in (("first", predicted), ("second", measured)):
+        if not isinstance(found.get("step_s"), int | float):
+            raise ValueError(f"the {side} file does not say how long a step takes (step_s)")
+    warnings = []
+    parts: tuple[Row, ...] = ()
+    if "breakdown_s" in predicted and "breakdown_s" in measured:
+        parts = _rows(predicted["breakdown_s"], measured["breakdown_s"])
+    else:
+        warnings.append("one side has no breakdown of the step: parts are not compared")
+    stages, missing = _stages(predicted.get("stages") or (), measured.get("stages") or ())
+    warnings += missing
+    operations: tuple[Row, ...] = ()
+    if "operations_s" in predicted and "operations_s" in measured:
+        operations = _rows(predicted["operations_s"], measured["operations_s"], fold=False)
+    else:
+        warnings.append("one side does not tell its operations apart: operations are not compared")
+    step = Row("step", float(predicted["step_s"]), float(measured["step_s"]))
+    return Comparison(step, parts, stages, operations, tuple(warnings))
+
+
+def _rows(predicted: Facts, measured: Facts, fold: bool = True) -> tuple[Row, ...]:
+    left, right = (
+        (_folded(predicted, measured), _folded(measured, predicted)) if fold else (predicted, measured)
+    )
+    names = list(dict.fromkeys([*left, *right]))
+    rows = [Row(name, float(left.get(name, 0.0)), float(right.get(name, 0.0))) for name in names]
+    return tuple(row for row in rows if row.predicted_s or row.measured_s)
+
+
+def _folded(parts: Facts, other: Facts) -> dict[str, float]:
+    folded: dict[str, float] = {}
+    for name, seconds in parts.items():
+        target = name if name in other else COUNTED_AS.get(name, name)
+        folded[target] = folded.get(target, 0.0) + float(seconds)
+    return folded
+
+
+def _stages(predicted: Any, measured: Any) -> tuple[dict[int, tuple[Row, ...]], list[str]]:
+    left = {row["stage"]: _seconds(row) for row in predicted}
+    right = {row["stage"]: _seconds(row) for row in measured}
+    both = sorted(set(left) & set(right))
+    texts = []
+    if set(left) != set(right):
+        texts.append(
+            f"stages differ: {len(left)} in the first, {len(right)} in the second; common ones are compared"
+        )
+    found = {}
+    for stage in both:
+        names = [name for name in left[stage] if name in right[stage]]
+        found[stage] = tuple(Row(name, left[stage][name], right[stage][name]) for name in names)
+    return found, texts
+
+
+def _seconds(row: Facts) -> dict[str, float]:
+    """The plain seconds of a stage, their names without the unit."""
+    return {
+        name.removesuffix("_s"): float(value)
+        for name, value in row.items()
+        if name.endswith("_s") and isinstance(value, int | float)
+    }

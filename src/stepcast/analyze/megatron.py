@@ -1,0 +1,270 @@
+"""Where the time of a measured Megatron-LM step went, who waited for whom, and who is slow."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from statistics import mean
+from typing import Any
+
+from stepcast.analyze.layers import StageLayers, stage_layers
+from stepcast.analyze.megatron_events import Operation, operations_of
+from stepcast.analyze.megatron_record import record_megatron
+from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
+from stepcast.analyze.play import PathStep, critical_steps, measured
+from stepcast.analyze.recording import Join, Part, RankRecord, Recording
+from stepcast.analyze.stragglers import Straggler, find_stragglers
+from stepcast.analyze.traffic import Traffic, traffic_of
+from stepcast.ir.timeline import Timeline
+
+HOST_STEPS = ("gap", "start")
+# Work that is less of a rank than this is left out of what is said about it.
+SMALL_SHARE = 0.05
+BusBandwidth = Callable[[Traffic], float | None]
+"""What a cluster reaches for the same communication, bytes per second."""
+
+
+@dataclass(frozen=True)
+class MegatronAnalysis:
+    recording: Recording
+    operations: Mapping[int, list[Operation]]
+    parts: tuple[RankParts, ...]
+    layers: tuple[StageLayers, ...]
+    traffic: tuple[Traffic, ...]
+    stragglers: tuple[Straggler, ...]
+    critical_path: tuple[PathStep, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def alone(self) -> bool:
+        """One rank of a run of several: nothing can be matched."""
+        return len(self.recording.ranks) == 1 and self.recording.layout.gpus > 1
+
+    @property
+    def bubble_s(self) -> float:
+        """Mean over the ranks of the time spent waiting for other stages. Of one rank alone: its receives."""
+        if self.alone:
+            (listed,) = self.operations.values()
+            return sum(one.duration_s for one in listed if one.name.startswith("recv_"))
+        return mean(one.bubble_s for one in self.parts)
+
+    @property
+    def exposed_comm_s(self) -> float:
+        """Mean over the ranks of communication in which nothing was computed, waiting left out."""
+        return mean(sum(one.exposed_s.values()) for one in self.parts)
+
+    def facts(self) -> dict[str, Any]:
+        recording = self.recording
+        return {
+            "kind": "megatron run",
+            "step_s": recording.measured_step_s,
+            "ranks": [record.rank for record in recording.ranks],
+            **_layout_facts(recording),
+            "operations_s": self._operations_s(),
+            "gaps_s": mean(_gaps_s(listed) for listed in self.operations.values()),
+            "bubble_s": self.bubble_s,
+            "bubble_share": self.bubble_s / recording.measured_step_s if recording.measured_step_s else 0.0,
+            "exposed_comm_s": self.exposed_comm_s,
+            "breakdown_s": breakdown_s(self.parts),
+            "waits_s": _means([one.waits_s for one in self.parts]),
+            "communication_s": self._communication_s(),
+            "communication": [one.facts() for one in self.traffic],
+            "layers": [one.facts() for one in self.layers],
+            "stages": stage_rows(self.parts),
+            "imbalance": self._imbalance(),
+            "rank_times": [self._rank_facts(one) for one in self.parts],
+            "stragglers": [_straggler_facts(one, self.recording) for one in self.stragglers],
+            "critical_path": [_step_facts(one) for one in self.critical_path],
+            "critical_path_s": sum(
+                one.duration_s for one in self.critical_path if one.operation not in HOST_STEPS
+            ),
+            "critical_path_host_s": sum(
+                one.duration_s for one in self.critical_path if one.operation in HOST_STEPS
+            ),
+            "warnings": list(self.warnings),
+        }
+
+    def _operations_s(self) -> dict[str, float]:
+        """Mean over the ranks given, so that operations and gaps sum to the mean span of a rank."""
+        totals: dict[str, float] = {}
+        for listed in self.operations.values():
+            for operation in listed:
+                totals[operation.name] = totals.get(operation.name, 0.0) + operation.duration_s
+        count = len(self.operations)
+        ordered = sorted(totals.items(), key=lambda pair: -pair[1])
+        return {name: total_s / count for name, total_s in ordered}
+
+    def _communication_s(self) -> dict[str, dict[str, float]]:
+        exposed = _means([one.exposed_s for one in self.parts])
+        hidden = _means([one.overlapped_s for one in self.parts])
+        return {
+            group: {
+                "total": exposed.get(group, 0.0) + hidden.get(group, 0.0),
+                "exposed": exposed.get(group, 0.0),
+                "overlapped": hidden.get(group, 0.0),
+            }
+            for group in sorted({*exposed, *hidden})
+        }
+
+    def _imbalance(self) -> float:
+        """How much longer the busiest stage computes than the mean stage, as a share."""
+        busy = [float(row[f"{Part.COMPUTE}_s"]) for row in stage_rows(self.parts)]
+        return max(busy) / mean(busy) - 1 if mean(busy) else 0.0
+
+    def _rank_facts(self, parts: RankParts) -> dict[str, Any]:
+        listed = self.operations[parts.rank]
+        inside: dict[str, dict[str, float]] = {}
+        totals: dict[str, float] = {}
+        for operation in listed:
+            totals[operation.name] = totals.get(operation.name, 0.0) + operation.duration_s
+            for event in operation.parts:
+                groups = inside.setdefault(operation.name, {})
+                groups[event.group] = groups.get(event.group, 0.0) + event.end_s - event.start_s
+        return {
+            "rank": parts.rank,
+            "stage": parts.stage,
+            "span_s": listed[-1].end_s - listed[0].start_s,
+            "operations_s": totals,
+            "inside_operations_s": inside,
+            "gaps_s": _gaps_s(listed),
+            "breakdown_s": {str(part): seconds for part, seconds in parts.parts_s.items()},
+            "waits_s": parts.waits_s,
+            "waits_for_s": {str(rank): seconds for rank, seconds in parts.waits_for_s.items()},
+        }
+
+
+def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> MegatronAnalysis:
+    """Explain *timeline*; *busbw* says what a cluster should reach."""
+    recording = record_megatron(timeline)
+    operations = operations_of(timeline, recording.layout)
+    parts = rank_parts(measured(recording))
+    traffic = traffic_of(operations, recording)
+    if busbw is not None:
+        traffic = tuple(one.priced(busbw(one)) for one in traffic)
+    analysis = MegatronAnalysis(
+        recording=recording,
+        operations=operations,
+        parts=parts,
+        layers=stage_layers(operations, recording),
+        traffic=traffic,
+        stragglers=find_stragglers(recording, parts),
+        critical_path=critical_steps(recording),
+        warnings=(),
+    )
+    if analysis.alone:
+        analysis = replace(analysis, stragglers=(), critical_path=())
+    return replace(analysis, warnings=tuple(_warnings(analysis)))
+
+
+def _warnings(analysis: MegatronAnalysis) -> list[str]:
+    recording = analysis.recording
+    reader = [text for text in recording.warnings if not text.startswith("only ")]
+    missing = recording.layout.gpus - len(recording.ranks)
+    if not missing:
+        return reader
+    if analysis.alone:
+        rank = recording.ranks[0].rank
+        return [
+            *reader,
+            f"only rank {rank} of {recording.layout.gpus} was given: one rank cannot separate a slow GPU "
+            "from slow work (no other rank runs the same operations to compare with), nor waiting from "
+            "transferring (when its peers arrived is not known: times of receives, all-reduces and the "
+            "optimizer contain both), so bubble_s is the time in receives, exposed_comm_s contains waits, "
+            "and stragglers and the critical path are not told; give the traces of all ranks",
+        ]
+    absent = sorted(set(range(recording.layout.gpus)) - {record.rank for record in recording.ranks})
+    listed = ", ".join(map(str, absent[:8])) + (", ..." if len(absent) > 8 else "")
+    return [
+        *reader,
+        f"{missing} of {recording.layout.gpus} ranks are missing ({listed}): communication with them keeps "
+        "its waiting time, a slow rank among them cannot be named, and the critical path may run through "
+        "them",
+    ]
+
+
+def _layout_facts(recording: Recording) -> dict[str, Any]:
+    layout = recording.layout
+    facts = {key: value for key, value in recording.facts.items() if key not in ("basis", "gradient_bytes")}
+    return {
+        "tp": layout.tp,
+        "dp": layout.dp,
+        "pp": layout.pp,
+        "gpus": layout.gpus,
+        "configuration": facts,
+        "configuration_basis": recording.facts.get("basis", {}),
+    }
+
+
+def _gaps_s(operations: list[Operation]) -> float:
+    """Time between operations: launching, logging, the host."""
+    span_s = operations[-1].end_s - operations[0].start_s
+    return max(0.0, span_s - sum(one.duration_s for one in operations))
+
+
+def _means(tables: list[dict[str, float]]) -> dict[str, float]:
+    keys = sorted({key for one in tables for key in one})
+    return {key: sum(one.get(key, 0.0) for one in tables) / len(tables) for key in keys}
+
+
+def _step_facts(step: PathStep) -> dict[str, Any]:
+    return {
+        "ranks": list(step.ranks),
+        "operation": step.operation,
+        "micro_batch": None if step.micro_batch < 0 else step.micro_batch,
+        "start_s": step.start_s,
+        "duration_s": step.duration_s,
+    }
+
+
+def _straggler_facts(one: Straggler, recording: Recording) -> dict[str, Any]:
+    return {
+        "rank": one.rank,
+        "factor": one.factor,
+        "own_s": one.own_s,
+        "reference_s": one.reference_s,
+        "operations": {
+            name: {"own_s": own_s, "reference_s": reference_s}
+            for name, (own_s, reference_s) in one.operations().items()
+        },
+        "shared_operations": {
+            name: {"own_s": own_s, "reference_s": reference_s}
+            for name, (own_s, reference_s) in one.shared_operations().items()
+        },
+        "waits_caused_s": {str(rank): seconds for rank, seconds in one.waits_caused_s},
+        "evidence": evidence(one, recording),
+    }
+
+
+def evidence(one: Straggler, recording: Recording) -> list[str]:
+    """Why *one* is called slow, in sentences."""
+    texts = []
+    operations = one.shared_operations() or one.operations()
+    for name, (own_s, reference_s) in operations.items():
+        if reference_s > SMALL_SHARE * one.reference_s:
+            texts.append(
+                f"{name} without communication takes rank {one.rank} {own_s * 1e3:.0f} ms where other ranks "
+                f"need {reference_s * 1e3:.0f} ms for the same work ({own_s / reference_s:.2f}x)"
+            )
+    mine = recording.record_of(one.rank)
+    stage_of = {record.rank: record.stage for record in recording.ranks}
+    near = [pair for pair in one.waits_caused_s if stage_of[pair[0]] == mine.stage]
+    for rank, seconds in (near or list(one.waits_caused_s))[:2]:
+        text = f"rank {rank} waits {seconds * 1e3:.0f} ms for it"
+        theirs = _stays_s(recording.record_of(rank))
+        role = max(theirs, key=lambda role: theirs[role][0], default="")
+        if role in _stays_s(mine):
+            (own_s, _), (their_s, count) = _stays_s(mine)[role], theirs[role]
+            text += (
+                f": it stays {their_s * 1e3:.0f} ms in {count} collectives ({role}), rank {one.rank} "
+                f"{own_s * 1e3:.0f} ms"
+            )
+        texts.append(text)
+    return texts
+
+
+def _stays_s(record: RankRecord) -> dict[str, tuple[float, int]]:
+    """By role: time in collectives that hide no work, and how many."""
+    stays: dict[str, tuple[float, int]] = {}
+    for piece in record.pieces():
+        if isinstance(piece, Join) and piece.part in (Part.TP, Part.DP, Part.EP) and not piece.own_s:
+            total_s, count = stays.get(piece.role, (0.0, 0))
+            stays[piece.role] = total_s + piece.end_s - piece.start_s, count + 1
+    return stays

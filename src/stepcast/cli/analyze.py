@@ -1,0 +1,163 @@
+"""``stepcast analyze FILE...``: where a measured run's time went."""
+
+import argparse
+import gzip
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.documents import expand
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.inputs.source import Source
+from stepcast.inputs.table import FORMATS, Format, format_named, read_sources, recognise
+
+if TYPE_CHECKING:
+    from stepcast.analyze.megatron import BusBandwidth
+    from stepcast.analyze.traffic import Traffic
+    from stepcast.hardware import Cluster
+    from stepcast.ir.timeline import Timeline
+
+Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
+Text = Callable[[dict[str, Any], int], str]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="a measured run: Megatron traces of one, some or all ranks (or their folder), a Kineto trace, "
+        "an OptimusPrime log",
+    )
+    parser.add_argument(
+        "--format",
+        choices=[entry.name for entry in FORMATS],
+        help="read as this format instead of recognising it",
+    )
+    parser.add_argument(
+        "--cluster", metavar="C", help="what it ran on: achieved bandwidths are compared with it"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the run, waits told apart, as Perfetto / Chrome JSON"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    entry, document = read_run(args.files, args.format)
+    analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
+    found = {"format": entry.name, **analyze(document, args)}
+    if args.json:
+        print_json(found)
+        return 0
+    print(text(found, terminal_width()))
+    print_warnings(found["warnings"])
+    return 0
+
+
+def read_run(paths: list[str], format_name: str | None) -> tuple[Format, Any]:
+    """The one run that *paths* hold, and its format."""
+    sources = [Source(path) for path in expand(paths)]
+    entries = [format_named(format_name) if format_name else recognise(source) for source in sources]
+    for source, entry in zip(sources, entries, strict=True):
+        if entry is not entries[0]:
+            raise ValueError(
+                f"{source.path}: is {entry.name}, but {sources[0].path} is {entries[0].name}; give one run"
+            )
+    if len(sources) > 1 and not entries[0].joins:
+        raise ValueError(f"{sources[1].path}: {entries[0].name} files are analysed one at a time")
+    return entries[0], read_sources(sources, entries[0])
+
+
+def _not_measured(path: str, entry: Format) -> tuple[Analyze, Text]:
+    raise ValueError(
+        f"{path}: is {entry.name}, which does not say what happened; analyze needs a measured run "
+        f"({', '.join(ANALYSES)})"
+    )
+
+
+def _megatron(timeline: "Timeline", args: argparse.Namespace) -> dict[str, Any]:
+    from stepcast.analyze.megatron import analyze_megatron
+
+    busbw = _cluster_busbw(args) if args.cluster else None
+    analysis = analyze_megatron(timeline, busbw)
+    if args.trace:
+        from stepcast.analyze.play import measured
+        from stepcast.analyze.spans import timeline_of
+
+        write_trace(timeline_of({"measured": measured(analysis.recording)}), args.trace)
+    return analysis.facts()
+
+
+def _loaded(module: str, name: str) -> Callable[..., Any]:
+    """A function of a module that is loaded only when it is called for."""
+
+    def call(*arguments: Any) -> Any:
+        return getattr(import_module(module), name)(*arguments)
+
+    return call
+
+
+def _facts_of(module: str, name: str) -> Analyze:
+    """The facts of what the function *name*, which takes the document alone, finds."""
+    analyze = _loaded(module, name)
+
+    def facts(document: Any, args: argparse.Namespace) -> dict[str, Any]:
+        found: dict[str, Any] = analyze(document).facts()
+        return found
+
+    return facts
+
+
+# By format: the facts of a measured run, and those facts as text.
+ANALYSES: dict[str, tuple[Analyze, Text]] = {
+    "megatron": (_megatron, _loaded("stepcast.report.analysis", "megatron_text")),
+    "kineto": (
+        _facts_of("stepcast.analyze.kineto", "analyze_kineto"),
+        _loaded("stepcast.report.kineto", "kineto_text"),
+    ),
+    "optimus": (
+        _facts_of("stepcast.analyze.optimus", "analyze_optimus"),
+        _loaded("stepcast.report.optimus", "optimus_text"),
+    ),
+}
+
+
+def write_trace(timeline: "Timeline", path: str) -> None:
+    from stepcast.outputs.perfetto import write
+
+    data = write(timeline)
+    Path(path).write_bytes(gzip.compress(data, mtime=0) if path.endswith(".gz") else data)
+
+
+def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":
+    """What the cluster reaches for a collective of the same size over as many neighbouring ranks."""
+    from stepcast.hardware import load_cluster
+
+    cluster = load_cluster(args.cluster, args.set)
+
+    def busbw(traffic: "Traffic") -> float | None:
+        if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
+            return None
+        return collective_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
+
+    return busbw
+
+
+def collective_busbw(kind: str, size_bytes: int, ranks: int, cluster: "Cluster") -> float | None:
+    from stepcast.cost.collectives import price, route_of, send_receive_price
+    from stepcast.hardware import resolve
+    from stepcast.ir.work import CollectiveKind
+
+    route = route_of(
+        resolve(cluster, list(range(ranks)), active_per_node=min(ranks, cluster.domain_gpus)), cluster
+    )
+    if kind == "message":
+        return float(send_receive_price(size_bytes, route).busbw_bytes_per_s)
+    if kind not in set(CollectiveKind):
+        return None
+    return float(price(CollectiveKind(kind), size_bytes, route).busbw_bytes_per_s)

@@ -1,0 +1,102 @@
+"""``stepcast compare PREDICTED MEASURED``: two accounts of a step side by side."""
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.analyze import ANALYSES, read_run, write_trace
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+
+if TYPE_CHECKING:
+    from stepcast.analyze.play import Played
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = "a measured run (file or folder), or what a verb printed with --json"
+    parser.add_argument("predicted", metavar="PREDICTED", help=kinds)
+    parser.add_argument("measured", metavar="MEASURED", help=kinds)
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write both runs, aligned at their start, as Perfetto / Chrome JSON"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.analyze.compare import compare
+
+    args.cluster, args.set = None, []
+    trace, args.trace = args.trace, None
+    sides = [_facts(path, args) for path in (args.predicted, args.measured)]
+    found = compare(*sides).facts()
+    found["warnings"] = [
+        *found["warnings"],
+        *(
+            f"{path}: {text}"
+            for path, side in zip((args.predicted, args.measured), sides, strict=True)
+            for text in side.get("warnings", ())
+        ),
+    ]
+    if trace:
+        _write(args, trace)
+    if args.json:
+        print_json(found)
+        return 0
+    from stepcast.report.compare import compare_text
+
+    print(compare_text(found, terminal_width()))
+    print_warnings(found["warnings"])
+    return 0
+
+
+def _facts(path: str, args: argparse.Namespace) -> dict[str, Any]:
+    """What *path* says of a step: printed by a verb, or analysed from a run."""
+    printed = _printed(path)
+    if printed is not None:
+        return printed
+    entry, document = read_run([path], None)
+    if entry.name not in ANALYSES:
+        raise ValueError(
+            f"{path}: is {entry.name}; compare needs a measured run or the --json output of simulate, "
+            "predict, analyze or replay"
+        )
+    return ANALYSES[entry.name][0](document, args)
+
+
+def _printed(path: str) -> dict[str, Any] | None:
+    """A JSON object with a step; None for anything else, which the readers then judge."""
+    import msgspec
+
+    if os.path.isdir(path) or os.path.getsize(path) > LARGEST_PRINTED_BYTES:
+        return None
+    with open(path, "rb") as file:
+        data = file.read()
+    if not data.lstrip().startswith(b"{") or b'"step_s"' not in data:
+        return None
+    try:
+        found = msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{path}: is not whole JSON: {error}") from None
+    return found if isinstance(found, dict) and "step_s" in found else None
+
+
+LARGEST_PRINTED_BYTES = 256 * 2**20
+
+
+def _write(args: argparse.Namespace, path: str) -> None:
+    """Both runs on lanes of their own."""
+    from stepcast.analyze.spans import timeline_of
+
+    labelled = {"first": _played(args.predicted), "second": _played(args.measured)}
+    write_trace(timeline_of(labelled), path)
+
+
+def _played(path: str) -> "Played":
+    from stepcast.analyze.megatron_record import record_megatron
+    from stepcast.analyze.play import measured
+
+    if _printed(path) is not None:
+        raise ValueError(f"{path}: holds no timeline; --trace needs two Megatron runs")
+    entry, document = read_run([path], None)
+    if entry.name != "megatron":
+        raise ValueError(f"{path}: is {entry.name}; --trace needs two Megatron runs")
+    return measured(record_megatron(document))

@@ -1,0 +1,131 @@
+"""``stepcast replay FILE... --what-if K=V``: a measured run under changed conditions."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.analyze import read_run, write_trace
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+
+if TYPE_CHECKING:
+    from stepcast.analyze.replay import Replay
+    from stepcast.analyze.replicas import AllReduceTime
+    from stepcast.analyze.whatif import GpuChange, Surroundings
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "files", metavar="FILE", nargs="+", help="Megatron traces of all ranks of a run, or their folder"
+    )
+    parser.add_argument(
+        "--what-if",
+        action="append",
+        default=[],
+        metavar="K=V",
+        help="micro-batches=16, schedule=interleaved|1f1b|gpipe, bandwidth.tp=2x (also dp, pp, embedding; or "
+        "50GB/s), rank.7=healthy (or 1.5x), stage.3.layers=-1, dp=4, gpu=h100, compute=0.9x; may be repeated",
+    )
+    parser.add_argument(
+        "--scale-to", metavar="dp=N", help="grow the run to N replicas; the same as --what-if dp=N"
+    )
+    parser.add_argument("--gpu", metavar="NAME", help="the GPU it ran on, which gpu= is compared with")
+    parser.add_argument(
+        "--cluster", metavar="C", help="what it runs on: prices communication that was not measured"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
+    )
+    parser.add_argument(
+        "--trace", metavar="FILE", help="write the timeline (before and after) as Perfetto / Chrome JSON"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.analyze.megatron_record import record_megatron
+    from stepcast.analyze.replay import replay
+
+    entry, timeline = read_run(args.files, None)
+    if entry.name != "megatron":
+        raise ValueError(
+            f"{args.files[0]}: is {entry.name}; replay needs Megatron traces, which tell what waits for what"
+        )
+    recording = record_megatron(timeline)
+    changes = [*args.what_if, *_scale(args.scale_to)]
+    dtype = str(recording.facts.get("dtype", "bf16"))
+    result = replay(recording, changes, _surroundings(args, dtype, recording.layout.tp))
+    if args.trace:
+        _write(result, args.trace)
+    found = result.facts()
+    if args.json:
+        print_json(found)
+        return 0
+    from stepcast.report.analysis import replay_text
+
+    print(replay_text(found, terminal_width()))
+    print_warnings(found["warnings"])
+    return 0
+
+
+def _scale(text: str | None) -> list[str]:
+    if text is None:
+        return []
+    if not text.replace(" ", "").startswith("dp="):
+        raise ValueError(f"--scale-to grows the number of replicas; write dp=64, not {text!r}")
+    return [text]
+
+
+ASSUMED_GPU = "a100-sxm-80gb"
+
+
+def _surroundings(args: argparse.Namespace, dtype: str, tp: int) -> "Surroundings":
+    from stepcast.analyze.whatif import Surroundings
+
+    gpu = args.gpu
+    all_reduce_s = None
+    if args.cluster:
+        from stepcast.hardware import load_cluster
+
+        cluster = load_cluster(args.cluster, args.set)
+        gpu = gpu or cluster.gpu.name
+        all_reduce_s = _all_reduce(cluster, tp)
+    return Surroundings(lambda name: _gpu_change(gpu, name, dtype), all_reduce_s)
+
+
+def _gpu_change(measured: str | None, other: str, dtype: str) -> "GpuChange":
+    """Ratios of the published peaks: matrix multiply in the run's number format, and memory bandwidth."""
+    from stepcast.analyze.whatif import GpuChange
+    from stepcast.hardware import load_gpu
+
+    old, new = load_gpu(measured or ASSUMED_GPU), load_gpu(other)
+    known = "" if measured else " (the trace does not name its GPU; say it with --gpu)"
+    if dtype == "fp32" and "tf32" in old.matrix_flops:
+        dtype = "tf32"  # the shared fp32 traces run at 67 TFLOP/s, three times what an A100 has in fp32
+    return GpuChange(
+        f"{new.name} in place of {old.name}{known}, in {dtype}",
+        old.matrix_peak_flops(dtype) / new.matrix_peak_flops(dtype),
+        old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s,
+    )
+
+
+def _all_reduce(cluster: Any, tp: int) -> "AllReduceTime":
+    """An all-reduce between replicas, which lie tp ranks apart while their neighbours reduce too."""
+    from stepcast.cost.collectives import price, route_of
+    from stepcast.hardware import resolve
+    from stepcast.ir.work import CollectiveKind
+
+    def seconds(size_bytes: int, ranks: int) -> float:
+        placed = [number * tp for number in range(ranks)]
+        active = min(ranks * tp, cluster.domain_gpus)
+        route = route_of(resolve(cluster, placed, active_per_node=active), cluster)
+        return float(price(CollectiveKind.ALL_REDUCE, size_bytes, route).seconds)
+
+    return seconds
+
+
+def _write(result: "Replay", path: str) -> None:
+    from stepcast.analyze.spans import timeline_of
+
+    labelled = {"measured": result.measured.played, "replayed": result.before.played}
+    if result.changes:
+        labelled["changed"] = result.after.played
+    write_trace(timeline_of(labelled), path)

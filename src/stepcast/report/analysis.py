@@ -1,0 +1,243 @@
+"""A measured run as text: the step, where it went, who waited, what decided it; and what a change does."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepcast.report.text import bullet, facts, table
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+
+Facts = Mapping[str, Any]
+MOST_ROWS = 16
+BAR_WIDTH = 24
+SMALLEST_SHARE = 5e-4
+PART_NAMES = {
+    "compute": "forward and backward",
+    "optimizer": "optimizer",
+    "tp": "tensor parallel, exposed",
+    "cp": "context parallel, exposed",
+    "ep": "expert parallel, exposed",
+    "dp": "data parallel, exposed",
+    "pp": "pipeline messages, exposed",
+    "embedding": "embedding gradients, exposed",
+    "expert-dp": "expert gradients, exposed",
+    "wait": "waiting within the stage",
+    "bubble": "waiting for other stages",
+    "host": "host between operations",
+    "other": "other",
+}
+
+
+def megatron_text(found: Facts, width: int) -> str:
+    """The facts of a MegatronAnalysis, for a person."""
+    parts = [
+        facts(_headline(found), width),
+        breakdown_text(found["breakdown_s"], found["step_s"], width),
+        _operations(found, width),
+        _stages(found, width),
+        _communication(found, width),
+        _layers(found, width),
+        _stragglers(found, width),
+        _critical_path(found, width),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _headline(found: Facts) -> list[tuple[str, object]]:
+    known = found["configuration"]
+    layers = f"{known['layers']} layers, " if "layers" in known else ""
+    hidden = f"hidden {known['hidden']}, " if "hidden" in known else ""
+    ranks = found["ranks"]
+    given = f"{len(ranks)} of {found['gpus']} ranks" if len(ranks) > 1 else f"rank {ranks[0]}"
+    return [
+        ("step", format_seconds(found["step_s"])),
+        ("given", given),
+        ("layout", f"tp {found['tp']} x dp {found['dp']} x pp {found['pp']} = {found['gpus']} GPUs"),
+        (
+            "model",
+            f"{layers}{hidden}sequence {known.get('seq', '?')}, "
+            f"{known.get('micro_batches', '?')} micro-batch(es) of {known.get('micro_batch', '?')}, "
+            f"{known.get('dtype', '?')}",
+        ),
+        (
+            "bubble",
+            f"{format_seconds(found['bubble_s'])} ({format_percent(found['bubble_share'])}), mean of ranks",
+        ),
+        ("exposed communication", format_seconds(found["exposed_comm_s"])),
+        ("stage imbalance", f"busiest stage {format_percent(found['imbalance'])} above the mean"),
+    ]
+
+
+def breakdown_text(parts: Facts, step_s: float, width: int) -> str:
+    rows = [
+        (
+            PART_NAMES.get(name, name),
+            format_seconds(seconds),
+            format_percent(seconds / step_s),
+            "#" * round(seconds / step_s * BAR_WIDTH),
+        )
+        for name, seconds in parts.items()
+        if step_s and seconds / step_s >= SMALLEST_SHARE
+    ]
+    return table(("an average rank spends", "time", "share", ""), rows, width)
+
+
+def _operations(found: Facts, width: int) -> str:
+    rows = [(name, format_seconds(seconds)) for name, seconds in found["operations_s"].items()]
+    rows.append(("(between operations)", format_seconds(found["gaps_s"])))
+    return table(("operation", "mean of ranks"), rows, width)
+
+
+def _stages(found: Facts, width: int) -> str:
+    if len(found["stages"]) < 2:
+        return ""
+    rows = [
+        (
+            row["stage"],
+            format_seconds(row["compute_s"]),
+            format_seconds(row["optimizer_s"]),
+            format_seconds(row["wait_s"]),
+            format_seconds(row["bubble_s"]),
+        )
+        for row in found["stages"][:MOST_ROWS]
+    ]
+    return table(("stage", "compute", "optimizer", "wait within", "bubble"), rows, width)
+
+
+def _communication(found: Facts, width: int) -> str:
+    rows = []
+    for row in found["communication"][:MOST_ROWS]:
+        rate = row["busbw_bytes_per_s"]
+        limit = row["cluster_busbw_bytes_per_s"]
+        rows.append(
+            (
+                f"{row['operation']}: {row['name']}" if row["name"] != row["operation"] else row["name"],
+                row["group"],
+                "-" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
+                row["count"],
+                format_seconds(row["total_s"]),
+                "-" if row["transfer_s"] is None else format_seconds(row["transfer_s"]),
+                "with work" if row["overlapped"] else "-" if rate is None else format_rate(rate),
+                "-" if limit is None else format_rate(limit),
+            )
+        )
+    headers = ("communication", "group", "size", "count", "total", "transfer", "bus bandwidth", "cluster")
+    drop = all(row[-1] == "-" for row in rows)
+    if drop:
+        return table(headers[:-1], [row[:-1] for row in rows], width) if rows else ""
+    return table(headers, rows, width)
+
+
+def _layers(found: Facts, width: int) -> str:
+    rows = [
+        (row["stage"], row["layers"], format_seconds(row["forward_s"]), format_seconds(row["backward_s"]))
+        for row in found["layers"][:MOST_ROWS]
+    ]
+    return table(("stage", "layers", "forward per layer", "backward per layer"), rows, width) if rows else ""
+
+
+def _stragglers(found: Facts, width: int) -> str:
+    lines = []
+    for one in found["stragglers"]:
+        lines.append(f"rank {one['rank']} is slow: {one['factor']:.2f}x as long as others for the same work")
+        lines += [bullet(text, "  - ", width) for text in one["evidence"]]
+    return "\n".join(lines)
+
+
+def _critical_path(found: Facts, width: int) -> str:
+    """Long stretches of the path; small ones are summed."""
+    path = found["critical_path"]
+    if not path:
+        return ""
+    long = [one for one in path if one["duration_s"] >= 0.01 * found["step_s"]]
+    rows = [
+        (
+            format_seconds(one["start_s"]),
+            "rank " + ", ".join(map(str, one["ranks"][:4])),
+            one["operation"],
+            "-" if one["micro_batch"] is None else one["micro_batch"],
+            format_seconds(one["duration_s"]),
+        )
+        for one in long[: 2 * MOST_ROWS]
+    ]
+    rest_s = sum(one["duration_s"] for one in path) - sum(one["duration_s"] for one in long)
+    rows.append(("", "", f"{len(path) - len(long)} shorter ones", "", format_seconds(rest_s)))
+    if len(long) > 2 * MOST_ROWS:
+        rows.append(("", "", f"and {len(long) - 2 * MOST_ROWS} more (--json)", "", ""))
+    total = (
+        f"critical path: {format_seconds(found['critical_path_s'])} of work and transfers, "
+        f"{format_seconds(found['critical_path_host_s'])} of host time between them"
+    )
+    return total + "\n" + table(("at", "where", "operation", "micro-batch", "time"), rows, width)
+
+
+def replay_text(found: Facts, width: int) -> str:
+    """The facts of a Replay: as measured, replayed, and changed."""
+    pairs: list[tuple[str, object]] = [
+        ("measured step", format_seconds(found["measured_step_s"])),
+        (
+            "replayed",
+            f"{format_seconds(found['replayed_step_s'])} ({found['error'] * 100:+.2f} % of the measured)",
+        ),
+    ]
+    if not found["changes"]:
+        body = breakdown_text(found["breakdown_s"], found["step_s"], width)
+        return facts(pairs, width) + "\n\n" + body
+    pairs += [
+        ("changed", ", ".join(found["changes"])),
+        (
+            "then",
+            f"{format_seconds(found['step_s'])} ({found['speedup']:.2f}x as fast, "
+            f"{_signed(found['change_s'])})",
+        ),
+        (
+            "layout",
+            f"tp {found['tp']} x dp {found['dp']} x pp {found['pp']}, {found['micro_batches']} micro-batches",
+        ),
+    ]
+    text = [facts(pairs, width), _before_after(found, width), _stages_before_after(found, width)]
+    text += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    return "\n\n".join(part for part in text if part)
+
+
+def _signed(seconds: float) -> str:
+    return ("+" if seconds >= 0 else "-") + format_seconds(abs(seconds))
+
+
+def _before_after(found: Facts, width: int) -> str:
+    before, after = found["before"]["breakdown_s"], found["breakdown_s"]
+    rows = [
+        (
+            PART_NAMES.get(name, name),
+            format_seconds(before[name]),
+            format_seconds(after[name]),
+            _signed(after[name] - before[name]),
+        )
+        for name in after
+        if max(before[name], after[name]) >= SMALLEST_SHARE * found["replayed_step_s"]
+    ]
+    rows.append(
+        (
+            "step",
+            format_seconds(found["replayed_step_s"]),
+            format_seconds(found["step_s"]),
+            _signed(found["change_s"]),
+        )
+    )
+    return table(("an average rank spends", "before", "after", "change"), rows, width)
+
+
+def _stages_before_after(found: Facts, width: int) -> str:
+    before = {row["stage"]: row for row in found["before"]["stages"]}
+    rows = [
+        (
+            row["stage"],
+            *(
+                format_seconds(side[key])
+                for key in ("busy_s", "bubble_s")
+                for side in (before[row["stage"]], row)
+            ),
+        )
+        for row in found["stages"][:MOST_ROWS]
+        if row["stage"] in before
+    ]
+    return table(("stage", "busy before", "after", "bubble before", "after"), rows, width)
