@@ -1,0 +1,94 @@
+"""Sets of times: unions, overlaps and gaps of intervals, with array operations throughout."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.ir.check import require
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Disjoint intervals in order of time, none of them empty. `union_of` makes them from any."""
+
+    start_s: Floats
+    end_s: Floats
+
+    def __post_init__(self) -> None:
+        require(self.start_s.shape == self.end_s.shape, "starts and ends need one length")
+
+    def __len__(self) -> int:
+        return len(self.start_s)
+
+    @property
+    def length_s(self) -> float:
+        return float((self.end_s - self.start_s).sum())
+
+    @property
+    def durations_s(self) -> Floats:
+        return self.end_s - self.start_s
+
+    def before(self, times_s: Floats) -> Floats:
+        """How much of the set lies before each time."""
+        if not len(self):
+            return np.zeros_like(times_s)
+        done = np.concatenate([[0.0], np.cumsum(self.durations_s)])
+        at = np.searchsorted(self.start_s, times_s, side="right")
+        inside = np.minimum(times_s, self.end_s[np.maximum(at, 1) - 1]) - self.start_s[np.maximum(at, 1) - 1]
+        earlier: Floats = np.where(at > 0, done[np.maximum(at, 1) - 1] + inside, 0.0)
+        return earlier
+
+    def covered_s(self, start_s: Floats, end_s: Floats) -> Floats:
+        """How much of the set lies in each of the given intervals, which may overlap each other."""
+        covered: Floats = np.maximum(self.before(end_s) - self.before(start_s), 0.0)
+        return covered
+
+    def overlap_s(self, other: "Intervals") -> float:
+        return float(self.covered_s(other.start_s, other.end_s).sum())
+
+    def union(self, other: "Intervals") -> "Intervals":
+        return union_of(
+            np.concatenate([self.start_s, other.start_s]), np.concatenate([self.end_s, other.end_s])
+        )
+
+    def intersection(self, other: "Intervals") -> "Intervals":
+        # The intervals of the other set that end after an own one starts and start before it ends.
+        first = np.searchsorted(other.end_s, self.start_s, side="right")
+        last = np.searchsorted(other.start_s, self.end_s, side="left")
+        count = np.maximum(last - first, 0)
+        own = np.repeat(np.arange(len(self)), count)
+        offset = np.arange(len(own)) - np.repeat(np.cumsum(count) - count, count)
+        theirs = first[own] + offset
+        return Intervals(
+            np.maximum(self.start_s[own], other.start_s[theirs]),
+            np.minimum(self.end_s[own], other.end_s[theirs]),
+        )
+
+    def gaps(self, start_s: float, end_s: float) -> "Intervals":
+        """What the set leaves free between two times."""
+        starts = np.concatenate([[start_s], np.clip(self.end_s, start_s, end_s)])
+        ends = np.concatenate([np.clip(self.start_s, start_s, end_s), [end_s]])
+        free = ends > starts
+        return Intervals(starts[free], ends[free])
+
+    def without(self, other: "Intervals") -> "Intervals":
+        if not len(self):
+            return self
+        return self.intersection(other.gaps(float(self.start_s[0]), float(self.end_s[-1])))
+
+
+def union_of(start_s: Floats, end_s: Floats) -> Intervals:
+    """The union of any intervals; those without length are left out."""
+    kept = end_s > start_s
+    start_s, end_s = start_s[kept], end_s[kept]
+    if not len(start_s):
+        return Intervals(start_s, end_s)
+    order = np.argsort(start_s, kind="stable")
+    start_s, latest_s = start_s[order], np.maximum.accumulate(end_s[order])
+    begins = np.concatenate([[True], start_s[1:] > latest_s[:-1]])
+    first = np.flatnonzero(begins)
+    last = np.concatenate([first[1:] - 1, [len(start_s) - 1]])
+    return Intervals(start_s[first], latest_s[last])

@@ -1,0 +1,244 @@
+"""Seconds of every part of an OptimusPrime step, on the host and on the GPU.
+
+OptimusPrime runs a traced Hugging Face Llama in eager fp32, tensor parallelism by DTensor. Work is launched
+by one Python thread, so a pass takes the longer of launching and computing; with DTensor that is launching
+unless micro-batches are large. What is physics here is priced from the machine; four named constants remain.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import NamedTuple
+
+from stepcast.analyze.optimus_plan import OptimusPlan, StagePlan
+from stepcast.ir.check import require
+
+FP32_BYTES = 4
+# Host work of one layer, forward, backward and optimizer, counted in plain operators without a launch: times
+# of PyTorch 2.5.1 with Transformers 4.46.2 on a CPU over a fake process group (tools/optimus_host_work.py),
+# divided by the time of a plain operator there, and one more for each kernel launched or event recorded.
+PLAIN_WORK = (210, 255, 85)
+SHARDED_WORK = (840, 1110, 660)
+# Of the embedding or the output projection with the loss.
+END_WORK = (10, 20, 8)
+# A collective waits for the slowest of its ranks. Host times between two collectives are taken to scatter by
+# this share of their mean; the expected maximum of k normal values follows Blom (1958).
+HOST_SCATTER = 0.2
+# Tensor passes (a read or a write of one activation of hidden width, per token and layer) of what is not
+# timed, counted in transformers/models/llama/modeling_llama.py 4.46: two RMS norms in seven passes and two
+# residual sums in three; sharded: rotary embedding, repeated keys and values, attention, gate times up.
+WHOLE_PASSES, SHARDED_PASSES = 20, 32
+UNTIMED_KERNELS = 65
+BACKWARD_PASSES = 2  # of the forward's
+LOSS_PASSES = (2, 4)  # over the logits: log-softmax; its gradient
+# torch.optim.Adam(foreach=False) reads or writes this many values per parameter; clipping (only without
+# tensor parallelism) reads the gradient twice and writes it once, through temporaries.
+ADAM_PASSES, CLIP_PASSES = 14, 5
+ACCUMULATION_BYTES = 12  # per parameter: read the old and the new gradient, write the sum
+# Share of the memory's peak that element-wise kernels reach.
+MEMORY_EFFICIENCY = 0.85
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The numbers of a host that a step depends on; the catalogue has them."""
+
+    name: str
+    matrix_flops: float  # fp32
+    memory_bytes_per_s: float
+    launch_s: float  # the shortest a kernel takes
+    all_reduce_s: Callable[[int, float], float]  # (ranks next to each other, bytes) -> seconds
+    hop_bytes_per_s: Callable[[int, int], float]  # (rank, rank) -> bytes per second
+
+    def __post_init__(self) -> None:
+        require(self.matrix_flops > 0 and self.memory_bytes_per_s > 0, "rates must be above zero")
+
+    def move_s(self, values: float) -> float:
+        """Read or write that many fp32 values."""
+        return FP32_BYTES * values / (MEMORY_EFFICIENCY * self.memory_bytes_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Constants:
+    """What is calibrated. The first is read off the timed forward passes; the other four explain the rest
+    of the step's wall time."""
+
+    matmul_efficiency: float  # of the fp32 peak, forward
+    backward_factor: float  # backward over forward time of the matmuls
+    message_s: float  # of one point-to-point message, with its host synchronisation on both sides
+    host_op_s: float  # of one plain operator on the host
+    fixed_s: float  # per step: data, allocation after the cache was emptied, printing
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            require(math.isfinite(value) and value > 0, f"{name} must be above zero, not {value!r}")
+
+
+class Work(NamedTuple):
+    """A piece of a pass: what the host does before the GPU can begin, then what the GPU does, by part."""
+
+    host_s: float
+    device_s: dict[str, float]
+    reduced_bytes: float = 0.0  # gradients that data parallelism reduces once this is done
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """One stage: a forward, the first backward of a step, any later one, the optimizer."""
+
+    forward: tuple[Work, ...]
+    first_backward: tuple[Work, ...]
+    backward: tuple[Work, ...]
+    optimizer: tuple[Work, ...]
+
+
+def matmul_s(weights: float, tokens: float, machine: Machine, efficiency: float) -> float:
+    """One pass of *tokens* rows through matrices of *weights*; few rows also wait for the weights."""
+    compute_s = 2 * weights * tokens / (efficiency * machine.matrix_flops)
+    return math.hypot(compute_s, machine.move_s(weights))
+
+
+def efficiency_of(seconds: float, weights: float, tokens: float, machine: Machine) -> float | None:
+    """What `matmul_s` needs to give *seconds*; None where reading the weights takes as long."""
+    compute_s = math.sqrt(max(0.0, seconds**2 - machine.move_s(weights) ** 2))
+    return 2 * weights * tokens / (compute_s * machine.matrix_flops) if compute_s else None
+
+
+def slowest_of(ranks: int) -> float:
+    """Mean time of the slowest of *ranks* hosts over that of one."""
+    if ranks == 1:
+        return 1.0
+    return 1 + HOST_SCATTER * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
+
+
+def stage_work(plan: OptimusPlan, stage: StagePlan, machine: Machine, constants: Constants) -> StageWork:
+    """All the work of *stage*, layers in halves so that the GPU starts soon after the host does."""
+    halves = round(2 * stage.layers)
+    forward: list[Work] = []
+    backward: list[Work] = []
+    accumulating: list[Work] = []
+    optimizer: list[Work] = []
+    if halves:
+        share, weights = stage.layers / halves, stage.weights / plan.layout.tp / halves
+        costs = _Layer(plan, machine, constants, stage.weights / stage.layers)
+        forward = [costs.forward(share)] * halves
+        backward = [costs.backward(share, 0.0, weights)] * halves
+        accumulating = [costs.backward(share, weights, weights)] * halves
+        optimizer = [costs.optimizer(share, weights)] * halves
+    if stage.embeds:
+        forward.insert(0, _embed(plan, machine, constants))
+        backward.append(_embed_backward(plan, machine, constants, False))
+        accumulating.append(_embed_backward(plan, machine, constants, True))
+    if stage.heads:
+        forward.append(_head(plan, machine, constants))
+        backward.insert(0, _head_backward(plan, machine, constants, False))
+        accumulating.insert(0, _head_backward(plan, machine, constants, True))
+    for _ in range(stage.embeds + stage.heads):
+        host_s = END_WORK[2] * constants.host_op_s
+        optimizer.append(Work(host_s, {"optimizer": _update_s(plan, machine, plan.head_weights)}))
+    return StageWork(tuple(forward), tuple(backward), tuple(accumulating), tuple(optimizer))
+
+
+class _Layer:
+    """Costs of one layer on one GPU."""
+
+    def __init__(
+        self, plan: OptimusPlan, machine: Machine, constants: Constants, weights_per_layer: float
+    ) -> None:
+        self.plan, self.machine, self.constants = plan, machine, constants
+        tp, tokens, model = plan.layout.tp, plan.tokens, plan.model
+        work = PLAIN_WORK if tp == 1 else SHARDED_WORK
+        slowest = slowest_of(tp)
+        self.forward_host_s = work[0] * constants.host_op_s * slowest
+        self.backward_host_s = work[1] * constants.host_op_s * slowest
+        self.update_host_s = work[2] * constants.host_op_s
+        self.matmul_s = self._matmul_s(weights_per_layer / tp)
+        self.activation_s = machine.move_s(2 * tokens * model.ffn / tp)
+        scores = plan.micro_batch * model.heads / tp * plan.sequence**2
+        passes = WHOLE_PASSES + SHARDED_PASSES / tp
+        self.untimed_s = max(
+            machine.move_s(passes * tokens * model.hidden + 2 * scores), UNTIMED_KERNELS * machine.launch_s
+        )
+        size_bytes = tokens * model.hidden * FP32_BYTES
+        self.reduce_s = machine.all_reduce_s(tp, size_bytes) if tp > 1 else 0.0
+
+    def _matmul_s(self, weights: float) -> float:
+        return matmul_s(weights, self.plan.tokens, self.machine, self.constants.matmul_efficiency)
+
+    def forward(self, share: float) -> Work:
+        # The sums after the output and the down projection are used at once: nothing hides them.
+        parts = {
+            "compute": self.matmul_s + self.activation_s,
+            "unhooked": self.untimed_s,
+            "tensor": 2 * self.reduce_s,
+        }
+        return _shared(self.forward_host_s, parts, share)
+
+    def backward(self, share: float, accumulated: float, weights: float) -> Work:
+        factor = self.constants.backward_factor
+        parts = {
+            "compute": factor * self.matmul_s + 2 * self.activation_s,
+            "unhooked": BACKWARD_PASSES * self.untimed_s,
+            "tensor": self._backward_reduce_s(),
+        }
+        work = _shared(self.backward_host_s, parts, share)
+        adding_s = self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES)
+        return Work(work.host_s, work.device_s | {"accumulation": adding_s}, weights * FP32_BYTES)
+
+    def _backward_reduce_s(self) -> float:
+        """Each of q, k, v, gate and up reduces its own input gradient while the next of them computes."""
+        model, tp = self.plan.model, self.plan.layout.tp
+        widths = (model.kv_heads * model.head_dim, model.heads * model.head_dim, model.ffn)
+        hidden_s = [
+            self.constants.backward_factor * self._matmul_s(model.hidden * width / tp) for width in widths
+        ]
+        return 2 * self.reduce_s + sum(max(0.0, self.reduce_s - behind_s) for behind_s in hidden_s)
+
+    def optimizer(self, share: float, weights: float) -> Work:
+        return Work(self.update_host_s * share, {"optimizer": _update_s(self.plan, self.machine, weights)})
+
+
+def _shared(host_s: float, parts: dict[str, float], share: float) -> Work:
+    return Work(host_s * share, {part: seconds * share for part, seconds in parts.items()})
+
+
+def _update_s(plan: OptimusPlan, machine: Machine, weights: float) -> float:
+    passes = ADAM_PASSES + (CLIP_PASSES if plan.layout.tp == 1 else 0)
+    return machine.move_s(passes * weights)
+
+
+def _embed(plan: OptimusPlan, machine: Machine, constants: Constants) -> Work:
+    return Work(
+        2 * END_WORK[0] * constants.host_op_s,
+        {"unhooked": machine.move_s(5 * plan.tokens * plan.model.hidden)},
+    )
+
+
+def _embed_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> Work:
+    parts = {"unhooked": machine.move_s(plan.head_weights)}  # the dense gradient is zeroed
+    if again:
+        parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
+    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights * FP32_BYTES)
+
+
+def _head(plan: OptimusPlan, machine: Machine, constants: Constants) -> Work:
+    logits = plan.tokens * plan.model.vocab
+    parts = {
+        "compute": matmul_s(plan.head_weights, plan.tokens, machine, constants.matmul_efficiency),
+        "unhooked": machine.move_s(LOSS_PASSES[0] * logits),
+    }
+    return Work(END_WORK[0] * constants.host_op_s, parts)
+
+
+def _head_backward(plan: OptimusPlan, machine: Machine, constants: Constants, again: bool) -> Work:
+    logits = plan.tokens * plan.model.vocab
+    forward_s = matmul_s(plan.head_weights, plan.tokens, machine, constants.matmul_efficiency)
+    parts = {
+        "unhooked": machine.move_s(LOSS_PASSES[1] * logits),
+        "compute": constants.backward_factor * forward_s,
+    }
+    if again:
+        parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
+    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights * FP32_BYTES)

@@ -1,0 +1,190 @@
+"""What an OptimusPrime run was told to do: model, layout, batch sizes, sequence length, where it was cut.
+
+Nothing here was timed: a plan is all that a prediction may know of a run.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+
+from stepcast.ir.check import require, require_counts
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.ir.runlog import FIRST_WARM_STEP, RunLog
+
+LAYER_MODULE = re.compile(r"model_layers_([0-9]{1,6})_(?:self_attn|mlp)_([a-z_]{1,20})")
+# Leaf modules of one layer in the order in which they run; the log times each of them.
+LAYER_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "act_fn", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """One pipeline stage: how many layers' worth of modules it runs and the weights in their matmuls."""
+
+    layers: float
+    weights: int  # of the layers, before tensor parallelism
+    embeds: bool
+    heads: bool
+
+    def __post_init__(self) -> None:
+        require(self.layers > 0 or self.heads or self.embeds, "a stage runs at least one module")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimusPlan:
+    """*sequence* is the padded length of a step's samples; *inside* says that cuts fall inside an MLP."""
+
+    model: Model
+    layout: Layout
+    micro_batch: int
+    micro_batches: int
+    sequence: float
+    stages: tuple[StagePlan, ...]
+    inside: bool
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "micro_batch", "micro_batches")
+        require(self.sequence > 0, f"the sequence length must be above zero, not {self.sequence!r}")
+        require(len(self.stages) == self.layout.pp, f"{len(self.stages)} stages, but PP is {self.layout.pp}")
+
+    @property
+    def tokens(self) -> float:
+        """Of one micro-batch."""
+        return self.micro_batch * self.sequence
+
+    @property
+    def head_weights(self) -> int:
+        """Of the word embedding or the output projection, which tensor parallelism leaves whole."""
+        return self.model.vocab * self.model.hidden
+
+    @property
+    def layer_weights(self) -> int:
+        return sum(module_weights(self.model).values())
+
+    def stage_parameters(self, stage: StagePlan) -> float:
+        """On one GPU."""
+        return stage.weights / self.layout.tp + self.head_weights * (stage.embeds + stage.heads)
+
+    def tuples(self) -> tuple[int, int]:
+        """Tensors that stage 0 and every other stage hand on: the cut's own, and with stage 0's the
+        attention mask and the rotary tables."""
+        own = 3 if self.inside else 2
+        return own + 3, own
+
+    def forward_messages(self, hop: int) -> int:
+        """Point-to-point messages from stage *hop* to the next for one micro-batch.
+
+        Source: opt_prime/comm.py of ai-computing/aicomp. A tuple is announced by its type and length, each
+        tensor by its type, dimensions, shape and format, then sent; stage 0's tuple travels all the way.
+        """
+        first, own = self.tuples()
+        return _tuple_messages(first) + (_tuple_messages(own) if hop else 0)
+
+    def backward_messages(self) -> int:
+        """A gradient for each input, in a list in a tuple that ends with None."""
+        return 2 + _tuple_messages(self.tuples()[0]) + 1
+
+    def boundary_elements(self) -> float:
+        """Of one stage's own tensors for one micro-batch: the residual and what the cut layer has so far."""
+        width = self.model.hidden + (2 * self.model.ffn if self.inside else self.model.hidden)
+        return self.tokens * width
+
+
+def _tuple_messages(tensors: int) -> int:
+    return 2 + 5 * tensors
+
+
+def module_weights(model: Model) -> dict[str, int]:
+    """Weights of each leaf module of a layer."""
+    inner, shared = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    sizes = (inner, shared, shared, inner, model.ffn, 0, model.ffn, model.ffn)
+    return {name: model.hidden * size for name, size in zip(LAYER_MODULES, sizes, strict=True)}
+
+
+def plan_of_log(log: RunLog, model: Model, sequences: Sequence[float]) -> OptimusPlan:
+    """The plan of *log*; *sequences* are the padded lengths of steps 1, 2, ..."""
+    if log.parameters and log.parameters != model.parameters:
+        raise ValueError(
+            f"{log.source}: has {log.parameters:,} parameters, but {model.name} has {model.parameters:,}"
+        )
+    return plan(
+        model,
+        log.layout,
+        log.micro_batch,
+        log.micro_batches,
+        median_sequence(log, sequences),
+        log.stage_ends,
+    )
+
+
+def median_sequence(log: RunLog, sequences: Sequence[float]) -> float:
+    """Batch i is step i + 1; the median over the batches whose median time is reported."""
+    indices = sorted({batch.index for batch in log.batches if batch.index >= FIRST_WARM_STEP})
+    used = [sequences[index] for index in indices if index < len(sequences)]
+    if not used:
+        raise ValueError(f"{log.source}: no sequence length is known for its batches")
+    return float(median(used))
+
+
+def plan(
+    model: Model,
+    layout: Layout,
+    micro_batch: int,
+    micro_batches: int,
+    sequence: float,
+    stage_ends: Sequence[str] = (),
+) -> OptimusPlan:
+    """*stage_ends* as the log prints them; without them the cuts that OptimusPrime would choose."""
+    names = _module_names(model)
+    ends = [_position(name, names) for name in stage_ends] or default_cuts(model, layout.tp, layout.pp)
+    if len(ends) != layout.pp:
+        raise ValueError(f"{len(ends)} stage ends are printed, but PP is {layout.pp}")
+    # The last stage runs to the end of the model, whatever is printed for it.
+    bounds = [0, *(end + 1 for end in ends[:-1]), len(names)]
+    weights = module_weights(model)
+    stages = []
+    for start, stop in pairwise(bounds):
+        inside = [name for layer, name in names[start:stop] if layer >= 0]
+        stages.append(
+            StagePlan(
+                layers=len(inside) / len(LAYER_MODULES),
+                weights=sum(weights[name] for name in inside),
+                embeds=start == 0,
+                heads=stop == len(names),
+            )
+        )
+    cut_inside = any(names[stop - 1][1] != "down_proj" for stop in bounds[1:-1])
+    return OptimusPlan(model, layout, micro_batch, micro_batches, sequence, tuple(stages), cut_inside)
+
+
+def default_cuts(model: Model, tp: int, pp: int) -> list[int]:
+    """The last module of each stage: after every (modules // pp) of them, or with tensor parallelism at the
+    first end of a layer behind that."""
+    names = _module_names(model)
+    segment, count = len(names) // pp, 0
+    cuts: list[int] = []
+    for position, (_, name) in enumerate(names):
+        count += 1
+        whole = count == segment if tp == 1 else count > segment and name == "down_proj"
+        if whole and len(cuts) < pp - 1:
+            cuts.append(position)
+            count = 0
+    if len(cuts) != pp - 1:
+        raise ValueError(f"{model.name} cannot be cut into {pp} stages")
+    return [*cuts, len(names) - 1]
+
+
+def _module_names(model: Model) -> list[tuple[int, str]]:
+    """Every timed module, its layer first; -1 for the embedding and the output projection."""
+    layers = [(layer, name) for layer in range(model.layers) for name in LAYER_MODULES]
+    return [(-1, "embed_tokens"), *layers, (-1, "lm_head")]
+
+
+def _position(name: str, names: list[tuple[int, str]]) -> int:
+    match = LAYER_MODULE.fullmatch(name)
+    wanted = (int(match[1]), match[2]) if match else (-1, name)
+    if wanted not in names:
+        raise ValueError(f"{name!r} is no module of the model; expected one like model_layers_1_mlp_up_proj")
+    return names.index(wanted)

@@ -1,0 +1,252 @@
+"""An OptimusPrime step as a Program for the engine, and what each stage's time in it was spent on.
+
+Each stage has a host lane and a device lane. Its order is that of opt_prime/schedule.py (1F1B): the gradient
+of a micro-batch is sent only after the next activations have been received. A message begins when both sides
+have come to it with their GPUs idle, because sizes and shapes are read back to the host.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from stepcast.analyze.intervals import union_of
+from stepcast.analyze.optimus_cost import (
+    FP32_BYTES,
+    Constants,
+    Machine,
+    StageWork,
+    Work,
+    stage_work,
+)
+from stepcast.analyze.optimus_plan import OptimusPlan
+from stepcast.simulate.arrays import Program, Segment, TimedOp, Times
+from stepcast.simulate.builder import ProgramBuilder
+from stepcast.simulate.engine import simulate, task_times
+
+HOST, DEVICE, NETWORK = 0, 1, 2
+LANES = ("host", "device", "network")
+# What the device or a message is doing; "host" and "bubble" are what is left.
+WORKING = ("compute", "unhooked", "accumulation", "tensor", "data", "messages", "optimizer", "fixed")
+PARTS = (*WORKING, "host", "bubble")
+LABEL_MESSAGES = 5  # of one micro-batch's labels, from the first stage to the last
+
+
+class Pass(NamedTuple):
+    """One entry of a stage's order: forward, backward, or a message with another stage."""
+
+    kind: str
+    micro_batch: int
+    peer: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class StageTime:
+    """Seconds of one stage by part; they sum to the step."""
+
+    stage: int
+    parts_s: dict[str, float]
+
+    @property
+    def busy_s(self) -> float:
+        return sum(seconds for part, seconds in self.parts_s.items() if part != "bubble")
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedStep:
+    step_s: float
+    stages: tuple[StageTime, ...]
+
+    @property
+    def busiest(self) -> StageTime:
+        """The stage that waits least: the one that sets the pace."""
+        return max(self.stages, key=lambda stage: stage.busy_s)
+
+
+def predict_step(plan: OptimusPlan, machine: Machine, constants: Constants) -> PredictedStep:
+    """The step with its explanation."""
+    program = _program(plan, machine, constants)
+    run = simulate(program)
+    times = task_times(run)
+    stages = tuple(
+        StageTime(stage, _parts(program, times, stage, run.makespan_s)) for stage in range(plan.layout.pp)
+    )
+    return PredictedStep(run.makespan_s, stages)
+
+
+def step_s(plan: OptimusPlan, machine: Machine, constants: Constants) -> float:
+    """The step's time alone, which is what a fit asks for again and again."""
+    return simulate(_program(plan, machine, constants)).makespan_s
+
+
+def _program(plan: OptimusPlan, machine: Machine, constants: Constants) -> Program:
+    """The calls are the same for all runs of a shape; only durations are put in anew."""
+    segments = _segments(plan, machine, constants)
+    ops = tuple(segment.shape.ops for segment in segments)
+    return replace(_shape(plan.layout.pp, plan.micro_batches, ops), segments=tuple(segments))
+
+
+def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> list[Segment]:
+    """For each stage: forward, first and later backward, the end; then posting and the messages."""
+    works = [stage_work(plan, stage, machine, constants) for stage in plan.stages]
+    segments: list[Segment] = []
+    for work in works:
+        segments += _stage_segments(plan, machine, work)
+    start = [TimedOp("fixed", constants.fixed_s, HOST), TimedOp("", 0.0, DEVICE, after=(0,))]
+    segments += [Segment.of("start", start, lanes=3), _post()]
+    for hop in range(plan.layout.pp - 1):
+        tensors_s = FP32_BYTES * plan.boundary_elements() / _hop_bytes_per_s(plan, machine, hop)
+        count = plan.forward_messages(hop)
+        # From the second hop on, stage 0's tensors travel beside the stage's own.
+        segments.append(_message(count * constants.message_s + (2 if hop else 1) * tensors_s))
+        segments.append(_message(plan.backward_messages() * constants.message_s + tensors_s))
+    if plan.layout.pp > 1:
+        segments.append(_message(LABEL_MESSAGES * plan.micro_batches * constants.message_s))
+    return segments
+
+
+def _hop_bytes_per_s(plan: OptimusPlan, machine: Machine, hop: int) -> float:
+    ranks = plan.layout.tp * plan.layout.dp
+    return machine.hop_bytes_per_s(hop * ranks, (hop + 1) * ranks)
+
+
+def _stage_segments(plan: OptimusPlan, machine: Machine, work: StageWork) -> list[Segment]:
+    passes = (("F", work.forward), ("B0", work.first_backward), ("B", work.backward), ("end", work.optimizer))
+    return [Segment.of(name, _ops(plan, machine, works), lanes=3) for name, works in passes]
+
+
+def _ops(plan: OptimusPlan, machine: Machine, works: Sequence[Work]) -> list[TimedOp]:
+    """Each piece is launched, then runs; with data parallelism its gradients are reduced beside the next."""
+    ops: list[TimedOp] = []
+    reduces = plan.layout.dp > 1 and any(work.reduced_bytes for work in works)
+    for work in works:
+        ops.append(TimedOp("host", work.host_s, HOST))
+        launched = len(ops) - 1
+        for part in WORKING:
+            if part in work.device_s:
+                ops.append(TimedOp(part, work.device_s[part], DEVICE, after=(launched,)))
+        if reduces:
+            seconds = machine.all_reduce_s(plan.layout.dp, work.reduced_bytes) if work.reduced_bytes else 0.0
+            ops.append(TimedOp("data", seconds, NETWORK, lanes=(DEVICE,)))
+    if reduces:
+        ops.append(TimedOp("", 0.0, DEVICE, lanes=(NETWORK,)))
+    return ops
+
+
+def _post() -> Segment:
+    """A side has come to a message: its host and its device are idle."""
+    return Segment.of("post", [TimedOp("", 0.0, HOST, lanes=(DEVICE,))], lanes=3, outputs=(0,))
+
+
+def _message(seconds: float) -> Segment:
+    ops = [TimedOp("messages", seconds, HOST, inputs=(0,)), TimedOp("", 0.0, DEVICE, after=(0,))]
+    return Segment.of("message", ops, lanes=3, inputs=1)
+
+
+@lru_cache(maxsize=64)
+def _shape(stages: int, micro_batches: int, ops: tuple[int, ...]) -> Program:
+    """The program with empty segments of *ops* ops, to be replaced by real ones."""
+    parts = [_placeholder(count, index, stages) for index, count in enumerate(ops)]
+    start, post, messages = 4 * stages, 4 * stages + 1, 4 * stages + 2
+    labels = len(ops) - 1
+    builder = ProgramBuilder(LANES, stages)
+    waiting: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for stage in range(stages):
+        builder.call(stage, parts[start])
+        for entry in _order(stage, stages, micro_batches):
+            if entry.peer < 0:
+                builder.call(stage, parts[4 * stage + "FBE".index(entry.kind[0]) + _later(entry)])
+                continue
+            posted = builder.call(stage, parts[post])
+            hop = min(stage, entry.peer)
+            segment = labels if entry.kind == "labels" else messages + 2 * hop + (entry.kind == "b")
+            call = builder.call(stage, parts[segment])
+            key = (entry.kind, hop, entry.micro_batch)
+            if key in waiting:
+                other_posted, other_call = waiting.pop(key)
+                builder.bind(call, 0, (other_posted, 0))
+                builder.bind(other_call, 0, (posted, 0))
+            else:
+                waiting[key] = posted, call
+    assert not waiting, waiting
+    return _renumbered(builder.program(), parts)
+
+
+def _renumbered(program: Program, parts: Sequence[Segment]) -> Program:
+    """With all of *parts*, in their order, as its segments."""
+    place = {id(segment): index for index, segment in enumerate(parts)}
+    number = np.array([place[id(segment)] for segment in program.segments], np.int64)
+    return replace(program, segments=tuple(parts), segment=number[program.segment])
+
+
+def _placeholder(ops: int, index: int, stages: int) -> Segment:
+    if index == 4 * stages + 1:
+        return _post()
+    if index > 4 * stages + 1:
+        return _message(0.0)
+    return Segment.of("", [TimedOp("", 0.0, HOST)] * ops, lanes=3)
+
+
+def _later(entry: Pass) -> int:
+    """Forward, first backward, later backward and end are segments 0 to 3 of a stage."""
+    return {"F": 0, "B": int(entry.micro_batch > 0), "E": 1}[entry.kind]
+
+
+def _order(stage: int, stages: int, micro_batches: int) -> Iterator[Pass]:
+    """What a stage does in a step. Source: Schedule1F1B of opt_prime/schedule.py, ai-computing/aicomp."""
+    last = stages - 1
+    if stages > 1 and stage in (0, last):
+        yield Pass("labels", 0, last - stage)
+    warm_up = min(last - stage, micro_batches)
+    steady = micro_batches - warm_up
+
+    def receive_forward(batch: int) -> list[Pass]:
+        return [Pass("f", batch, stage - 1)] if stage else []
+
+    def send_forward(batch: int) -> list[Pass]:
+        return [Pass("f", batch, stage + 1)] if stage < last else []
+
+    def receive_backward(batch: int) -> list[Pass]:
+        return [Pass("b", batch, stage + 1)] if stage < last else []
+
+    def send_backward(batch: int) -> list[Pass]:
+        return [Pass("b", batch, stage - 1)] if stage else []
+
+    for batch in range(warm_up):
+        yield from (*receive_forward(batch), Pass("F", batch), *send_forward(batch))
+    held: list[Pass] = []
+    for batch in range(steady):
+        yield from (*receive_forward(batch + warm_up), *held, Pass("F", batch + warm_up))
+        yield from (*send_forward(batch + warm_up), *receive_backward(batch), Pass("B", batch))
+        held = send_backward(batch)
+    yield from held
+    for batch in range(steady, micro_batches):
+        yield from (*receive_backward(batch), Pass("B", batch), *send_backward(batch))
+    yield Pass("E", 0)
+
+
+def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str, float]:
+    """Device time and messages by name; the host where it alone is busy; the rest is bubble."""
+    calls = slice(program.rank_start[stage], program.rank_start[stage + 1])
+    tasks = slice(program.task_start[calls.start], program.task_start[calls.stop])
+    start, end = times.start_s[tasks], times.end_s[tasks]
+    names: list[str] = []
+    for segment in program.segment[calls].tolist():
+        names += program.segments[segment].shape.names
+    named = np.array(names)
+    lane = program.task_lanes()[tasks]
+    seconds = dict.fromkeys(PARTS, 0.0)
+    shown = (lane == DEVICE) | np.isin(named, ("messages", "fixed"))
+    for part in WORKING:
+        if part != "data":
+            seconds[part] = float((end - start)[shown & (named == part)].sum())
+    working = union_of(start[shown], end[shown])
+    # Gradients reduced behind other work cost nothing; the rest holds the stage up.
+    reducing = union_of(start[named == "data"], end[named == "data"])
+    seconds["data"] = reducing.without(working).length_s
+    launching = union_of(start[named == "host"], end[named == "host"])
+    seconds["host"] = launching.without(working.union(reducing)).length_s
+    seconds["bubble"] = max(0.0, step - sum(seconds.values()))
+    return seconds
