@@ -97,7 +97,7 @@ class RankGrid:
             return next(part for part in self._parts_of_dp(family, rank) if rank in part)
         expert, axes = self._family(family)
         first = rank - sum(self._offset(rank, axis, expert) for axis in axes)
-        return self._members(first, family, expert, axes)
+        return tuple(first + offset for offset in self._member_offsets(family, expert, axes))
 
     def groups(self, family: str) -> tuple[tuple[int, ...], ...]:
         """Every group of *family*, in the order of their first ranks."""
@@ -107,7 +107,8 @@ class RankGrid:
         expert, axes = self._family(family)
         others = [axis for axis in AXES if axis not in axes]
         firsts = sorted(self._combinations(others, expert))
-        return tuple(self._members(first, family, expert, axes) for first in firsts)
+        offsets = self._member_offsets(family, expert, axes)
+        return tuple(tuple([first + offset for offset in offsets]) for first in firsts)
 
     def _parts_of_dp(self, family: str, rank: int) -> list[tuple[int, ...]]:
         """The dp group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
@@ -142,8 +143,9 @@ class RankGrid:
         ]
         return [sum(offsets) for offsets in product(*steps)]
 
-    def _members(self, first: int, family: str, expert: bool, axes: frozenset[str]) -> tuple[int, ...]:
-        ranks = sorted(first + offset for offset in self._combinations(sorted(axes), expert))
-        if family == "embedding" and len(ranks) > 2:
-            return (ranks[0], ranks[-1])
-        return tuple(ranks)
+    def _member_offsets(self, family: str, expert: bool, axes: frozenset[str]) -> list[int]:
+        """How far the members of a group are from its first: the same for all groups of a family."""
+        offsets = sorted(self._combinations(sorted(axes), expert))
+        if family == "embedding" and len(offsets) > 2:
+            return [offsets[0], offsets[-1]]
+        return offsets

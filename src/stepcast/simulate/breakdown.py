@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from stepcast.ir.group import Group
 from stepcast.simulate.arrays import NO_LANE, Floats, Ints, Program, Segment
+from stepcast.simulate.distinct import distinct, distinct_rows
 from stepcast.simulate.engine import Run
 from stepcast.simulate.segments import COMPUTE, Lanes
 from stepcast.simulate.step import Step
@@ -54,7 +55,7 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     spent = np.zeros((len(calls), 3 + len(groups)))  # computing, optimizer, host, exposed per group
     segments = same[program.segment[calls]]
     begins = _beginnings(run, calls)
-    for number in np.unique(segments):
+    for number in distinct(segments).values:
         rows = np.flatnonzero(segments == number)
         spent[rows] = _spent(program.segments[number], begins[rows], lanes, groups)
     per_call = spent[pattern_of]
@@ -122,10 +123,8 @@ def _patterns(run: Run, same: Ints) -> tuple[Ints, Ints]:
     keys = np.concatenate(
         [same[run.program.segment][:, None], np.rint(begins / ALIKE_S).astype(np.int64)], axis=1
     )
-    # Rows compare much faster as one opaque value than column by column.
-    rows = np.ascontiguousarray(keys).view(np.dtype((np.void, keys.itemsize * keys.shape[1]))).ravel()
-    _, first, inverse = np.unique(rows, return_index=True, return_inverse=True)
-    return first.astype(np.int64), inverse.astype(np.int64)
+    found = distinct_rows(keys)
+    return found.first, found.inverse
 
 
 def _spent(segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> Floats:

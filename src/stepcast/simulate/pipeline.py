@@ -12,6 +12,7 @@ from itertools import chain
 import numpy as np
 
 from stepcast.simulate.arrays import Ints, Program, ProgramError, Segment, TimedOp
+from stepcast.simulate.distinct import distinct
 from stepcast.simulate.messages import FREE, Frame, Framed, Messages, Phase, Send, Which, Wire
 from stepcast.simulate.schedule import Kind, Place, Schedule
 
@@ -99,7 +100,7 @@ class _Build:
             kinds = len(phases)
             neighbours = np.concatenate([[0], code, [0]])
             key = (neighbours[:-2] * kinds + code) * kinds + neighbours[2:]
-        _, first, group = np.unique(key, return_index=True, return_inverse=True)
+        _, first, group = distinct(key)
         frame = Frame(self.schedule, stage, len(self.lanes), self.messages)
         bases = {number: segment_of(stage, each) for number, each in enumerate(phases) if each}
         used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
@@ -203,8 +204,8 @@ def _calls(
     kind, batch, chunk, with_next = flat.reshape(-1, 4).T
     what = kind * schedule.chunks + chunk
     first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
-    first[np.unique(what, return_index=True)[1]] = True
-    last[len(kind) - 1 - np.unique(what[::-1], return_index=True)[1]] = True
+    first[distinct(what).first] = True
+    last[len(kind) - 1 - distinct(what[::-1]).first] = True
     slot = 1 + (what * 2 + first) * 2 + last
     second = np.concatenate([[False], with_next[:-1] > 0])
     starts = np.flatnonzero(~second)
@@ -212,7 +213,7 @@ def _calls(
     partner = np.where(paired, starts + 1, starts)
     batches = np.stack([batch[starts], batch[partner]], axis=1)
     number = slot[starts] * (len(Kind) * schedule.chunks * 4 + 1) + np.where(paired, slot[partner], 0)
-    _, where, code = np.unique(number, return_index=True, return_inverse=True)
+    _, where, code = distinct(number)
     phases: list[tuple[Phase, ...]] = [()]
     for at in starts[where].tolist():
         pair = range(at, at + 1 + int(with_next[at]))

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
 from stepcast.simulate.arrays import NO_LANE, Ints, Program, Segment, Times
+from stepcast.simulate.distinct import distinct
 from stepcast.simulate.segments import COMPUTE
 from stepcast.simulate.step import Step
 
@@ -24,7 +25,7 @@ def timeline_of(step: Step, times: Times, source: str = "") -> Timeline:
         [np.array([number[name] for name in segment.shape.names], np.int64) for segment in program.segments]
     )[kept]
     slot_of = np.array([details.index(slot) for slot in slots], np.int64)
-    used, lane_of = np.unique(program.rank[calls] * len(program.lanes) + lanes, return_inverse=True)
+    used, _, lane_of = distinct(program.rank[calls] * len(program.lanes) + lanes)
     ranks_and_lanes = [divmod(key, len(program.lanes)) for key in used.tolist()]
     micro_batches = program.micro_batches
     batch = np.full(len(kept), NONE) if micro_batches is None else micro_batches[calls, 0]
