@@ -1,14 +1,16 @@
 """From a model or a workload to a step on a cluster: price every op, build the program, run it, read it."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.hardware import Cluster
@@ -104,7 +106,22 @@ def predict(
         tflops_per_gpu=per_gpu / TFLOPS,
         mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
     )
-    return replace(prediction, report=replace(report, throughput=throughput))
+    memory_bytes = memory_facts(memory(model, strategy, cluster.gpu))
+    return replace(prediction, report=replace(report, throughput=throughput, memory_bytes=memory_bytes))
+
+
+def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
+    """The fullest stage in the words of the JSON contract, and every stage beside it."""
+    fullest = max(stages, key=lambda stage: stage.total)
+    return {
+        **fullest.parts,
+        "total": fullest.total,
+        "capacity": fullest.capacity,
+        "fits": all(stage.fits for stage in stages),
+        "free": fullest.free,
+        "stage": fullest.stage,
+        "stages": [{"stage": stage.stage, **stage.parts, "total": stage.total} for stage in stages],
+    }
 
 
 def _eager_issue_s(work: Work, backward: bool) -> float:

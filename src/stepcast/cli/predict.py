@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import load_calibration
+from stepcast.cli.output import terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import add_strategy_arguments, strategy_of
 
@@ -29,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="also write the workload: SimAI text, or Chakra if it ends in .et",
     )
+    parser.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
     add_result_arguments(parser)
 
 
@@ -46,6 +48,10 @@ def run(args: argparse.Namespace) -> int:
     if args.to_workload:
         _write_workload(Path(args.to_workload), model, strategy, cluster)
     show_prediction(replace(prediction, report=report), args)
+    if args.explain_memory and not args.json and report.memory_bytes is not None:
+        from stepcast.report.step import memory_text
+
+        print("\n" + memory_text(report.memory_bytes, terminal_width()))
     return 0
 
 

@@ -124,15 +124,16 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[d
         if ops:
             groups.append((start, ops))
         start = index + 1
-    if not beside:
-        return {}, tuple(op for _, ops in groups for op in ops)
+    everything = tuple(op for _, ops in groups for op in ops)
+    if not beside or not groups:
+        return {}, everything
     places, first = _places(units), {}
-    following = [ops for _, ops in groups[1:]] + [()]
-    for (unit, ops), ask in zip(groups, following, strict=True):
+    for unit, ops in groups:
         layer = units[unit].layers[0]
-        first[places[unit]] = replace(
-            layer, forward=_fed(layer.forward, ops, ask, begins=unit == groups[0][0])
-        )
+        # Every stage asks for all its parameters when the step begins, not when its first micro-batch comes
+        # (Megatron-LM, --align-param-gather).
+        asked = everything if unit == groups[0][0] else ()
+        first[places[unit]] = replace(layer, forward=(*asked, *_fed(layer.forward, ops, (), begins=False)))
     return first, ()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepcast.report.text import bullet, facts, table
-from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.units import GIB, format_bytes, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 16
@@ -104,3 +104,16 @@ def path_text(rows: list[tuple[str, int, float]], step_s: float, width: int) -> 
         for name, count, seconds in rows
     ]
     return table(("on the critical path", "count", "time", "share"), listed, width)
+
+
+def memory_text(memory: Mapping[str, Any], width: int) -> str:
+    """What fills the GPUs of each stage."""
+    names = [name for name in memory["stages"][0] if name not in ("stage", "total")]
+    used = [name for name in names if any(stage[name] for stage in memory["stages"])]
+    rows = [
+        (stage["stage"], *(f"{stage[name] / GIB:.2f}" for name in used), f"{stage['total'] / GIB:.2f}")
+        for stage in memory["stages"]
+    ]
+    shown = rows if len(rows) <= MOST_STAGES else [*rows[: MOST_STAGES - 1], rows[-1]]
+    capacity = f"GiB of each GPU at its fullest moment; it has {memory['capacity'] / GIB:.2f}"
+    return table(("stage", *used, "total"), shown, width) + "\n" + capacity

@@ -1,0 +1,125 @@
+"""``stepcast predict`` from outside."""
+
+from pathlib import Path
+
+import pytest
+
+from stepcast.cli import strategy as options
+from stepcast.inputs.table import read
+from stepcast.ir.strategy import PRECISIONS, ContextKind, ScheduleKind, Sharding
+from tests.cli.test_main import run, run_json
+
+SMALL = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64")
+LLAMA_405B = (
+    "--model",
+    "llama-3.1-405b",
+    "--cluster",
+    "dgx-h100",
+    "--gpus",
+    "16384",
+    "--tp",
+    "8",
+    "--pp",
+    "16",
+)
+LLAMA_BATCH = ("--seq", "8192", "--global-batch", "2048")
+DEEPSEEK = ("--model", "deepseek-v3", "--cluster", "h800-node", "--gpus", "2048", "--pp", "16", "--ep", "64")
+
+
+def test_choices_are_those_of_the_strategy() -> None:
+    assert set(options.SCHEDULES) == {str(kind) for kind in ScheduleKind}
+    assert set(options.SHARDINGS) == {str(kind) for kind in Sharding}
+    assert set(options.PRECISIONS) == {str(kind) for kind in PRECISIONS}
+    assert set(options.CONTEXTS) == {str(kind) for kind in ContextKind}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*LLAMA_405B, *LLAMA_BATCH),
+        (*DEEPSEEK, "--seq", "4096", "--global-batch", "15360", "--precision", "fp8"),
+        SMALL,
+    ],
+    ids=["llama-405b on 16,384", "deepseek-v3 on 2,048", "defaults"],
+)
+def test_json_follows_the_contract(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+    found = run_json(capsys, "predict", *arguments)
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"], rel=1e-12)
+    for stage in found["stages"]:
+        spent_s = stage["busy_s"] + stage["exposed_s"] + stage["host_s"] + stage["bubble_s"]
+        assert spent_s == pytest.approx(found["step_s"], rel=1e-9)
+    assert found["uncertainty"]["low_s"] <= found["step_s"] <= found["uncertainty"]["high_s"]
+    memory = found["memory_bytes"]
+    assert {"parameters", "gradients", "optimizer", "activations", "total", "capacity", "fits"} <= set(memory)
+    assert memory["fits"] == (max(stage["total"] for stage in memory["stages"]) <= memory["capacity"])
+    assert 0 < found["mfu"] < 1
+    assert found["tokens_per_s"] > 0
+    assert found["sources"]["matmul"] == "fitted"
+
+
+def test_what_is_left_out_is_assumed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "predict", *LLAMA_405B)
+    notes = " ".join(found["assumptions"])
+    assert "--seq" in notes
+    assert "--global-batch" in notes
+    assert "7, 14 x 8, 7" in notes
+
+
+def test_an_eager_host_never_makes_a_step_faster(capsys: pytest.CaptureFixture[str]) -> None:
+    one = (
+        "--model",
+        "gpt2-large",
+        "--cluster",
+        "hgx-h200",
+        "--gpus",
+        "1",
+        "--seq",
+        "1024",
+        "--global-batch",
+        "4",
+    )
+    graphs = run_json(capsys, "predict", *one, "--kernels", "plain")
+    eager = run_json(capsys, "predict", *one, "--kernels", "plain", "--execution", "eager")
+    assert eager["step_s"] > graphs["step_s"]
+    assert eager["breakdown_s"]["other"] > 0
+
+
+@pytest.mark.parametrize("name", ["w.txt", "w.et"])
+def test_the_workload_is_written_for_other_simulators(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = tmp_path / name
+    run_json(capsys, "predict", *SMALL, "--tp", "2", "--to-workload", str(path))
+    workload = read(path)
+    assert (workload.layout.tp, workload.layout.dp) == (2, 32)
+    simulated = run_json(capsys, "simulate", str(path), "--cluster", "dgx-h100")
+    assert simulated["breakdown_s"]["compute"] > 0
+
+
+def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    status, out, _ = run(capsys, "predict", *SMALL, "--tp", "2", "--pp", "4")
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((*SMALL, "--tp", "16"), "tp 16 exceeds 8 kv heads"),
+        ((*SMALL, "--tp", "3"), "64 GPUs are not a multiple of tp x cp x pp = 3"),
+        ((*SMALL, "--recompute", "some"), "expected none, selective, full, or block:N"),
+        ((*SMALL, "--overlap", "everything"), "expected gradients"),
+        ((*SMALL, "--stage-layers", "a,b"), "expected whole numbers"),
+        ((*SMALL, "--calibration", "nowhere.toml"), "nowhere.toml: no such file"),
+        (("--model", "lama", "--cluster", "dgx-h100", "--gpus", "8"), "lama"),
+        (("--model", "llama-3.1-8b", "--cluster", "dgx", "--gpus", "8"), "unknown cluster 'dgx'"),
+    ],
+)
+def test_mistakes_are_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
+) -> None:
+    status, _, err = run(capsys, "predict", *arguments)
+    assert status == 2
+    assert err.count("\n") == 1
+    assert message in err
