@@ -108,10 +108,10 @@ def read(path: str | os.PathLike[str], format_name: str | None = None) -> Any:
 def folder_files(path: str) -> list[str]:
     """The files of a run's folder, hidden ones left out."""
     names = sorted(name for name in os.listdir(path) if not name.startswith("."))
-    files = [os.path.join(path, name) for name in names]
-    files = [file for file in files if os.path.isfile(file)]
+    files = [file for name in names if os.path.isfile(file := os.path.join(path, name))]
     if not files:
-        raise FormatError("is a directory without files; expected one run's trace files", path)
+        inside = f"; it holds {len(names)} folders, such as {names[0]}: name one" if names else ""
+        raise FormatError(f"is a directory without files; expected one run's trace files{inside}", path)
     return files
 
 

@@ -94,9 +94,14 @@ def _timeline(found: Facts, width: int) -> list[str]:
         pairs.append(("model", model))
     for stage, count in (found.get("parameters") or {}).items():
         pairs.append((f"parameters, stage {stage}", f"{format_count(count)} per rank"))
-    for name in ("device", "backend", "steps"):
-        if found.get(name):
-            pairs.append((name, found[name]))
+    for name in ("devices", "world_size", "backend", "steps"):
+        if value := found.get(name):
+            pairs.append(
+                (
+                    name.replace("_", " "),
+                    ", ".join(map(str, value)) if isinstance(value, list | tuple) else value,
+                )
+            )
     operations = [
         (
             row["name"],
