@@ -87,7 +87,7 @@ def read_sources(sources: Sequence[Source], entry: Format) -> Any:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Readers build millions of objects and no cycles: the cycle collector would scan them again and again."""
+    """Readers build millions of objects and no cycles; the collector would scan them again and again."""
     enabled = gc.isenabled()
     gc.disable()
     try:
