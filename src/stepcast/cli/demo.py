@@ -14,9 +14,12 @@ from stepcast.report.text import bullet, table
 from stepcast.units import format_seconds
 
 NEXT_STEPS = (
-    ("everything in one file", "show examples/simai-llama-405b.txt"),
-    ("the same as JSON", "show --json examples/megatron-rank7.txt"),
-    ("a timeline to look at", "convert examples/megatron-rank7.txt run.json --to perfetto"),
+    (
+        "a model that has no file yet",
+        "predict --model llama-3.1-70b --cluster dgx-h100 --gpus 64 --tp 8 --pp 2",
+    ),
+    ("where a measured run's time went", "analyze examples/megatron-rank7.txt"),
+    ("everything in one file, or as JSON", "show examples/simai-llama-405b.txt --json"),
     ("a workload for other simulators", "convert examples/simai-gpt-13b.txt gpt.et --to chakra"),
     ("your own file", "show FILE"),
 )
@@ -38,10 +41,11 @@ def run(args: argparse.Namespace) -> int:
     output.mkdir(parents=True, exist_ok=True)
     documents = [_document(path) for path in sorted(folder.iterdir()) if path.is_file()]
     trace = _write_trace(folder, output)
-    if args.json:
-        print_json({"documents": documents, "written": [str(trace)]})
-        return 0
     width = terminal_width()
+    simulated, forecast = _forecast(folder, output, width)
+    if args.json:
+        print_json({"documents": documents, "written": [str(trace), str(simulated)]})
+        return 0
     print(heading("What stepcast understood"))
     print()
     print(table(("document", "format", "layout", "what it holds"), map(_row, documents), width))
@@ -50,7 +54,11 @@ def run(args: argparse.Namespace) -> int:
         for warning in found["warnings"]:
             print(bullet(f"{Path(found['file']).name}: {warning}", "note: ", width))
     print()
-    print(f"wrote {trace}: open it at ui.perfetto.dev")
+    print(heading("A forecast: the Llama-405B workload on 1,024 H100s"))
+    print()
+    print(forecast)
+    print()
+    print(f"wrote {trace} and {simulated}: open them at ui.perfetto.dev")
     print()
     print(heading("Try next"))
     print()
@@ -73,6 +81,21 @@ def _write_trace(folder: Path, output: Path) -> Path:
     path = output / "megatron-rank7.perfetto.json"
     path.write_bytes(target_named("perfetto").write(timeline))
     return path
+
+
+def _forecast(folder: Path, output: Path, width: int) -> tuple[Path, str]:
+    """Simulate the shipped workload; the trace it wrote, and the result as text."""
+    from stepcast.hardware import load_cluster
+    from stepcast.predict import simulate_workload
+    from stepcast.report.gantt import gantt
+    from stepcast.report.step import step_text
+
+    source = Source(folder / "simai-llama-405b.txt")
+    prediction = simulate_workload(read_sources([source], recognise(source)), load_cluster("dgx-h100"))
+    path = output / "simai-llama-405b.perfetto.json"
+    path.write_bytes(target_named("perfetto").write(prediction.timeline))
+    found = prediction.report.facts() | {"stages": []}
+    return path, step_text(found, width) + "\n\n" + gantt(prediction.timeline, width)
 
 
 def _row(found: dict[str, Any]) -> tuple[str, str, str, str]:
