@@ -1,0 +1,215 @@
+"""Bytes a transformer layer keeps from its forward until its backward, tensor by tensor.
+
+Which tensors those are follows from what each operation's gradient needs (a matmul its input, a norm its
+input, flash attention its inputs and its result, an activation its input, a product both factors) and from
+what is fused:
+
+- plain: PyTorch's autograd. Queries and keys after the rotary embedding are new tensors while the projection
+  they came from stays alive, because the values are a view of it; a gated activation keeps gate, up, the
+  activated gate and the product. Checked against measured peaks of GPT and Llama models (``h200`` set).
+- compiled: torch.compile computes the activated gate again.
+- fused: Megatron-LM with Transformer Engine; values are copied, so that the projection can go.
+
+For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, less its dropouts.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
+from stepcast.ir.strategy import Kernels, RecomputeKind, Strategy
+
+FLOAT = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Of one layer and one micro-batch on one rank.
+
+    *transient* is what its backward (or its recomputed forward and backward) needs on top for a moment.
+    """
+
+    kept: float
+    input: float  # what remains where the whole layer is recomputed
+    transient: float
+
+    def after(self, whole: bool) -> float:
+        return self.input if whole else self.kept
+
+
+def layer_kept(model: Model, strategy: Strategy, block: Block) -> Kept:
+    """What a layer of kind *block* keeps."""
+    layout = strategy.layout
+    return _layer_kept(
+        model,
+        block,
+        _Shape(
+            tokens=strategy.local_tokens,
+            seq=strategy.seq,
+            batch=strategy.micro_batch,
+            tp=layout.tp,
+            outer=layout.tp if strategy.sequence_parallel else 1,
+            cp=layout.cp,
+            expert_tp=layout.expert_tp_size,
+            element=strategy.stored.bytes,
+            matmul=min(strategy.precision.bytes, strategy.stored.bytes),
+            flash=strategy.flash_attention,
+            kernels=strategy.kernels,
+            selective=strategy.recompute.kind is RecomputeKind.SELECTIVE,
+            routed=_routed(strategy),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    tokens: int
+    seq: int
+    batch: int
+    tp: int
+    outer: int  # ways in which tokens outside tensor-parallel regions are split
+    cp: int
+    expert_tp: int
+    element: float
+    matmul: float  # bytes of an element as a matmul keeps its input
+    flash: bool
+    kernels: Kernels
+    selective: bool
+    routed: float  # rows at the busiest expert rank per token and chosen expert
+
+    @property
+    def plain(self) -> bool:
+        return self.kernels is Kernels.PLAIN
+
+
+def _routed(strategy: Strategy) -> float:
+    factor = strategy.expert_imbalance if strategy.layout.ep > 1 else 1.0
+    return factor if strategy.expert_capacity is None else min(factor, strategy.expert_capacity)
+
+
+@lru_cache(maxsize=8192)
+def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
+    outer = shape.tokens / shape.outer * model.hidden
+    if shape.selective and shape.kernels is Kernels.COMPILED:
+        kept = outer * shape.element + _every_second_matmul(model, block, shape)
+        return Kept(
+            kept, outer * shape.element, _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
+        )
+    kept = transient = 0.0
+    norm_outputs = outer * (shape.matmul if shape.kernels is Kernels.FUSED else shape.element)
+    if block.mixer is Mixer.ATTENTION:
+        # The norm's input and its output, which the projection needs.
+        kept += outer * shape.element + norm_outputs + _attention(model, shape)
+        transient = _attention_transient(model, shape)
+        if model.post_norms:
+            kept += outer * shape.element
+    if block.feed_forward is not FeedForward.NONE:
+        if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
+            kept += outer * shape.element + norm_outputs
+        if block.feed_forward is FeedForward.DENSE:
+            kept += _mlp(model, shape, shape.tokens, model.ffn / shape.tp)
+            transient = max(transient, _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp))
+        else:
+            kept += _experts(model, shape)
+            transient = max(transient, _experts_transient(model, shape))
+        if model.post_norms:
+            kept += outer * shape.element
+    return Kept(kept, outer * shape.element, transient)
+
+
+def _attention(model: Model, shape: _Shape) -> float:
+    """From the projection's output to the output projection's input."""
+    tokens, tp, element = shape.tokens, shape.tp, shape.element
+    query = tokens * model.heads * model.head_dim / tp
+    key = tokens * max(model.kv_heads / tp, 1) * model.head_dim
+    value = tokens * max(model.kv_heads / tp, 1) * model.value_dim
+    output = tokens * model.heads * model.value_dim / tp
+    rotary = model.position.kind is PositionKind.ROTARY
+    kept = (query + key + value + output) * element
+    if rotary and model.latent is None and shape.kernels is not Kernels.FUSED:
+        kept += (query + key) * element
+    if model.latent is not None:
+        # Latents before and after their norms; values that are a view keep the keys they came with.
+        latent = model.latent
+        ranks = latent.kv_rank + latent.query_rank
+        kept += tokens / shape.outer * (2 * ranks + latent.rope_dim) * element
+        if shape.kernels is not Kernels.FUSED:
+            kept += tokens * model.heads * latent.nope_dim / tp * element
+    if shape.flash:
+        return kept + tokens * model.heads / tp * FLOAT  # log-sum-exp of each row
+    return kept + (0.0 if shape.selective else _scores(model, shape) * element)
+
+
+def _every_second_matmul(model: Model, block: Block, shape: _Shape) -> float:
+    """What torchtitan's selective recomputation keeps of a layer besides its input: the attention's result
+    and the outputs of query, value, gate (or up) and down projections, that is of every second matmul.
+    """
+    width = 0.0
+    lse = 0.0
+    if block.mixer is Mixer.ATTENTION:
+        width += model.heads * (model.head_dim + model.value_dim) / shape.tp
+        width += max(model.kv_heads / shape.tp, 1) * model.value_dim
+        lse = model.heads / shape.tp * FLOAT
+    if block.feed_forward is FeedForward.DENSE:
+        width += model.ffn / shape.tp + model.hidden / shape.outer
+    elif model.experts is not None and block.feed_forward is FeedForward.EXPERTS:
+        rows = model.experts.top_k / shape.outer * shape.routed
+        width += rows * (model.experts.ffn + model.hidden) + model.experts.shared_ffn / shape.tp
+    return shape.tokens * (width * shape.element + lse)
+
+
+def _scores(model: Model, shape: _Shape) -> float:
+    """Elements of the stored square of attention probabilities."""
+    return shape.batch * (model.heads / shape.tp) * (shape.seq / shape.cp) * shape.seq
+
+
+def _attention_transient(model: Model, shape: _Shape) -> float:
+    """Gradients of queries, keys, values and their projection; unfused, those of two squares."""
+    wide = shape.tokens * (model.heads + 2 * model.kv_heads) * model.head_dim / shape.tp * shape.element
+    return 2 * wide + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.element)
+
+
+def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:
+    """Activation inputs and output: the second matmul keeps the latter."""
+    output = shape.matmul if shape.kernels is Kernels.FUSED else shape.element
+    if not model.gated:
+        return rows * inner * (shape.element + output)
+    sides = 3 if shape.plain else 2
+    return rows * inner * (sides * shape.element + output)
+
+
+def _mlp_transient(model: Model, shape: _Shape, rows: float, inner: float) -> float:
+    return rows * inner * shape.element * (2 if model.gated else 1)
+
+
+def _experts(model: Model, shape: _Shape) -> float:
+    """Tokens in the order of the experts, and the experts' own activations.
+
+    Megatron-LM weights inside the activation; a plain loop keeps each result before and after its weight.
+    """
+    experts = model.experts
+    assert experts is not None
+    width = experts.latent or model.hidden
+    rows = shape.tokens / shape.outer * experts.top_k * shape.routed
+    gathered = rows * shape.expert_tp
+    kept = gathered * width * shape.matmul
+    if shape.kernels is not Kernels.FUSED:
+        kept += rows * width * shape.element * 2
+    kept += _mlp(model, shape, gathered, experts.ffn / shape.expert_tp)
+    kept += shape.tokens / shape.outer * experts.count * FLOAT * 2  # router logits and probabilities
+    if experts.latent:
+        kept += shape.tokens / shape.outer * experts.latent * shape.element
+    if experts.shared_ffn:
+        kept += _mlp(model, shape, shape.tokens, experts.shared_ffn / shape.tp)
+    return kept
+
+
+def _experts_transient(model: Model, shape: _Shape) -> float:
+    experts = model.experts
+    assert experts is not None
+    rows = shape.tokens / shape.outer * experts.top_k * shape.routed * shape.expert_tp
+    if shape.plain:  # one expert at a time
+        rows /= experts.count
+    width = experts.latent or model.hidden
+    return rows * (experts.ffn / shape.expert_tp * (2 if model.gated else 1) + width) * shape.element

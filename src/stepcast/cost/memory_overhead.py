@@ -1,0 +1,61 @@
+"""What a process takes on a GPU beyond the tensors of its model.
+
+The figures are fitted: see docs/memory.md for the measurements and what they leave unexplained.
+"""
+
+from dataclasses import dataclass
+
+from stepcast.ir.strategy import Strategy
+from stepcast.units import GIB
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """*context_bytes*: the driver's context with the kernels it loaded. *communicator_bytes*: buffers of one
+    group of the communication library. *buffer_bytes*: flat buffers the framework allocates for any model.
+    *fragmentation*: of activations and temporaries, what the allocator holds on top because freed pieces do
+    not fit the next request. *step_bytes*: per parameter whose states a rank keeps, what the optimizer copies
+    for its step in large pieces, for which no freed activation has room. *gradient_bytes*: per parameter a
+    rank holds, further copies of its gradient.
+    """
+
+    context_bytes: float
+    communicator_bytes: float
+    fragmentation: float
+    buffer_bytes: float = 0.0
+    step_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+
+
+# 804 MB between what torch reserved and what the driver reported: one process on an H200, CUDA 13.
+CONTEXT_BYTES = 0.8e9
+
+OVERHEADS: dict[str, Overhead] = {
+    "pytorch": Overhead(CONTEXT_BYTES, communicator_bytes=0.3 * GIB, fragmentation=0.07),
+    "megatron": Overhead(CONTEXT_BYTES, communicator_bytes=0.3 * GIB, fragmentation=0.07),
+    # ZeRO-1 of DeepSpeed copies the averaged gradients of its partition (2) and turns them into fp32 (4); its
+    # two buckets have 5e8 elements each. Fragmentation and the rest of the buffers are fitted to the runs of
+    # the BLOOM prequel (bigscience, chronicles-prequel.md) on 80 GB A100s.
+    "deepspeed": Overhead(
+        CONTEXT_BYTES,
+        communicator_bytes=0.3 * GIB,
+        fragmentation=0.2,
+        buffer_bytes=6.0 * GIB,
+        step_bytes=6.0,
+    ),
+    # Its bf16 optimizer accumulates in fp32 beside bf16 gradients, and flattens those to reduce them.
+    "deepspeed-bf16": Overhead(
+        CONTEXT_BYTES,
+        communicator_bytes=0.3 * GIB,
+        fragmentation=0.2,
+        buffer_bytes=6.0 * GIB,
+        gradient_bytes=4.0,
+    ),
+}
+
+
+def communicators(strategy: Strategy) -> int:
+    """Groups of more than one rank that a GPU takes part in."""
+    layout = strategy.layout
+    sizes = [layout.tp, layout.cp, layout.dp * layout.cp, layout.pp, layout.ep]
+    return sum(size > 1 for size in sizes)
