@@ -21,7 +21,7 @@ from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import ROOT
 
-EXAMPLE = ROOT / "examples" / "kineto-llama-3.2-1b.json.gz"
+EXAMPLE = ROOT / "examples" / "kineto-llama-1b.json.gz"
 Json = dict[str, Any]
 
 

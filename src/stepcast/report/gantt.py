@@ -4,11 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.timeline import SpanKind, Timeline
+from stepcast.report.text import wrap
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-LEGEND = "F forward   B backward   W weight gradient   o once per step   - communication   . waiting"
+LEGEND = "F forward, B backward, W weight gradient, o once per step, - communication, . waiting"
 MARKS = {"F": "F", "B": "B", "I": "B", "W": "W"}
 LONGEST_ROW_LIST = 64
 
@@ -26,7 +27,7 @@ def gantt(timeline: Timeline, width: int) -> str:
         lines.append(f"stage {rank}".ljust(label) + " " + _row(timeline, rows, columns, span_s))
     if len(ranks) > LONGEST_ROW_LIST:
         lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more stages")
-    return "\n".join([*lines, "", LEGEND])
+    return "\n".join([*lines, "", *wrap(LEGEND, width)])
 
 
 def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:
