@@ -5,17 +5,17 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
+from stepcast.analyze.durations import durations_only
 from stepcast.analyze.layers import StageLayers, stage_layers
 from stepcast.analyze.megatron_events import Operation, operations_of
 from stepcast.analyze.megatron_record import record_megatron
 from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
-from stepcast.analyze.play import PathStep, critical_steps, measured
+from stepcast.analyze.play import PathStep, critical_steps, measured, play
 from stepcast.analyze.recording import Join, Part, RankRecord, Recording
 from stepcast.analyze.stragglers import Straggler, find_stragglers
 from stepcast.analyze.traffic import Traffic, traffic_of
 from stepcast.ir.timeline import Timeline
 
-HOST_STEPS = ("gap", "start")
 # Work that is less of a rank than this is left out of what is said about it.
 SMALL_SHARE = 0.05
 BusBandwidth = Callable[[Traffic], float | None]
@@ -31,6 +31,7 @@ class MegatronAnalysis:
     traffic: tuple[Traffic, ...]
     stragglers: tuple[Straggler, ...]
     critical_path: tuple[PathStep, ...]
+    critical_path_s: float | None  # the longest chain of durations alone; None where ranks are missing
     warnings: tuple[str, ...]
 
     @property
@@ -73,12 +74,7 @@ class MegatronAnalysis:
             "rank_times": [self._rank_facts(one) for one in self.parts],
             "stragglers": [_straggler_facts(one, self.recording) for one in self.stragglers],
             "critical_path": [_step_facts(one) for one in self.critical_path],
-            "critical_path_s": sum(
-                one.duration_s for one in self.critical_path if one.operation not in HOST_STEPS
-            ),
-            "critical_path_host_s": sum(
-                one.duration_s for one in self.critical_path if one.operation in HOST_STEPS
-            ),
+            "critical_path_s": self.critical_path_s,
             "warnings": list(self.warnings),
         }
 
@@ -147,10 +143,11 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         traffic=traffic,
         stragglers=find_stragglers(recording, parts),
         critical_path=critical_steps(recording),
+        critical_path_s=play(durations_only(recording)).step_s,
         warnings=(),
     )
     if analysis.alone:
-        analysis = replace(analysis, stragglers=(), critical_path=())
+        analysis = replace(analysis, stragglers=(), critical_path=(), critical_path_s=None)
     return replace(analysis, warnings=tuple(_warnings(analysis)))
 
 

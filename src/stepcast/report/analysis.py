@@ -164,8 +164,8 @@ def _critical_path(found: Facts, width: int) -> str:
     if len(long) > 2 * MOST_ROWS:
         rows.append(("", "", f"and {len(long) - 2 * MOST_ROWS} more (--json)", "", ""))
     total = (
-        f"critical path: {format_seconds(found['critical_path_s'])} of work and transfers, "
-        f"{format_seconds(found['critical_path_host_s'])} of host time between them"
+        f"critical path: {format_seconds(found['critical_path_s'])} with every collective, message and "
+        "optimizer at its shortest; as it ran:"
     )
     return total + "\n" + table(("at", "where", "operation", "micro-batch", "time"), rows, width)
 

@@ -1,0 +1,85 @@
+"""Replays of measured Megatron-LM runs against their measured steps: a folder with one folder per run."""
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from stepcast.analyze.durations import durations_only
+from stepcast.analyze.megatron_record import record_megatron
+from stepcast.analyze.play import play
+from stepcast.analyze.recording import Recording
+from stepcast.analyze.relayout import reschedule
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.table import folder_files, read_many
+from stepcast.ir.timeline import Timeline
+from stepcast.validate.scoreboard import Measurements, Row, columns, summary
+
+# A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
+REAL_LAYERS = 16
+SIZE = "size"
+REAL, TOY = "real size", "toy"
+
+
+def measure_folder(folder: str) -> Measurements:
+    """Every run folder under *folder*, or *folder* itself where it holds one run.
+
+    Rows are replays as ``stepcast replay`` makes them. They repeat what was recorded, so their errors show no
+    more than contradictions between ranks. The figures can be wrong by more: replays from durations alone,
+    and runs laid out anew from what a micro-batch takes on each stage and a typical message, as a change of
+    the schedule lays them out.
+    """
+    replayed: list[Row] = []
+    figured: dict[str, list[Row]] = {"from durations alone": [], "laid out anew": []}
+    skipped: dict[str, int] = {}
+    for path in _runs(folder):
+        try:
+            recording = _recording(path)
+            row = _row(path, recording, recording)
+        except ValueError as error:
+            reason = error.message if isinstance(error, FormatError) else str(error)
+            skipped[reason] = skipped.get(reason, 0) + 1
+            continue
+        replayed.append(row)
+        if recording.whole:
+            figured["from durations alone"].append(_row(path, recording, durations_only(recording)))
+            again = reschedule(recording, recording.micro_batches)
+            figured["laid out anew"].append(_row(path, recording, again))
+    table = columns(replayed)
+    sizes = table.tags.get(SIZE, np.zeros(0, dtype=np.str_))
+    return Measurements(
+        table,
+        skipped,
+        selections={REAL: sizes == REAL, TOY: sizes == TOY},
+        figures={name: error for what, rows in figured.items() for name, error in _figures(what, rows)},
+        notes=("replay takes recorded durations and transfer times, and works out every wait",),
+    )
+
+
+def _runs(folder: str) -> list[str]:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    runs = [os.path.join(folder, name) for name in names if os.path.isdir(os.path.join(folder, name))]
+    return runs or [folder]
+
+
+def _recording(path: str) -> Recording:
+    timeline = read_many(folder_files(path))
+    if not isinstance(timeline, Timeline) or timeline.layout is None:
+        raise ValueError("is no Megatron-LM trace")
+    return record_megatron(timeline)
+
+
+def _row(path: str, measured: Recording, replayed: Recording) -> Row:
+    layers = measured.facts.get("layers")
+    size = REAL if isinstance(layers, int) and layers >= REAL_LAYERS else TOY
+    name = os.path.basename(os.path.normpath(path))
+    return Row(name, measured.measured_step_s, play(replayed).step_s, {SIZE: size})
+
+
+def _figures(what: str, rows: list[Row]) -> Iterator[tuple[str, float]]:
+    for size in (REAL, TOY):
+        table = columns([row for row in rows if row.tags[SIZE] == size])
+        found = summary(table.measured_s, table.predicted_s)
+        if found is not None:
+            yield f"{what}, {size}: mean_abs_error", found.mean_abs_error
+            yield f"{what}, {size}: worst_abs_error", found.worst_abs_error
