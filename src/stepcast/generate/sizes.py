@@ -85,6 +85,14 @@ class Sizes:
         return self.heads * self.model.value_dim
 
     @property
+    def logits_width(self) -> int:
+        """Columns of the logits as they are multiplied. Compilers pad them to 16 bytes (PyTorch Inductor's
+        shape padding), Megatron-LM pads the vocabulary; plain PyTorch multiplies what is there.
+        """
+        multiple = 16 // self.element if self.fused else 1
+        return -(-self.vocab // multiple) * multiple
+
+    @property
     def vocab(self) -> int:
         return -(-self.model.padded_vocab(self.tp) // self.tp)
 
