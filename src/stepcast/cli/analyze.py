@@ -121,7 +121,7 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
         _loaded("stepcast.report.kineto", "kineto_text"),
     ),
     "optimus": (
-        _facts_of("stepcast.analyze.optimus", "analyze_optimus"),
+        _loaded("stepcast.cli.optimus", "optimus_facts"),
         _loaded("stepcast.report.optimus", "optimus_text"),
     ),
 }

@@ -34,6 +34,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("convert", "write a file in another format"),
     Verb("collective", "what a collective costs on a cluster"),
     Verb("op", "what an operator costs on a GPU"),
+    Verb("calibrate", "fit named constants to measured runs"),
     Verb("validate", "the accuracy scoreboard: predictions against measurements"),
     Verb("profile", "measure this GPU and write a calibration"),
     Verb("list", "the formats, GPUs, clusters and models stepcast knows"),

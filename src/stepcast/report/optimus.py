@@ -1,0 +1,107 @@
+"""Explained OptimusPrime runs and their calibration as text."""
+
+import math
+from typing import Any
+
+from stepcast.report.text import facts, table
+from stepcast.units import format_percent, format_seconds
+
+# In the order in which a reader asks.
+PART_TITLES = {
+    "compute": "compute of timed modules, forward and backward",
+    "unhooked": "operators that are not timed",
+    "host": "GPU idle while the host launches",
+    "accumulation": "gradient accumulation",
+    "tensor": "tensor-parallel collectives",
+    "data": "data-parallel collectives",
+    "messages": "messages between stages",
+    "optimizer": "optimizer",
+    "fixed": "fixed step overhead",
+    "bubble": "waiting for other stages (bubble)",
+    "unexplained": "not explained by the model",
+}
+
+
+def optimus_text(found: dict[str, Any], width: int) -> str:
+    """The facts of an OptimusAnalysis."""
+    step_s, layout, messages = found["step_s"], found["layout"], found["messages"]
+    hops = messages["forward_per_hop"]
+    head = [
+        ("run", f"{found['model']}, tp {layout['tp']} x dp {layout['dp']} x pp {layout['pp']}"),
+        ("batch", f"{found['micro_batches']} micro-batches of {found['micro_batch']}"),
+        ("sequence", f"{found['sequence']:g} tokens, the median of the steps"),
+        ("step", f"{format_seconds(step_s)} measured (median)"),
+        ("model says", f"{format_seconds(found['predicted_step_s'])} ({_signed(found['error'])})"),
+    ]
+    if hops:
+        head.append(
+            (
+                "messages",
+                f"{max(hops)} forward and {messages['backward_per_hop']} backward per hop and micro-batch",
+            )
+        )
+    parts = [
+        (
+            title,
+            format_seconds(found["breakdown_s"][part]),
+            format_percent(found["breakdown_s"][part] / step_s),
+        )
+        for part, title in PART_TITLES.items()
+        if found["breakdown_s"].get(part)
+    ]
+    total = sum(found["breakdown_s"].values())
+    parts.append(("step", format_seconds(total), format_percent(total / step_s)))
+    blocks = [
+        facts(head, width),
+        table((f"stage {found['breakdown_stage']}, which waits least", "time", "share"), parts, width),
+        table(("stage", "ends with", "layers", "timed forward", "busy", "bubble"), _stages(found), width),
+    ]
+    for one in found["stragglers"]:
+        blocks.append(f"stage {one['stage']}: its timed modules take {one['factor']:.2f} times the usual")
+    return "\n\n".join(blocks)
+
+
+def _stages(found: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (
+            str(row["stage"]),
+            row["ends_with"],
+            f"{row['layers']:g}",
+            "-" if row["forward_s"] is None else format_seconds(row["forward_s"]),
+            format_seconds(row["busy_s"]),
+            format_seconds(row["bubble_s"]),
+        )
+        for row in found["stages"]
+    ]
+
+
+def calibration_text(found: dict[str, Any], width: int) -> str:
+    """Fitted constants with how well they are known, and the runs they were fitted to."""
+    rows = []
+    for name, value in found["constants"].items():
+        spread = found["spread"].get(name)
+        shown = format_seconds(value) if name.endswith("_s") else f"{value:.3f}"
+        known = (
+            "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
+        )
+        rows.append((found["titles"][name], shown, known))
+    runs = [
+        (
+            one["file"],
+            format_seconds(one["measured_s"]),
+            format_seconds(one["predicted_s"]),
+            _signed(one["error"]),
+        )
+        for one in found["runs"]
+    ]
+    return "\n\n".join(
+        [
+            table(("constant", "value", "known"), rows, width),
+            table(("run", "measured", "fitted", "error"), runs, width),
+            f"mean absolute error of the fit {format_percent(found['mean_abs_error'])} over {len(runs)} runs",
+        ]
+    )
+
+
+def _signed(error: float) -> str:
+    return ("+" if error >= 0 else "") + format_percent(error)

@@ -1,0 +1,135 @@
+"""OptimusPrime runs left out and predicted; the command that calibrates on them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from stepcast.cli.main import main
+from stepcast.hardware import load_cluster
+from stepcast.inputs.errors import FormatError
+from stepcast.validate.optimus import calibrated_of, lengths_beside, machine_of, model_with, rows, shipped
+from stepcast.validate.scoreboard import measurements, scoreboard
+from tests.shared import DATA, ROOT, needs_shared
+
+SWEEP = DATA / "optimus-sweep"
+SEED = ROOT / "examples" / "optimus-llama-1b.txt"
+
+
+@needs_shared
+def test_left_out_runs_are_predicted() -> None:
+    found, skipped = rows(str(SWEEP))
+    assert (len(found), skipped) == (8, {})
+    assert {row.tags["constants"] for row in found} == {"fitted to the other runs"}
+    summary = scoreboard(measurements(found, skipped)).summary
+    assert summary is not None
+    assert summary.mean_abs_error < 0.05
+    assert summary.worst_abs_error < 0.10
+    seed = next(row for row in found if row.measured_s == pytest.approx(1.61334))
+    assert abs(seed.error) < 0.05
+
+
+@needs_shared
+def test_shipped_constants_are_those_of_the_sweep(tmp_path: Path) -> None:
+    written = tmp_path / "c.toml"
+    assert main(["calibrate", str(SWEEP), "-o", str(written)]) == 0
+    again = calibrated_of(written.read_text(), "c.toml")
+    assert again.runs == shipped().runs
+    assert again.sequences == shipped().sequences
+    for name in shipped().constants.__slots__:
+        assert getattr(again.constants, name) == pytest.approx(getattr(shipped().constants, name), rel=1e-3)
+
+
+def test_the_seed_alone_cannot_be_left_out(tmp_path: Path) -> None:
+    shutil.copy(SEED, tmp_path / "log.txt")
+    (tmp_path / "notes.md").write_text("nothing to see\n")
+    assert rows(str(tmp_path)) == ((), {"fewer than 4 other runs to fit to": 1})
+
+
+def test_an_unseen_run_is_predicted_with_shipped_constants(tmp_path: Path) -> None:
+    text = SEED.read_text(errors="replace").replace("ms/batch 16", "ms/batch 17")
+    (tmp_path / "log.txt").write_text(text)
+    found, skipped = rows(str(tmp_path))
+    assert skipped == {}
+    assert [row.tags["constants"] for row in found] == ["shipped"]
+    assert found[0].predicted_s == pytest.approx(1.613, rel=0.05), "the seed's configuration"
+
+
+def test_calibrating_on_the_seed_warns(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    written = tmp_path / "c.toml"
+    assert main(["calibrate", str(SEED), "-o", str(written), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["warnings"][0].startswith("1 run cannot split message latency from fixed step overhead")
+    assert found["runs"][0]["measured_s"] == pytest.approx(1.61334)
+    assert set(found["constants"]) == {
+        "matmul_efficiency",
+        "backward_factor",
+        "message_s",
+        "host_op_s",
+        "fixed_s",
+    }
+    assert calibrated_of(written.read_text(), "c.toml").constants.message_s == pytest.approx(
+        found["constants"]["message_s"], rel=1e-4
+    )
+
+
+def test_analyze_explains_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(SEED), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["step_s"] == pytest.approx(1.61334)
+    assert abs(found["error"]) < 0.05
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"])
+    assert {"operations_s", "bubble_s", "exposed_comm_s", "stragglers", "critical_path", "warnings"} <= set(
+        found
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["calibrate", str(ROOT / "examples" / "simai-gpt-13b.txt")],
+            "calibrate needs runs of one of: optimus",
+        ),
+        (["calibrate", str(SEED), "--sequence", "a,b"], "expected lengths such as"),
+        (["calibrate", str(SEED), "--sequence", "0"], "above zero"),
+        (["calibrate", str(SEED), "--model", "llama-3.2-3b"], "has 1,235,814,400 parameters"),
+        (["calibrate", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("stepcast: ")
+    assert said in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["not toml [", "a = 1", "[constants]\nfixed_s = 1", "sequences = 3\n[constants]"]
+)
+def test_a_calibration_that_is_none(text: str) -> None:
+    with pytest.raises(FormatError, match=r"c\.toml"):
+        calibrated_of(text, "c.toml")
+
+
+def test_lengths_beside_a_log(tmp_path: Path) -> None:
+    log = str(tmp_path / "log.txt")
+    assert lengths_beside(log) == shipped().sequences
+    (tmp_path / "seqlen_per_step.json").write_text('{"S": [10, 20]}')
+    assert lengths_beside(log) == (10.0, 20.0)
+    for bad in ("{}", "[", '{"S": ["x"]}', '{"S": [-1]}'):
+        (tmp_path / "seqlen_per_step.json").write_text(bad)
+        with pytest.raises(FormatError, match="seqlen_per_step"):
+            lengths_beside(log)
+
+
+def test_machine_and_model() -> None:
+    machine = machine_of(load_cluster("a40-pcie"))
+    assert machine.all_reduce_s(1, 1e6) == 0
+    assert machine.all_reduce_s(2, 28.6e6) == pytest.approx(28.6e6 / 40e9, rel=0.1), "bridged pairs"
+    assert machine.hop_bytes_per_s(0, 1) > machine.hop_bytes_per_s(1, 2) > machine.hop_bytes_per_s(3, 4)
+    assert model_with(1_235_814_400).name == "llama-3.2-1b"
+    with pytest.raises(ValueError, match="no Llama"):
+        model_with(7)
