@@ -9,16 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from stepcast.cost.in_flight import default_in_flight
-from stepcast.cost.memory_activations import Kept, layer_kept
-from stepcast.cost.memory_loss import gathered_bytes, loss_bytes
+from stepcast.cost.memory_loss import loss_bytes
 from stepcast.cost.memory_overhead import OVERHEADS, Overhead, communicators
-from stepcast.cost.memory_states import States, piece_states, split_ways
+from stepcast.cost.memory_piece import PieceTotals, piece_totals
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block
-from stepcast.ir.stages import Piece, pieces, pieces_of_stage
+from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Kernels, Strategy, StrategyError, TrainingKind
-from stepcast.ir.trainable import trained_shard
 
 # Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.
 WORKSPACE_BYTES = 2.0 * 32 * 2**20
@@ -87,29 +84,18 @@ def memory(
         in_flight = default_in_flight(strategy)
     if len(in_flight) != strategy.layout.pp:
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
-    parts = pieces(model, strategy)
-    known: dict[tuple[object, ...], StageMemory] = {}
+    totals = _piece_totals(model, strategy)
+    shared = _Shared(model, strategy)
     stages = []
     for stage, counts in enumerate(in_flight):
-        held = [parts[index] for index in pieces_of_stage(strategy, stage)]
-        key = (
-            tuple(counts),
-            *((model.blocks[p.layers.start : p.layers.stop], p.embedding, p.head) for p in held),
-        )
-        if key not in known:
-            known[key] = _Stage(model, strategy, held, counts).memory(stage, gpu, overhead)
-        found = known[key]
-        stages.append(found if found.stage == stage else _numbered(found, stage))
+        held = [totals[index] for index in pieces_of_stage(strategy, stage)]
+        stages.append(_Stage(shared, held, counts).memory(stage, gpu, overhead))
     return tuple(stages)
 
 
 def fits(model: Model, strategy: Strategy, gpu: Gpu) -> bool:
     """Whether every stage fits into the GPU's memory."""
     return all(stage.fits for stage in memory(model, strategy, gpu))
-
-
-def _numbered(memory: StageMemory, stage: int) -> StageMemory:
-    return StageMemory(stage, *(getattr(memory, field.name) for field in fields(memory)[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,46 +109,66 @@ class _Moment:
         return self.gradients + self.activations + self.temporary
 
 
-class _Stage:
-    def __init__(
-        self, model: Model, strategy: Strategy, held: Sequence[Piece], counts: Sequence[int]
-    ) -> None:
-        self.model, self.strategy, self.held, self.counts = model, strategy, held, counts
-        states = States(0.0, 0.0, 0.0)
-        for piece in held:
-            states = states + piece_states(model, strategy, piece)
-        self.states = states
-        shards = [trained_shard(model, strategy, piece) for piece in held]
-        self.trained = sum(shard.total for shard in shards)
-        ways = split_ways(strategy)
-        self.owned = sum(shard.dense / ways[0] + shard.experts / ways[1] for shard in shards)
-        self.layers: list[Kept] = []  # one of each kind
-        self.activations = 0.0
-        self.recomputed = 0.0
-        self._count_layers()
+def _piece_totals(model: Model, strategy: Strategy) -> list[PieceTotals]:
+    """Every piece's totals in model order; pieces of the same layers share theirs."""
+    known: dict[tuple[object, ...], PieceTotals] = {}
+    totals = []
+    for piece in pieces(model, strategy):
+        key = (model.blocks[piece.layers.start : piece.layers.stop], piece.embedding, piece.head)
+        if key not in known:
+            known[key] = piece_totals(model, strategy, piece)
+        totals.append(known[key])
+    return totals
 
-    def _count_layers(self) -> None:
-        model, strategy = self.model, self.strategy
-        kinds: dict[Block, Kept] = {}
-        for piece, count in zip(self.held, self.counts, strict=True):
-            whole = strategy.recompute.whole_layers(len(piece.layers))
-            numbers: dict[tuple[Block, bool], int] = {}
-            for position, block in enumerate(model.blocks[piece.layers.start : piece.layers.stop]):
-                key = (block, position < whole)
-                numbers[key] = numbers.get(key, 0) + 1
-            for (block, again), number in numbers.items():
-                kept = kinds.get(block)
-                if kept is None:
-                    kept = kinds[block] = layer_kept(model, strategy, block)
-                self.activations += count * number * kept.after(again)
-                if again:
-                    self.recomputed = max(self.recomputed, kept.kept - kept.input)
-            if piece.head:
-                # Input and output of the final norm.
-                split = strategy.layout.tp if strategy.sequence_parallel else 1
-                width = strategy.local_tokens / split * model.hidden * strategy.stored.bytes
-                self.activations += 2 * count * width
-        self.layers = list(kinds.values())
+
+class _Shared:
+    """What is the same for every stage."""
+
+    def __init__(self, model: Model, strategy: Strategy) -> None:
+        layout = strategy.layout
+        self.strategy = strategy
+        # Flat buffers exist all the time; PyTorch's own gradients from the first backward of a step on.
+        self.early = (
+            strategy.kernels is Kernels.FUSED
+            or strategy.micro_batches > 1
+            or strategy.sharding.splits_gradients
+        )
+        whole = strategy.local_tokens * model.hidden * strategy.stored.bytes
+        outer = whole / (layout.tp if strategy.sequence_parallel else 1)
+        # Gathered inputs of tensor-parallel matmuls, and messages between stages.
+        self.exchanged = (2 * whole if strategy.sequence_parallel else 0.0) + (
+            2 * outer if layout.pp > 1 else 0.0
+        )
+        self.head_activations = 2 * outer  # input and output of the final norm
+        self.communicators = communicators(strategy)
+        full = strategy.training is TrainingKind.FULL
+        width = model.embedding_width or model.hidden
+        rows = model.padded_vocab(layout.tp) / layout.tp
+        self.word_gradient = rows * width * strategy.stored.bytes if full else 0.0
+        self.tied = model.tied
+        self.model = model
+        self.loss: dict[int, float] = {}
+
+    def loss_bytes(self, count: int) -> float:
+        if count not in self.loss:
+            self.loss[count] = loss_bytes(self.model, self.strategy, count)
+        return self.loss[count]
+
+
+class _Stage:
+    def __init__(self, shared: _Shared, held: Sequence[PieceTotals], counts: Sequence[int]) -> None:
+        self.shared, self.strategy, self.held, self.counts = shared, shared.strategy, held, counts
+        self.states = held[0].states
+        for piece in held[1:]:
+            self.states = self.states + piece.states
+        self.trained = sum(piece.trained for piece in held)
+        self.owned = sum(piece.owned for piece in held)
+        self.activations = sum(count * piece.activations for piece, count in zip(held, counts, strict=True))
+        self.head = any(piece.head for piece in held)
+        self.embedding = any(piece.embedding for piece in held)
+        if self.head:
+            at_head = max(count for piece, count in zip(held, counts, strict=True) if piece.head)
+            self.activations += at_head * shared.head_activations
 
     def memory(self, stage: int, gpu: Gpu, overhead: Overhead) -> StageMemory:
         running = max(self._moments(), key=lambda each: each.total)
@@ -179,32 +185,35 @@ class _Stage:
             activations=moment.activations,
             temporary=moment.temporary,
             fragmentation=overhead.fragmentation * loose + large,
-            communication=overhead.buffer_bytes + overhead.communicator_bytes * communicators(self.strategy),
+            communication=overhead.buffer_bytes + overhead.communicator_bytes * self.shared.communicators,
             framework=overhead.context_bytes,
             capacity=gpu.memory_bytes,
         )
 
     def _moments(self) -> list[_Moment]:
         """The moments of a step before the optimizer's."""
-        states, strategy = self.states, self.strategy
-        # Flat buffers exist all the time; PyTorch's own gradients from the first backward of a step on.
-        lasting = strategy.kernels is Kernels.FUSED or strategy.micro_batches > 1
-        early = states.gradients if lasting or strategy.sharding.splits_gradients else 0.0
-        working = max((kept.transient for kept in self.layers), default=0.0) + self._exchanged()
-        gathered, unreduced = gathered_bytes(self.model, strategy, self.held)
+        shared, held, gradients = self.shared, self.held, self.states.gradients
+        early = gradients if shared.early else 0.0
+        working = max(piece.transient for piece in held) + shared.exchanged
+        if self.strategy.layout.pp > 1:  # all of a stage's weights stay gathered
+            gathered = sum(piece.gathered for piece in held)
+            unreduced = sum(piece.unreduced for piece in held)
+        else:
+            gathered = max(piece.gathered for piece in held)
+            unreduced = max(piece.unreduced for piece in held)
         sharded = gathered + unreduced + WORKSPACE_BYTES
-        one = max((kept.kept for kept in self.layers), default=0.0)
         # The last layer to run backward has no gradients yet when its activations are all there.
-        late = max(early, states.gradients - self._first_layer_gradients())
+        late = max(early, gradients - held[0].first_layer_gradients)
+        again = max(piece.recomputed for piece in held)
         moments = [
-            _Moment(early, self.activations, self.recomputed + working + sharded),
-            _Moment(late, one, working + sharded),
-            _Moment(states.gradients, 0.0, self._embedding_gradient() + WORKSPACE_BYTES),
+            _Moment(early, self.activations, again + working + sharded),
+            _Moment(late, max(piece.largest_layer for piece in held), working + sharded),
+            _Moment(gradients, 0.0, self._embedding_gradient() + WORKSPACE_BYTES),
         ]
-        for piece, count in zip(self.held, self.counts, strict=True):
+        for piece, count in zip(held, self.counts, strict=True):
             if piece.head:
-                loss = loss_bytes(self.model, strategy, count)
-                moments.append(_Moment(early, self.activations, loss + gathered + WORKSPACE_BYTES))
+                loss = shared.loss_bytes(count) + gathered + WORKSPACE_BYTES
+                moments.append(_Moment(early, self.activations, loss))
         return moments
 
     def _update(self) -> float:
@@ -215,42 +224,18 @@ class _Stage:
         return self.owned * optimizer.moment_dtype.bytes
 
     def _accumulated(self) -> float:
-        """Plain PyTorch adds a weight's new gradient to that of earlier micro-batches; the largest weight is the
-        output projection.
+        """Plain PyTorch adds a new gradient to that of earlier micro-batches; the largest is that of the output
+        projection.
         """
-        model, strategy = self.model, self.strategy
-        if strategy.kernels is Kernels.FUSED or strategy.micro_batches == 1:
+        if self.strategy.kernels is Kernels.FUSED or self.strategy.micro_batches == 1 or not self.head:
             return 0.0
-        if strategy.training is TrainingKind.LORA or not any(piece.head for piece in self.held):
-            return 0.0
-        tp = strategy.layout.tp
-        return model.padded_vocab(tp) / tp * (model.embedding_width or model.hidden) * strategy.stored.bytes
-
-    def _first_layer_gradients(self) -> float:
-        layers = self.held[0].layers
-        if not layers:
-            return 0.0
-        first = Piece(range(layers.start, layers.start + 1), False, False)
-        return piece_states(self.model, self.strategy, first).gradients
-
-    def _exchanged(self) -> float:
-        """Gathered inputs of tensor-parallel matmuls, and messages between stages."""
-        strategy, layout = self.strategy, self.strategy.layout
-        whole = strategy.local_tokens * self.model.hidden * strategy.stored.bytes
-        size = 2 * whole if strategy.sequence_parallel else 0.0
-        if layout.pp > 1:
-            size += 2 * whole / (layout.tp if strategy.sequence_parallel else 1)
-        return size
+        return self.shared.word_gradient
 
     def _embedding_gradient(self) -> float:
         """The dense gradient of a word embedding exists beside what it is added to: for a moment twice, with
         tied weights three times. Flat buffers need one.
         """
-        model, strategy = self.model, self.strategy
-        if strategy.training is TrainingKind.LORA or not any(piece.embedding for piece in self.held):
+        if not self.embedding:
             return 0.0
-        width = model.embedding_width or model.hidden
-        size = model.padded_vocab(strategy.layout.tp) / strategy.layout.tp * width * strategy.stored.bytes
-        if strategy.kernels is Kernels.FUSED:
-            return size
-        return size * (2 if model.tied and any(piece.head for piece in self.held) else 1)
+        twice = self.shared.tied and self.head and self.strategy.kernels is not Kernels.FUSED
+        return self.shared.word_gradient * (2 if twice else 1)

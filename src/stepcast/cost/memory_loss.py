@@ -1,7 +1,5 @@
 """What exists for a moment only: the logits and their gradient, and layers gathered from their shards."""
 
-from collections.abc import Sequence
-
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.stages import Piece
@@ -38,7 +36,7 @@ def loss_bytes(model: Model, strategy: Strategy, in_flight: int = 1) -> float:
     return kept + copies * logits + weight
 
 
-def gathered_bytes(model: Model, strategy: Strategy, held: Sequence[Piece]) -> tuple[float, float]:
+def gathered_bytes(model: Model, strategy: Strategy, piece: Piece) -> tuple[float, float]:
     """ZeRO-3 and FSDP: gathered weights, and gradients that are not reduced yet.
 
     That is the unit at work and the next one, and the gradients of one. In a pipeline the weights of the
@@ -48,11 +46,9 @@ def gathered_bytes(model: Model, strategy: Strategy, held: Sequence[Piece]) -> t
     if not strategy.sharding.splits_parameters:
         return 0.0, 0.0
     if strategy.layout.pp > 1:
-        weights = sum(held_shard(model, strategy, piece).total for piece in held)
-        gradients = sum(trained_shard(model, strategy, piece).total for piece in held)
-        return weights * strategy.stored.bytes, gradients * strategy.gradient_dtype.bytes
-    largest = max((_largest_unit(model, strategy, piece) for piece in held), default=0)
-    size = largest * strategy.stored.bytes
+        weights = held_shard(model, strategy, piece).total * strategy.stored.bytes
+        return weights, trained_shard(model, strategy, piece).total * strategy.gradient_dtype.bytes
+    size = _largest_unit(model, strategy, piece) * strategy.stored.bytes
     return 2 * size, size
 
 

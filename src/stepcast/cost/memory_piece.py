@@ -1,0 +1,68 @@
+"""What one pipeline piece holds: states, and activations of one micro-batch."""
+
+from dataclasses import dataclass
+
+from stepcast.cost.memory_activations import Kept, layer_kept
+from stepcast.cost.memory_loss import gathered_bytes
+from stepcast.cost.memory_states import States, piece_states, split_ways
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Block
+from stepcast.ir.stages import Piece
+from stepcast.ir.strategy import Strategy
+from stepcast.ir.trainable import trained_shard
+
+
+@dataclass(frozen=True, slots=True)
+class PieceTotals:
+    """Bytes, but for the two counts of parameters: those trained, and those whose states the rank keeps."""
+
+    states: States
+    trained: int
+    owned: float
+    activations: float  # of one micro-batch
+    recomputed: float  # what a recomputed layer holds while it is worked on
+    transient: float
+    largest_layer: float
+    first_layer_gradients: float
+    gathered: float
+    unreduced: float
+    embedding: bool
+    head: bool
+
+
+def piece_totals(model: Model, strategy: Strategy, piece: Piece) -> PieceTotals:
+    """The totals of one piece."""
+    trained, ways = trained_shard(model, strategy, piece), split_ways(strategy)
+    whole = strategy.recompute.whole_layers(len(piece.layers))
+    kinds: dict[Block, Kept] = {}
+    activations = recomputed = 0.0
+    for position, block in enumerate(model.blocks[piece.layers.start : piece.layers.stop]):
+        kept = kinds.get(block)
+        if kept is None:
+            kept = kinds[block] = layer_kept(model, strategy, block)
+        activations += kept.after(position < whole)
+        if position < whole:
+            recomputed = max(recomputed, kept.kept - kept.input)
+    gathered, unreduced = gathered_bytes(model, strategy, piece)
+    return PieceTotals(
+        states=piece_states(model, strategy, piece),
+        trained=trained.total,
+        owned=trained.dense / ways[0] + trained.experts / ways[1],
+        activations=activations,
+        recomputed=recomputed,
+        transient=max((kept.transient for kept in kinds.values()), default=0.0),
+        largest_layer=max((kept.kept for kept in kinds.values()), default=0.0),
+        first_layer_gradients=_first_layer_gradients(model, strategy, piece),
+        gathered=gathered,
+        unreduced=unreduced,
+        embedding=piece.embedding,
+        head=piece.head,
+    )
+
+
+def _first_layer_gradients(model: Model, strategy: Strategy, piece: Piece) -> float:
+    layers = piece.layers
+    if not layers:
+        return 0.0
+    first = Piece(range(layers.start, layers.start + 1), False, False)
+    return piece_states(model, strategy, first).gradients
