@@ -16,6 +16,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"units", "ir", "inputs"},
     "generate": {"units", "ir"},
     "cost": {"units", "ir", "hardware"},
+    "profile": {"units", "ir", "hardware", "cost"},
     "simulate": {"units", "ir"},
     "analyze": {"units", "ir", "simulate"},
     "report": {"units", "ir"},

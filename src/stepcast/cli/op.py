@@ -1,0 +1,243 @@
+"""``stepcast op matmul --m 4096 --n 12288 --k 4096 --gpu h200``: how long one operator takes on a GPU."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.documents import load_calibration
+from stepcast.cli.output import print_json, terminal_width
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.report.text import facts, table
+from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from stepcast.cost.price import Price
+
+Operator = Matmul | GroupedMatmul | Attention | Elementwise
+K = ElementwiseKind
+MATRIX_KINDS = ("matmul", "bmm", "grouped", "attention")
+# Tensors of rows x columns that the kernel reads and writes; all others read one and write one.
+TENSORS: dict[ElementwiseKind, tuple[float, float]] = {
+    K.ADD: (2, 1),
+    K.MUL: (2, 1),
+    K.SWIGLU: (2, 1),
+    K.CROSS_ENTROPY: (3, 1),
+    K.OPTIMIZER: (4, 3),
+    K.FILL: (0, 1),
+}
+TENSORS_BACKWARD: dict[ElementwiseKind, tuple[float, float]] = {K.SWIGLU: (3, 2)}
+NEEDED = {
+    "matmul": ("m", "n", "k"),
+    "bmm": ("batch", "m", "n", "k"),
+    "grouped": ("groups", "m", "n", "k"),
+    "attention": ("seq", "heads", "head_dim"),
+}
+NEEDED_ELEMENTWISE = ("rows", "columns")
+SWEPT = {"matmul": "m", "bmm": "m", "grouped": "m", "attention": "seq"}
+LARGEST_OF_SWEEP = 65_536
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = [*MATRIX_KINDS, *(str(kind) for kind in ElementwiseKind)]
+    parser.add_argument("kind", choices=kinds, metavar="KIND", help=", ".join(kinds))
+    parser.add_argument("--gpu", metavar="G", help="name in the catalogue, or a TOML file")
+    parser.add_argument(
+        "--dtype", default="bf16", choices=[str(dtype) for dtype in DType], metavar="D", help="default: bf16"
+    )
+    sizes = parser.add_argument_group("sizes")
+    for name, meaning in (
+        ("m", "rows of the result; of all groups together for grouped"),
+        ("n", "columns of the result"),
+        ("k", "length of the reduction"),
+        ("batch", "products of a bmm, or sequences of an attention (default 1)"),
+        ("groups", "experts of a grouped matmul"),
+        ("seq", "attention: length of the sequence"),
+        ("keys", "attention: length of the keys (default: --seq)"),
+        ("heads", "attention: query heads"),
+        ("kv-heads", "attention: key and value heads (default: --heads)"),
+        ("head-dim", "attention: width of a head"),
+        ("rows", "memory-bound kinds: rows"),
+        ("columns", "memory-bound kinds: columns, the length that is normalised"),
+    ):
+        sizes.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
+    parser.add_argument("--backward", action="store_true", help="the gradient; not for matmuls")
+    parser.add_argument("--no-causal", action="store_true", help="attention: every query sees every key")
+    parser.add_argument(
+        "--to", choices=[str(dtype) for dtype in DType], metavar="D", help="cast: the format written"
+    )
+    parser.add_argument("--busy", action="store_true", help="in the midst of long matrix work: hot, queued")
+    parser.add_argument("--sweep", action="store_true", help="double m (or seq, or rows) up to 65,536")
+    parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.cost.compute import ALONE, SUSTAINED, compute_price
+    from stepcast.cost.fits import default_fit
+    from stepcast.hardware import load_gpu
+
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    if args.gpu is None and calibration is None:
+        raise ValueError("say which GPU with --gpu, such as --gpu h200")
+    gpu = load_gpu(args.gpu if calibration is None else args.gpu or calibration.gpu)
+    if calibration is not None and gpu.name != calibration.gpu:
+        raise ValueError(f"{args.calibration} was measured on {calibration.gpu}, not on {gpu.name}")
+    priced = compute_price if calibration is None else calibration.price
+    load = SUSTAINED if args.busy else ALONE
+    works = list(_works(args))
+    prices = [priced(work, gpu, default_fit(), load) for work in works]
+    about = {"operator": args.kind, "gpu": gpu.name, "dtype": args.dtype, "backward": args.backward}
+    records = [_record(work, price) for work, price in zip(works, prices, strict=True)]
+    if args.json:
+        print_json({**about, "rows": records} if args.sweep else {**about, **records[0]})
+    elif args.sweep:
+        named = ("operator", "gpu", "dtype")
+        print(facts((name, about[name]) for name in named))
+        print()
+        heads = (_swept(args), "time", "bound", "efficiency", "rate", "range", "source")
+        print(table(heads, map(_cells, records), terminal_width()))
+    else:
+        names = ("size", "time", "bound", "efficiency", "rate", "nine times in ten", "source")
+        pairs = [("operator", args.kind + (" backward" if args.backward else "")), ("gpu", gpu.name)]
+        cells = (_size(works[0]), *_cells(records[0])[1:])
+        print(facts([*pairs, ("dtype", args.dtype), *zip(names, cells, strict=True)]))
+    return 0
+
+
+def _swept(args: argparse.Namespace) -> str:
+    return SWEPT.get(args.kind, "rows")
+
+
+def _works(args: argparse.Namespace) -> Iterator[Operator]:
+    """The operator asked for, or the row of them that a sweep goes through."""
+    if not args.sweep:
+        yield _work(args)
+        return
+    name = _swept(args)
+    start = getattr(args, name) or max(128, args.groups or 0)
+    if start > LARGEST_OF_SWEEP:
+        raise ValueError(f"a sweep ends at {LARGEST_OF_SWEEP:,}; --{name} must be at most that")
+    size = start
+    while size <= LARGEST_OF_SWEEP:
+        yield _work(argparse.Namespace(**{**vars(args), name: size}))
+        size *= 2
+
+
+def _work(args: argparse.Namespace) -> Operator:
+    needed = NEEDED.get(args.kind, NEEDED_ELEMENTWISE)
+    missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(args, name) is None]
+    if missing:
+        raise ValueError(f"{args.kind} needs {' and '.join(missing)}")
+    dtype = DType(args.dtype)
+    if args.kind == "attention":
+        return _attention(args, dtype)
+    if args.kind not in MATRIX_KINDS:
+        return _elementwise(args, dtype)
+    if args.backward:
+        raise ValueError("the gradients of a matmul are two matmuls: ask for (m, k, n) and for (k, n, m)")
+    if args.kind == "grouped":
+        return GroupedMatmul(args.m, args.n, args.k, args.groups, dtype)
+    return Matmul(args.m, args.n, args.k, args.batch or 1, dtype)
+
+
+def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
+    return Attention(
+        batch=1 if args.batch is None else args.batch,
+        query_len=args.seq,
+        key_len=args.seq if args.keys is None else args.keys,
+        heads=args.heads,
+        kv_heads=args.heads if args.kv_heads is None else args.kv_heads,
+        head_dim=args.head_dim,
+        value_dim=args.head_dim,
+        causal=not args.no_causal,
+        backward=args.backward,
+        dtype=dtype,
+    )
+
+
+def _elementwise(args: argparse.Namespace, dtype: DType) -> Elementwise:
+    kind = ElementwiseKind(args.kind)
+    if args.to is not None and kind is not K.CAST:
+        raise ValueError("--to is for cast alone")
+    plain = (2, 1) if args.backward else (1, 1)
+    reads, writes = (TENSORS_BACKWARD if args.backward else TENSORS).get(kind, plain)
+    size = args.rows * args.columns * dtype.bytes
+    work = Elementwise(
+        kind, args.rows, args.columns, reads * size, writes * size, args.backward, dtype
+    )  # fmt: skip
+    if kind is not K.CAST:
+        return work
+    to = DType.FP32 if args.to is None else DType(args.to)
+    # A cast into a scaled format reads its input twice: once for the largest magnitude.
+    scaled = to in (DType.FP8, DType.MXFP8, DType.FP4, DType.NVFP4)
+    written = args.rows * args.columns * to.bytes
+    return replace(
+        work, read_bytes=(2 if scaled else 1) * size, write_bytes=written, dtype=to if scaled else dtype
+    )
+
+
+def _record(work: Operator, price: "Price") -> dict[str, Any]:
+    moved = _moved_bytes(work)
+    flops = 0.0 if isinstance(work, Elementwise) else work.flops
+    return {
+        "size": _sizes(work),
+        "time_s": price.seconds,
+        "bound": str(price.bound),
+        "efficiency": price.efficiency,
+        "source": str(price.source),
+        "uncertainty": {"low_s": price.low_s, "high_s": price.high_s},
+        "flops": flops,
+        "bytes": moved,
+        "flops_per_s": flops / price.seconds,
+        "bytes_per_s": moved / price.seconds,
+    }
+
+
+def _moved_bytes(work: Operator) -> float:
+    from stepcast.cost.attention import attention_bytes
+    from stepcast.cost.matmul import matmul_bytes
+
+    match work:
+        case Matmul():
+            return float(matmul_bytes(work.m, work.n, work.k, work.batch, work.dtype.bytes))
+        case GroupedMatmul():
+            return float(matmul_bytes(work.m / work.groups, work.n, work.k, work.groups, work.dtype.bytes))
+        case Attention():
+            sizes = (work.batch, work.query_len, work.key_len, work.heads, work.kv_heads)
+            wide = (work.head_dim, work.value_dim)
+            return float(attention_bytes(*sizes, *wide, work.backward, work.dtype.bytes))
+    return work.read_bytes + work.write_bytes
+
+
+def _sizes(work: Operator) -> dict[str, int]:
+    match work:
+        case Matmul():
+            return {"m": work.m, "n": work.n, "k": work.k, "batch": work.batch}
+        case GroupedMatmul():
+            return {"m": work.m, "n": work.n, "k": work.k, "groups": work.groups}
+        case Attention():
+            heads = {"heads": work.heads, "kv_heads": work.kv_heads, "head_dim": work.head_dim}
+            return {"seq": work.query_len, "keys": work.key_len, "batch": work.batch, **heads}
+    return {"rows": work.rows, "columns": work.columns}
+
+
+def _size(work: Operator) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {size:,}" for name, size in _sizes(work).items())
+
+
+def _cells(record: dict[str, Any]) -> tuple[str, ...]:
+    rate = f"{record['flops_per_s'] / TFLOPS:.1f} TFLOP/s"
+    if record["bound"] != "compute" or not record["flops"]:
+        rate = format_rate(record["bytes_per_s"])
+    spread = record["uncertainty"]
+    return (
+        f"{next(iter(record['size'].values())):,}",
+        format_seconds(record["time_s"]),
+        record["bound"],
+        format_percent(record["efficiency"]),
+        rate,
+        f"{format_seconds(spread['low_s'])} to {format_seconds(spread['high_s'])}",
+        record["source"],
+    )

@@ -1,0 +1,204 @@
+"""``stepcast profile -o my-gpu.toml``: measure this machine's GPU and write a calibration."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.report.text import facts, table
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+
+if TYPE_CHECKING:
+    from stepcast.hardware import Gpu
+    from stepcast.profile.corrections import Fitted
+    from stepcast.profile.document import Document
+    from stepcast.profile.measure import Progress
+    from stepcast.profile.torch_backend import TorchBackend
+
+LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; what is left is measured when the command runs again
+
+KEEP_EVERY_S = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the calibration to write")
+    parser.add_argument("--quick", action="store_true", help="a third of the points, in under a minute")
+    parser.add_argument(
+        "--gpu", metavar="G", help="what the catalogue calls this GPU, or a TOML file that describes it"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.cost.fits import default_fit
+    from stepcast.profile.cases import gpu_cases
+    from stepcast.profile.corrections import fit_classes
+    from stepcast.profile.document import Document
+    from stepcast.profile.measure import Points, measure
+    from stepcast.profile.torch_backend import TorchBackend, load_torch
+
+    torch = load_torch()
+    backend = TorchBackend(torch)
+    gpu = _gpu(args.gpu, backend.device)
+    known = _known(Path(args.output), backend)
+    cases = gpu_cases(gpu, default_fit(), backend.formats, args.quick)
+    document = known or Document(gpu.name, backend.device, backend.software, Points())
+    document = replace(document, gpu=gpu.name, launch=document.launch or backend.launch())
+    limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
+    keep = _Keeper(args.output, document)
+    points = measure(cases, backend, document.points, limit_s, time.monotonic, keep)
+    _end_progress()
+    # Points of an earlier run with other options count too.
+    every = {case.name: case for quick in (False, True)
+             for case in gpu_cases(gpu, default_fit(), backend.formats, quick)}  # fmt: skip
+    fitted = fit_classes(tuple(every.values()), points.seconds, gpu, default_fit())
+    document = replace(
+        document, points=points, corrections={entry.kind: entry.correction for entry in fitted}
+    )
+    document = _with_collectives(document, torch)
+    _write(args.output, document)
+    _show(args, document, fitted, backend)
+    return 0
+
+
+def _gpu(name: str | None, device: str) -> "Gpu":
+    from stepcast.hardware import load_gpu
+
+    if name is not None:
+        return load_gpu(name)
+    try:
+        return load_gpu(device)
+    except ValueError:
+        raise ValueError(
+            f"{device} is not in the catalogue; describe it in a TOML file (docs/clusters.md) "
+            "and name that with --gpu"
+        ) from None
+
+
+def _known(path: Path, backend: "TorchBackend") -> "Document | None":
+    """What an earlier run measured on the same GPU with the same software."""
+    from stepcast.profile.document import read_document
+
+    if not path.exists():
+        return None
+    document = read_document(path.read_text(encoding="utf-8"), str(path))
+    for what, old, new in (
+        ("GPU", document.device, backend.device),
+        ("software", document.software, backend.software),
+    ):
+        if old != new:
+            raise ValueError(
+                f"{path}: was measured with another {what} ({old}, not {new}); write to another file"
+            )
+    return document
+
+
+def _with_collectives(document: "Document", torch: Any) -> "Document":
+    """All-reduce over the GPUs here, where there are several and an earlier run has not timed it."""
+    from stepcast.profile.torch_collectives import all_reduce_points
+
+    ranks = int(torch.cuda.device_count())
+    if ranks < 2 or document.collectives:
+        return document
+    try:
+        return replace(document, collectives=tuple(all_reduce_points(torch, ranks)))
+    except Exception as error:  # a broken fabric must not cost the points already measured
+        failed = {**document.points.failed, f"all-reduce over {ranks} GPUs": str(error)[:200]}
+        return replace(document, points=replace(document.points, failed=failed))
+
+
+def _write(path: str, document: "Document") -> None:
+    """Whole or not at all: a run cut short must not leave half a file."""
+    from stepcast.profile.document import to_toml
+
+    beside = f"{path}.part"
+    with open(beside, "w", encoding="utf-8") as file:
+        file.write(to_toml(document))
+    os.replace(beside, path)
+
+
+class _Keeper:
+    """Shows progress and keeps what has been measured, so that a run cut short is not lost."""
+
+    def __init__(self, path: str, document: "Document") -> None:
+        self._path, self._document, self._written_s = path, document, 0.0
+
+    def __call__(self, progress: "Progress") -> None:
+        _show_progress(progress)
+        if progress.elapsed_s - self._written_s >= KEEP_EVERY_S:
+            self._written_s = progress.elapsed_s
+            _write(self._path, replace(self._document, points=progress.points))
+
+
+def _show_progress(progress: "Progress") -> None:
+    took = "failed" if progress.seconds is None else format_seconds(progress.seconds)
+    line = f"{progress.done}/{progress.total}  {progress.elapsed_s:.0f} s  {progress.case.name}  {took}"
+    if sys.stderr.isatty():
+        print(f"\r\033[K{line[: terminal_width() - 1]}", end="", file=sys.stderr, flush=True)
+    elif progress.done % 25 == 0 or progress.done == progress.total:
+        print(line, file=sys.stderr, flush=True)
+
+
+def _end_progress() -> None:
+    if sys.stderr.isatty():
+        print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _show(
+    args: argparse.Namespace, document: "Document", fitted: Sequence["Fitted"], backend: "TorchBackend"
+) -> None:
+    from stepcast.profile.torch_collectives import bus_bytes_per_s
+
+    points = document.points
+    about = {
+        "gpu": document.gpu,
+        "device": document.device,
+        "software": document.software,
+        "points": len(points.seconds),
+        "failed": len(points.failed),
+        "left": len(points.left),
+        "output": args.output,
+    }
+    if args.json:
+        classes = {entry.kind: {key: value for key, value in asdict(entry).items() if key != "kind"}
+                   for entry in fitted}  # fmt: skip
+        launch, collectives = dict(document.launch), list(document.collectives)
+        failed = dict(points.failed)
+        print_json(
+            {**about, "failed": failed, "classes": classes, "launch": launch, "collectives": collectives}
+        )
+        return
+    print(
+        facts([*about.items(), *((name, format_seconds(value)) for name, value in document.launch.items())])
+    )
+    print()
+    heads = ("class", "points", "error before", "after", "on points left out", "factor")
+    rows = [
+        (
+            entry.kind,
+            entry.points,
+            *(format_percent(error) for error in (entry.before, entry.after, entry.left_out)),
+            f"{entry.correction.factor:.3f}",
+        )
+        for entry in fitted
+    ]
+    print(table(heads, rows, terminal_width()))
+    if document.collectives:
+        rows = [
+            (
+                format_bytes(row["size_bytes"]),
+                format_seconds(row["seconds"]),
+                format_rate(bus_bytes_per_s(dict(row))),
+            )
+            for row in document.collectives
+        ]
+        print()
+        print(table(("all-reduce", "time", "bus bandwidth"), rows, terminal_width()))
+    print_warnings(f"{name} failed: {why}" for name, why in list(points.failed.items())[:5])
+    if points.left:
+        print_warnings([f"{len(points.left)} cases were not reached in time; run the same command again"])

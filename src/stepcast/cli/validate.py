@@ -1,0 +1,204 @@
+"""``stepcast validate``: the accuracy scoreboard, our predictions against measurements."""
+
+import argparse
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.output import heading, print_json, terminal_width
+from stepcast.report.text import bullet, facts, table
+from stepcast.units import format_count, format_percent, format_seconds
+
+if TYPE_CHECKING:
+    from stepcast.validate.scoreboard import Columns, Row, Scoreboard, Summary
+    from stepcast.validate.sets import MeasurementSet
+
+HEADS = ("rows", "mean", "median", "p90", "worst", "signed", "weighted")
+SHOWN_REASONS = 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set", action="append", metavar="NAME", help="a measurement set; may repeat (default: all at hand)"
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", help="other rows of the set, in a folder laid out like it, or one file of it"
+    )
+    parser.add_argument(
+        "--cluster", metavar="C", help="nccl-tests: where the logs were taken (default: azure-nd-a100-v4)"
+    )
+    parser.add_argument("-o", "--output", metavar="FILE", help="every row, measured and predicted, as csv")
+    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.validate.scoreboard import scoreboard
+
+    boards: dict[str, Scoreboard] = {}
+    measured: dict[str, Columns] = {}
+    places, absent = _places(args)
+    for entry, place in places:
+        _progress(entry.name)
+        options = {"cluster": args.cluster} if args.cluster and entry.name == "nccl-tests" else {}
+        found = entry.measure(str(place), **options)
+        boards[entry.name], measured[entry.name] = scoreboard(found), found.columns
+    _progress("")
+    if args.output:
+        _write_csv(args.output, measured)
+    if args.json:
+        sets = {name: board_facts(board) for name, board in boards.items()}
+        print_json({"sets": sets, "absent": [entry.name for entry in absent]})
+    else:
+        for name, board in boards.items():
+            print(board_text(name, board, terminal_width()))
+            print()
+        for entry in absent:
+            print(f"{entry.name}: not at hand ({entry.about}); give its folder with --data DIR")
+    return 0
+
+
+def _progress(name: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{name}", end="", file=sys.stderr, flush=True)
+
+
+# ---- where the rows are --------------------------------------------------------------------------------
+
+Places = list[tuple["MeasurementSet", Path]]
+
+
+def _places(args: argparse.Namespace) -> tuple[Places, list["MeasurementSet"]]:
+    """The sets to measure with their folders, and those that are not at hand."""
+    from stepcast.validate.sets import measurement_sets
+
+    known = measurement_sets()
+    for name in args.set or ():
+        if name not in known:
+            raise ValueError(f"unknown measurement set {name!r}; known are {', '.join(known)}")
+    chosen = [known[name] for name in dict.fromkeys(args.set or known)]
+    if args.data:
+        return _given_places(Path(args.data), chosen, bool(args.set)), []
+    places = [(entry, place) for entry in chosen if (place := _default_place(entry)) is not None]
+    absent = [entry for entry in chosen if entry not in [there for there, _ in places]]
+    if args.set and absent:
+        raise ValueError(f"the rows of {absent[0].name} are not at hand; give their folder with --data DIR")
+    return places, absent
+
+
+def _given_places(data: Path, chosen: list["MeasurementSet"], named: bool) -> Places:
+    if not data.exists():
+        raise ValueError(f"{data}: no such file or folder")
+    if named and len(chosen) == 1:
+        inside = data / chosen[0].folder
+        return [(chosen[0], inside if inside.is_dir() else data)]
+    places = [(entry, data / entry.folder) for entry in chosen if (data / entry.folder).is_dir()]
+    if not places:
+        folders = ", ".join(entry.folder for entry in chosen)
+        raise ValueError(f"{data}: holds none of the folders {folders}; say which set it is with --set")
+    return places
+
+
+def _default_place(entry: "MeasurementSet") -> Path | None:
+    """Rows inside the package, or in ``shared/data`` beside the checkout."""
+    import stepcast
+
+    package = Path(stepcast.__file__).resolve().parent
+    places = [package / "data" / entry.folder]
+    places += [root / "shared" / "data" / entry.folder for root in (Path.cwd().parent, package.parents[2])]
+    return next((place for place in places if place.is_dir()), None)
+
+
+# ---- what is shown -------------------------------------------------------------------------------------
+
+
+def board_facts(board: "Scoreboard") -> dict[str, Any]:
+    """The JSON of one set."""
+    empty = {"rows": 0}
+    return {
+        **(empty if board.summary is None else asdict(board.summary)),
+        "skipped": sum(board.skipped.values()),
+        "skip_reasons": dict(board.skipped),
+        "figures": dict(board.figures),
+        "selections": {name: asdict(one) for name, one in board.selections.items()},
+        "groups": {
+            tag: {name: asdict(one) for name, one in group.items()} for tag, group in board.groups.items()
+        },
+        "worst": [_row_facts(row) for row in board.worst],
+        "notes": list(board.notes),
+    }
+
+
+def _row_facts(row: "Row") -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "measured_s": row.measured_s,
+        "predicted_s": row.predicted_s,
+        "error": row.error,
+        **row.tags,
+    }
+
+
+def board_text(name: str, board: "Scoreboard", width: int) -> str:
+    parts = [heading(name), *(bullet(note, "  ", width) for note in board.notes)]
+    rows: list[tuple[str, ...]] = []
+    if board.summary is not None:
+        rows.append(("all", *_cells(board.summary)))
+    rows += [(label, *_cells(one)) for label, one in board.selections.items()]
+    for tag, group in board.groups.items():
+        rows.append((f"by {tag}", *[""] * len(HEADS)))
+        rows += [(f"  {label}", *_cells(one)) for label, one in group.items()]
+    parts += ["", table(("errors", *HEADS), rows, width)]
+    if board.figures:
+        figures = ((key.replace("_", " "), format_percent(value)) for key, value in board.figures.items())
+        parts += ["", facts(figures, width)]
+    parts += ["", *_skipped_text(board.skipped, width)]
+    if board.worst:
+        worst = [
+            (row.name, format_seconds(row.measured_s), format_seconds(row.predicted_s), _signed(row.error))
+            for row in board.worst
+        ]
+        parts += ["", table((f"worst {len(worst)}", "measured", "predicted", "error"), worst, width)]
+    return "\n".join(parts)
+
+
+def _skipped_text(skipped: Mapping[str, int], width: int) -> Iterable[str]:
+    total = sum(skipped.values())
+    yield f"skipped {format_count(total)}"
+    for reason, count in list(skipped.items())[:SHOWN_REASONS]:
+        yield bullet(reason, f"  {format_count(count)}: ", width)
+    if len(skipped) > SHOWN_REASONS:
+        yield f"  and {len(skipped) - SHOWN_REASONS} more reasons; --json has them all"
+
+
+def _cells(one: "Summary") -> tuple[str, ...]:
+    errors = (one.mean_abs_error, one.median_abs_error, one.p90_abs_error, one.worst_abs_error)
+    return (
+        format_count(one.rows),
+        *(format_percent(error) for error in errors),
+        _signed(one.mean_error),
+        format_percent(one.time_weighted_error),
+    )
+
+
+def _signed(error: float) -> str:
+    return f"{error * 100:+.1f} %"
+
+
+def _write_csv(path: str, measured: Mapping[str, "Columns"]) -> None:
+    import csv
+
+    tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
+    with open(path, "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("set", "name", *tags, "measured_s", "predicted_s", "error"))
+        for name, columns in measured.items():
+            labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
+            times = zip(columns.measured_s.tolist(), columns.predicted_s.tolist(), strict=True)
+            for at, (measured_s, predicted_s) in enumerate(times):
+                own = ("" if label is None else label[at] for label in labels)
+                error = f"{predicted_s / measured_s - 1:.6g}"
+                writer.writerow(
+                    (name, columns.name(at), *own, f"{measured_s:.9g}", f"{predicted_s:.9g}", error)
+                )

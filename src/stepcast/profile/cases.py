@@ -1,0 +1,166 @@
+"""What is measured: operators of the sizes that training runs, few enough for three minutes.
+
+Matmuls are (tokens, outputs, inputs) of common layer widths, so that every class has points from the small,
+where launches and waves decide, to the large, where the peak does.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from stepcast.cost.calibration import work_class
+from stepcast.cost.compute import ALONE, compute_price
+from stepcast.cost.compute_fit import ComputeFit
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+
+Operator = Matmul | GroupedMatmul | Attention | Elementwise
+K = ElementwiseKind
+
+TOKENS = (128, 1024, 4096, 16384)
+# (outputs, inputs): attention and MLP weights of hidden 1,024 to 8,192, with and without tensor parallelism.
+WEIGHTS = (
+    (1024, 1024),
+    (3072, 1024),
+    (2048, 8192),
+    (6144, 4096),
+    (4096, 4096),
+    (14336, 4096),
+    (4096, 14336),
+    (28672, 8192),
+    (8192, 3584),
+)
+QUICK_TOKENS, QUICK_WEIGHTS = (128, 1024, 8192), ((1024, 1024), (4096, 4096), (14336, 4096), (8192, 28672))
+# Heads, key heads and width of a head, and (batch, length).
+HEADS = ((12, 12, 64), (32, 8, 128), (8, 1, 128), (20, 20, 64))
+LENGTHS = ((4, 512), (8, 1024), (1, 4096), (2, 4096), (1, 16384))
+QUICK_HEADS, QUICK_LENGTHS = ((32, 8, 128), (16, 16, 64)), ((4, 512), (4, 2048), (1, 8192))
+SHAPES = ((64, 1024), (1024, 1024), (8192, 1024), (4096, 4096), (16384, 4096), (8192, 14336))
+QUICK_SHAPES = ((64, 1024), (2048, 2048), (8192, 8192))
+EXPERTS = ((8, 512), (8, 4096), (64, 4096), (64, 32768))  # groups, rows in all
+LONGEST_S = 0.05  # larger operators are left to the model
+MEMORY_SHARE = 0.4  # of the GPU's memory that one case may take
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One operator to time; the name is its key in a calibration file."""
+
+    work: Operator
+
+    @property
+    def kind(self) -> str:
+        """The class under which it is calibrated."""
+        return work_class(self.work)
+
+    @property
+    def name(self) -> str:
+        work = self.work
+        match work:
+            case Matmul():
+                batch = f" batch {work.batch}" if work.batch > 1 else ""
+                return f"{self.kind} {work.m}x{work.n}x{work.k}{batch}"
+            case GroupedMatmul():
+                return f"{self.kind} {work.m}x{work.n}x{work.k} groups {work.groups}"
+            case Attention():
+                heads = f"heads {work.heads}/{work.kv_heads}x{work.head_dim}"
+                return f"{self.kind} {work.batch}x{work.query_len} {heads}"
+        return f"{self.kind} {work.dtype} {work.rows}x{work.columns}"
+
+
+def gpu_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType], quick: bool = False) -> tuple[Case, ...]:
+    """The cases worth measuring on *gpu*, the classes in turns so that an early end leaves some of each.
+
+    *formats* are the matrix formats its PyTorch can multiply in.
+    """
+    cases = [Case(work) for work in dict.fromkeys(_works(formats, quick))]
+    fitting = [case for case in cases if _fits(case.work, gpu, fit)]
+    rounds: dict[str, int] = {}
+    turns = []
+    for case in fitting:
+        rounds[case.kind] = turn = rounds.get(case.kind, -1) + 1
+        turns.append(turn)
+    order = sorted(range(len(fitting)), key=lambda at: (turns[at], at))
+    return tuple(fitting[at] for at in order)
+
+
+def _works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:
+    for dtype in formats:
+        yield from _matmuls(dtype, quick)
+    half = DType.BF16 if DType.BF16 in formats else DType.FP16
+    if half in formats:
+        yield from _batched(half, quick)
+        yield from _attentions(half, quick)
+    yield from _streams(half if half in formats else DType.FP32, quick)
+
+
+def _matmuls(dtype: DType, quick: bool) -> Iterator[Matmul]:
+    weights, tokens = (QUICK_WEIGHTS, QUICK_TOKENS) if quick else (WEIGHTS, TOKENS)
+    # The widest sweep for the format that training uses; half as many sizes for the others.
+    step = 1 if dtype is DType.BF16 else 2
+    sizes = [(m, n, k) for m in tokens for n, k in weights]
+    for m, n, k in _spread(sizes[::step]):
+        yield Matmul(m, n, k, 1, dtype)
+
+
+def _batched(dtype: DType, quick: bool) -> Iterator[Operator]:
+    lengths = (512, 2048) if quick else (256, 1024, 2048, 4096)
+    for length in lengths:
+        yield Matmul(length, length, 128, 32, dtype)
+        yield Matmul(length, 128, length, 32, dtype)
+    if dtype is DType.BF16:
+        for groups, rows in EXPERTS[::2] if quick else EXPERTS:
+            yield GroupedMatmul(rows, 4096, 2048, groups, dtype)
+            yield GroupedMatmul(rows, 2048, 4096, groups, dtype)
+
+
+def _attentions(dtype: DType, quick: bool) -> Iterator[Attention]:
+    heads, lengths = (QUICK_HEADS, QUICK_LENGTHS) if quick else (HEADS, LENGTHS)
+    for batch, length in lengths:
+        for query, key, dim in heads:
+            for backward in (False, True):
+                yield Attention(batch, length, length, query, key, dim, dim, True, backward, dtype)
+
+
+def _streams(dtype: DType, quick: bool) -> Iterator[Elementwise]:
+    for rows, columns in QUICK_SHAPES if quick else SHAPES:
+        size = rows * columns * dtype.bytes
+        for kind, reads in ((K.ADD, 2), (K.COPY, 1), (K.GELU, 1), (K.LAYER_NORM, 1), (K.RMS_NORM, 1)):
+            yield Elementwise(kind, rows, columns, reads * size, size, False, dtype)
+        # PyTorch has a kernel for rows of up to 1,024: the one that unfused attention runs.
+        short = min(columns, 1024)
+        moved = rows * short * dtype.bytes
+        yield Elementwise(K.SOFTMAX, rows, short, moved, moved, False, dtype)
+        if dtype is not DType.FP32:
+            yield Elementwise(K.CAST, rows, columns, size, 4.0 * rows * columns, False, dtype)
+        yield Elementwise(K.OPTIMIZER, 1, rows * columns, 4 * size, 3 * size, False, dtype)
+
+
+def _spread(sizes: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """Small and large in turns, so that the first few points already span the range."""
+    ordered = sorted(sizes, key=lambda size: size[0] * size[1] * size[2])
+    half = (len(ordered) + 1) // 2
+    low, high = ordered[:half], ordered[half:]
+    mixed = [size for pair in zip(low, high, strict=False) for size in pair]
+    return mixed + low[len(high) :]
+
+
+def _fits(work: Operator, gpu: Gpu, fit: ComputeFit) -> bool:
+    """Whether it takes neither too long nor too much memory there."""
+    return held_bytes(work) <= MEMORY_SHARE * gpu.memory_bytes and (
+        compute_price(work, gpu, fit, ALONE).seconds <= LONGEST_S
+    )
+
+
+def held_bytes(work: Operator) -> float:
+    """Bytes of the tensors that a case needs at once."""
+    match work:
+        case Matmul():
+            return (work.m * work.k + work.k * work.n + work.m * work.n) * work.batch * work.dtype.bytes
+        case GroupedMatmul():
+            weights = work.groups * work.k * work.n
+            return (work.m * work.k + weights + work.m * work.n) * work.dtype.bytes
+        case Attention():
+            query = work.batch * work.query_len * work.heads * work.head_dim
+            return (4 if not work.backward else 8) * 2 * query * work.dtype.bytes
+    return work.read_bytes + work.write_bytes

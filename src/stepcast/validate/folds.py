@@ -1,0 +1,87 @@
+"""Cross-validation: constants learnt without some of the rows, so that no row is predicted by its own fit.
+
+``tools/fit_folds.py`` repeats the fits of the operator prices with one family of shapes, or one GPU, left out
+at a time and writes what it found to ``data/fits/folds.toml``. The digest there says which fit it belongs to.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+from stepcast.cost.compute_fit import ComputeFit, compute_fit
+from stepcast.hardware.catalog import load_fit
+
+Family = tuple[int, ...]
+# Tables that a fold replaces as a whole: an architecture left out must not be in them.
+REPLACED = ("simt_efficiency", "memory_efficiency")
+STALE = (
+    "the cross-validated constants belong to another fit (run tools/fit_folds.py): "
+    "every row is predicted by constants that have seen it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Folds:
+    """Fits that have not seen some rows."""
+
+    families: Mapping[tuple[str, Family], ComputeFit]  # kind of rows and their family -> fit without it
+    gpus: Mapping[str, "GpuFold"]  # GPU -> fit without it
+    note: str = ""
+
+    def without(self, kind: str, family: Family) -> ComputeFit | None:
+        """The fit that has not seen the family; None where there is none."""
+        return self.families.get((kind, family))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFold:
+    """Constants for NeuSight's set, learnt without one GPU."""
+
+    fit: ComputeFit
+    added_s: Mapping[str, float] = field(hash=False)
+    least_s: Mapping[str, float] = field(hash=False)
+
+
+def fit_digest() -> str:
+    """What tells one committed fit from another."""
+    tables = [load_fit("compute"), load_fit("neusight")]
+    return hashlib.sha256(json.dumps(tables, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def load_folds() -> Folds:
+    """The folds of the committed fit; none, with a note, where they belong to another."""
+    table = load_fit("folds")
+    if table["fit"] != fit_digest():
+        return Folds({}, {}, STALE)
+    families: dict[tuple[str, Family], ComputeFit] = {}
+    compute = load_fit("compute")
+    for fold in table["family"]:
+        fit = compute_fit(merged(compute, fold["values"]))
+        families |= {(fold["kind"], tuple(family)): fit for family in fold["held"]}
+    own = load_fit("neusight")
+    base = {**compute, "stream": compute["stream"] | own["stream"]}
+    gpus = {
+        fold["held"]: GpuFold(
+            compute_fit(merged(base, fold["values"])),
+            own["added_s"] | fold["added_s"],
+            own["least_s"] | fold["least_s"],
+        )
+        for fold in table["gpu"]
+    }
+    return Folds(families, gpus)
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """*base* with the values of *changes*, table by table."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and key not in REPLACED:
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,215 @@
+"""The h200 set: operators, transformer blocks and training steps that we measured on one H200.
+
+Operators that took part in the fit are predicted by constants learnt without their family of shapes; rows of
+another folder, and blocks and steps, by the committed constants.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+
+from stepcast.cost.dispatch import Dispatch
+from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.dtype import DType
+from stepcast.validate.eager_blocks import EagerBlock
+from stepcast.validate.eager_models import EagerModel
+from stepcast.validate.eager_time import block_time, step_time
+from stepcast.validate.folds import Family, load_folds
+from stepcast.validate.h200_ops import operator_s
+from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns
+
+Record = dict[str, str]
+Skipped = Counter[str]
+ATTENTION = {"sdpa_fwd": "attention forward", "sdpa_bwd": "attention backward"}
+FITTED_FILES = ("ops.csv", "ops_fp8_grouped.csv")
+FILES = ("ops*.csv", "blocks*.csv", "models*.csv")
+MEMORY_BOUND_FROM_S, LONG_S = 20e-6, 50e-6
+
+
+def measure_folder(folder: str) -> Measurements:
+    """Every row of the csv files in *folder* (or of that one file)."""
+    path = Path(folder)
+    files = sorted(file for name in FILES for file in path.glob(name)) if path.is_dir() else [path]
+    if not files:
+        raise ValueError(
+            f"{path}: no csv files; expected ops.csv, blocks.csv or models.csv as in the h200 set"
+        )
+    rows: list[Row] = []
+    skipped: Skipped = Counter()
+    for file in files:
+        rows += _rows_of(file, skipped)
+    table = columns(rows)
+    return Measurements(table, skipped, _selections(table) if rows else {}, notes=_notes(table))
+
+
+def shipped() -> Path:
+    """The folder of the set inside the package."""
+    return Path(str(resources.files("stepcast") / "data" / "h200"))
+
+
+def family_of(row: Mapping[str, str]) -> tuple[str, Family]:
+    """What an operator row is left out of a fit together with."""
+    op = row["op"]
+    if op == "linear":
+        return f"linear {row['dtype']}", _numbers(row, "N", "K")
+    if op == "bmm":
+        return "bmm", _numbers(row, "B", "N", "K")
+    if op == "grouped_linear":
+        return "grouped", _numbers(row, "B", "N", "K")
+    if op in ATTENTION:
+        return ATTENTION[op], _numbers(row, "heads", "kv", "D")
+    return "memory-bound", _numbers(row, "rows", "cols", "numel")
+
+
+def _numbers(row: Mapping[str, str], *names: str) -> Family:
+    return tuple(round(float(row[name] or 0)) for name in names)
+
+
+def _rows_of(file: Path, skipped: Skipped) -> Iterator[Row]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines)
+        names = set(reader.fieldnames or ())
+        kind = next((part for needed, part in KINDS.items() if set(needed) <= names), None)
+        if kind is None:
+            skipped[f"{file.name}: columns of no known h200 file"] += 1
+            return
+        for number, record in enumerate(reader, start=2):
+            try:
+                found = list(kind(record))
+            except (ValueError, KeyError, TypeError) as error:
+                skipped[f"{file.name}:{number}: {error}"] += 1
+                continue
+            if not found:
+                skipped[f"{file.name}: {UNMODELLED}"] += 1
+            yield from found
+
+
+@lru_cache(maxsize=1)
+def _fitted_rows() -> frozenset[tuple[str, ...]]:
+    """The rows that the committed constants were learnt from, their times left out."""
+    found = set()
+    for name in FITTED_FILES:
+        with (shipped() / name).open(encoding="utf-8", newline="") as lines:
+            found |= {_shape(record) for record in csv.DictReader(lines)}
+    return frozenset(found)
+
+
+def _shape(record: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(value for name, value in record.items() if name != "ms")
+
+
+def _operator(record: Record) -> Iterator[Row]:
+    kind, family = family_of(record)
+    gpu, fit, seen = load_gpu("h200"), default_fit(), "never"
+    if _shape(record) in _fitted_rows() and kind != "bmm":
+        folds = load_folds()
+        fp32 = folds.gpus.get(gpu.name) if kind == "linear fp32" else None
+        left_out = fp32.fit if fp32 else folds.without(kind, family)
+        fit, seen = (fit, "in the fit") if left_out is None else (left_out, "left out")
+    measured_s = float(record["ms"]) * 1e-3
+    sizes = [
+        f"{name} {value}" for name, value in record.items() if value and name not in ("op", "dtype", "ms")
+    ]
+    label = f"{record['op']} {record['dtype']}"
+    tags = {"kind": label, "fit": seen}
+    yield Row(f"{label} {' '.join(sizes)}", measured_s, operator_s(record, gpu, fit), tags)
+
+
+def _block(record: Record) -> Iterator[Row]:
+    block = _eager_block(record, "micro_batch")
+    time = block_time(block, load_gpu("h200"), default_fit(), default_dispatch())
+    name = (
+        f"{block.kind} block, hidden {block.hidden}, tp {block.tp}, micro-batch {block.batch} x {block.seq}, "
+        f"{block.dtype}"
+    )
+    tags = {"model": f"{block.kind} block"}
+    for phase, predicted_s in (("forward", time.forward_s), ("backward", time.backward_s)):
+        measured_s = float(record[f"{phase[0]}wd_ms" if phase == "forward" else "bwd_ms"]) * 1e-3
+        yield Row(f"{name} {phase}", measured_s, predicted_s, {**tags, "kind": f"block {phase}"})
+
+
+def _step(record: Record) -> Iterator[Row]:
+    if float(record.get("experts") or 0):
+        return  # a Python loop over experts that waits for the GPU in each
+    model = EagerModel(
+        _eager_block(record, "batch"),
+        int(record["layers"]),
+        int(record["vocab"]),
+        record["tied"] == "True",
+        record["recompute"] == "full",
+    )
+    mode = Dispatch.GRAPH if model.block.compiled else Dispatch.EAGER
+    time = step_time(model, load_gpu("h200"), default_fit(), default_dispatch(), mode)
+    how = [
+        record["attention"],
+        f"recompute {record['recompute']}",
+        "compiled" if model.block.compiled else "",
+    ]
+    name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {', '.join(how)}"
+    tags = {"kind": "step", "model": record["model"]}
+    yield Row(name.removesuffix(", "), float(record["step_ms"]) * 1e-3, time.step_s, tags)
+
+
+def _eager_block(record: Record, batch: str) -> EagerBlock:
+    return EagerBlock(
+        record["kind"],
+        hidden=int(record["hidden"]),
+        heads=int(record["heads"]),
+        kv_heads=int(record["kv"]),
+        ffn=int(record["ffn"]),
+        batch=int(record[batch]),
+        seq=int(record["seq"]),
+        tp=int(record.get("tp") or 1),
+        dtype=DType(record["dtype"]),
+        flash=record.get("attention", "flash") == "flash",
+        compiled=record.get("compiled") == "1",
+    )
+
+
+UNMODELLED = "experts in a Python loop, which waits for the GPU at each expert, are not modelled"
+# Columns that tell the files apart -> what a row of them is.
+KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[Row]]] = {
+    ("op", "dtype", "ms"): _operator,
+    ("kind", "hidden", "micro_batch", "fwd_ms", "bwd_ms"): _block,
+    ("model", "layers", "batch", "step_ms"): _step,
+}
+
+
+def _selections(table: Columns) -> dict[str, Mask]:
+    """The rows that our claims of accuracy are about."""
+    kind, measured_s = table.tags["kind"], table.measured_s
+    linear = kind == "linear bf16"
+    matrix = np.isin(kind, [f"{op} {d}" for op in ("linear", "bmm", "grouped_linear") for d in DType])
+    attention = np.char.startswith(kind, "sdpa")
+    whole = np.char.startswith(kind, "block") | (kind == "step")
+    memory_bound: Mask = ~(matrix | attention | whole)
+    return {
+        "operators": ~whole,
+        "linear bf16": linear,
+        "linear bf16 over 50 us": linear & (measured_s > LONG_S),
+        "attention": attention,
+        "memory-bound over 20 us": memory_bound & (measured_s > MEMORY_BOUND_FROM_S),
+        "blocks forward": kind == "block forward",
+        "blocks backward": kind == "block backward",
+        "training steps": kind == "step",
+    }
+
+
+def _notes(table: Columns) -> tuple[str, ...]:
+    notes = [load_folds().note] if load_folds().note else []
+    fit = table.tags.get("fit", np.array([""]))
+    left_out, unseen = int(np.sum(fit == "left out")), int(np.sum(fit == "never"))
+    if left_out:
+        notes.append(f"{left_out} operator rows by constants learnt without their family of shapes")
+    if unseen:
+        notes.append(f"{unseen} operator rows were never part of a fit")
+    if np.any(fit == ""):
+        notes.append("blocks and training steps by the committed constants: prices from operators, host "
+                     "times from these rows")  # fmt: skip
+    return tuple(notes)

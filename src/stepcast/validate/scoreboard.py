@@ -1,0 +1,186 @@
+"""How far predictions lie from measurements: the figures in which every measurement set is summed up.
+
+A set gives Measurements: measured and predicted seconds side by side with labels to group them by, and what
+it had to leave out. ``scoreboard`` turns them into means, medians and the worst rows. Errors are fractions
+of the measured time; a positive error is a prediction that is too slow.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Labels = NDArray[np.str_]
+Mask = NDArray[np.bool_]
+
+WORST = 10
+# Measured times: launches decide the first, the hardware the last.
+TIME_EDGES_S = (20e-6, 50e-6, 1e-3, 10e-3)
+TIME_NAMES = ("under 20 us", "20 to 50 us", "50 us to 1 ms", "1 to 10 ms", "10 ms and more")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measurement and its prediction; *tags* group it, such as kind -> linear."""
+
+    name: str
+    measured_s: float
+    predicted_s: float
+    tags: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        if not (self.measured_s > 0 and self.predicted_s >= 0):
+            raise ValueError(f"{self.name}: a measured time must be above zero and a prediction not negative")
+
+    @property
+    def error(self) -> float:
+        """Signed, as a share of the measured time."""
+        return self.predicted_s / self.measured_s - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Many rows, one array per field; names are made on demand, since only the worst are printed."""
+
+    measured_s: Array
+    predicted_s: Array
+    tags: Mapping[str, Labels]
+    name: Callable[[int], str]
+
+    def __post_init__(self) -> None:
+        lengths = {self.measured_s.size, self.predicted_s.size, *(tag.size for tag in self.tags.values())}
+        if len(lengths) > 1:
+            raise ValueError("every column needs as many entries as there are measured times")
+        if not (np.all(self.measured_s > 0) and np.all(self.predicted_s >= 0)):
+            raise ValueError("measured times must be above zero and predictions not negative")
+
+    def __len__(self) -> int:
+        return int(self.measured_s.size)
+
+    @property
+    def error(self) -> Array:
+        """Signed, as a share of the measured time."""
+        return self.predicted_s / self.measured_s - 1.0
+
+    def row(self, at: int) -> Row:
+        tags = {name: str(labels[at]) for name, labels in self.tags.items() if labels[at]}
+        return Row(self.name(at), float(self.measured_s[at]), float(self.predicted_s[at]), tags)
+
+
+@dataclass(frozen=True, slots=True)
+class Measurements:
+    """A measurement set with its predictions."""
+
+    columns: Columns
+    skipped: Mapping[str, int]  # reason -> rows
+    selections: Mapping[str, Mask] = field(default_factory=dict)  # rows that a claim is about
+    figures: Mapping[str, float] = field(default_factory=dict)  # further figures of the set, fractions
+    notes: tuple[str, ...] = ()
+    orders: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of a tag in the order to show
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The errors of some rows, as fractions."""
+
+    rows: int
+    mean_abs_error: float
+    median_abs_error: float
+    p90_abs_error: float
+    worst_abs_error: float
+    mean_error: float  # signed: above zero where predictions are too slow
+    time_weighted_error: float  # sum of the differences without their signs over the sum of the times
+
+
+@dataclass(frozen=True, slots=True)
+class Scoreboard:
+    """One measurement set summed up."""
+
+    summary: Summary | None  # None where no row could be compared
+    skipped: Mapping[str, int]
+    groups: Mapping[str, Mapping[str, Summary]]  # grouping -> label -> errors
+    selections: Mapping[str, Summary]
+    worst: tuple[Row, ...]
+    figures: Mapping[str, float]
+    notes: tuple[str, ...]
+
+
+def columns(rows: Sequence[Row]) -> Columns:
+    """*rows* as columns; a tag that a row lacks is left blank there."""
+    tags = dict.fromkeys(tag for row in rows for tag in row.tags)
+    return Columns(
+        np.array([row.measured_s for row in rows], dtype=np.float64),
+        np.array([row.predicted_s for row in rows], dtype=np.float64),
+        {tag: np.array([row.tags.get(tag, "") for row in rows], dtype=np.str_) for tag in tags},
+        lambda at: rows[at].name,
+    )
+
+
+def measurements(rows: Iterable[Row], skipped: Mapping[str, int]) -> Measurements:
+    """For sets that need nothing but rows."""
+    return Measurements(columns(tuple(rows)), skipped)
+
+
+def summary(measured_s: Array, predicted_s: Array) -> Summary | None:
+    """None where there are no rows."""
+    if not measured_s.size:
+        return None
+    signed = predicted_s / measured_s - 1.0
+    error = np.abs(signed)
+    return Summary(
+        rows=int(error.size),
+        mean_abs_error=float(np.mean(error)),
+        median_abs_error=float(np.median(error)),
+        p90_abs_error=float(np.quantile(error, 0.9)),
+        worst_abs_error=float(np.max(error)),
+        mean_error=float(np.mean(signed)),
+        time_weighted_error=float(np.sum(np.abs(predicted_s - measured_s)) / np.sum(measured_s)),
+    )
+
+
+def scoreboard(found: Measurements) -> Scoreboard:
+    table = found.columns
+    order = np.argsort(-np.abs(table.error), kind="stable")[:WORST]
+    groups = {tag: _grouped(table, labels, found.orders.get(tag)) for tag, labels in table.tags.items()}
+    groups["time"] = _grouped(table, time_labels(table.measured_s), TIME_NAMES)
+    return Scoreboard(
+        summary=summary(table.measured_s, table.predicted_s),
+        skipped=found.skipped,
+        groups={tag: group for tag, group in groups.items() if len(group) > 1},
+        selections=_selected(table, found.selections),
+        worst=tuple(table.row(int(at)) for at in order),
+        figures=found.figures,
+        notes=found.notes,
+    )
+
+
+def time_labels(measured_s: Array) -> Labels:
+    return np.array(TIME_NAMES)[np.digitize(measured_s, TIME_EDGES_S)]
+
+
+def _selected(table: Columns, selections: Mapping[str, Mask]) -> dict[str, Summary]:
+    found = {
+        name: summary(table.measured_s[mask], table.predicted_s[mask]) for name, mask in selections.items()
+    }
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _grouped(table: Columns, labels: Labels, order: Sequence[str] | None = None) -> dict[str, Summary]:
+    """By label, in *order* or sorted; rows without a label are in no group."""
+    found = {}
+    names = sorted(map(str, np.unique(labels)), key=_natural) if order is None else order
+    for name in names:
+        mask = labels == name
+        one = summary(table.measured_s[mask], table.predicted_s[mask])
+        if name and one is not None:
+            found[name] = one
+    return found
+
+
+def _natural(label: str) -> list[tuple[int, int, str]]:
+    """Numbers inside labels by their value: 2 ranks before 16 ranks."""
+    parts = re.split(r"(\d+)", label)
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]

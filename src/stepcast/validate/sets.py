@@ -1,0 +1,53 @@
+"""The measurement sets we check ourselves against: a plain table, each loaded when it is asked for."""
+
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+
+from stepcast.validate.scoreboard import Measurements
+
+
+@dataclass(frozen=True, slots=True)
+class MeasurementSet:
+    """*module* has ``measure_folder(folder) -> Measurements``; *folder* is its name beside the others."""
+
+    name: str
+    about: str
+    module: str
+    folder: str
+
+    @property
+    def exists(self) -> bool:
+        return find_spec(self.module) is not None
+
+    def measure(self, folder: str, **options: str) -> Measurements:
+        found = import_module(self.module).measure_folder(folder, **options)
+        if not isinstance(found, Measurements):
+            raise TypeError(f"{self.module}.measure_folder must return Measurements")
+        return found
+
+
+_TABLE = (
+    MeasurementSet(
+        "h200", "operators, blocks and training steps on one H200", "stepcast.validate.h200", "h200"
+    ),
+    MeasurementSet(
+        "neusight", "fp32 operators and models, five GPUs", "stepcast.validate.neusight", "neusight"
+    ),
+    MeasurementSet("nccl-tests", "all-reduce on 2 to 64 A100", "stepcast.validate.collectives", "nccl-tests"),
+    MeasurementSet(
+        "megatron-traces",
+        "Megatron-LM runs, every rank traced",
+        "stepcast.validate.megatron",
+        "megatron-traces",
+    ),
+    MeasurementSet(
+        "optimus", "OptimusPrime sweep of a 1B model", "stepcast.validate.optimus", "optimus-sweep"
+    ),
+    MeasurementSet("published", "published training runs", "stepcast.validate.published", "published"),
+)
+
+
+def measurement_sets() -> dict[str, MeasurementSet]:
+    """The sets that this version can predict, by name."""
+    return {entry.name: entry for entry in _TABLE if entry.exists}

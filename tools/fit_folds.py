@@ -1,0 +1,161 @@
+"""Repeat the fits of the operator prices with one family of rows left out at a time, for cross-validation.
+
+    python tools/fit_folds.py --h200 src/stepcast/data/h200 --neusight ../shared/data/neusight
+
+Run it after ``tools/fit_compute.py``; writes src/stepcast/data/fits/folds.toml, from which ``stepcast
+validate`` predicts every row by constants that have not seen it. A family is a weight shape for matmuls, a
+head configuration for attention, a tensor shape for memory-bound operators, a GPU for NeuSight's set. Takes
+some minutes on one core.
+"""
+
+import argparse
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fit_compute import (
+    OUT,
+    STREAM_FREE,
+    TENSOR_FREE,
+    Free,
+    Row,
+    _literal,
+    attention_predictor,
+    column,
+    fit_keys,
+    grouped_predictor,
+    matmul_predictor,
+    put,
+    read,
+    shared,
+    stream_predictor,
+    with_values,
+)
+from fit_neusight import fit_memory, fit_simt, h200_points, read_points
+from minimise import Vector
+
+from stepcast.cost.compute_fit import ComputeFit
+from stepcast.validate.folds import fit_digest
+from stepcast.validate.h200 import family_of
+
+Predictor = Callable[[list[Row]], Callable[[ComputeFit], Vector]]
+Fold = dict[str, Any]
+FOLDS = 7
+NEUSIGHT_STREAMS = ("layer-norm", "softmax", "softmax-registers", "softmax-shared")
+
+
+def family_folds(table: dict[str, Any], rows: list[Row], free: Free, predictor: Predictor) -> list[Fold]:
+    """One fit per part of the families in *rows*, which are all of one kind."""
+    kind, _ = family_of(rows[0])
+    families = [family_of(row)[1] for row in rows]
+    unique = sorted(set(families))
+    found = []
+    for part in range(min(FOLDS, len(unique))):
+        held = unique[part::FOLDS]
+        train = [row for row, family in zip(rows, families, strict=True) if family not in held]
+        values = fit_keys(table, free, predictor(train), column(train, "ms") * 1e-3)
+        found.append({"kind": kind, "held": [list(family) for family in held], "values": nested(values)})
+    return found
+
+
+def attention_free(phase: str) -> Free:
+    """The constants of one phase of attention with their start and bounds."""
+    free: Free = {
+        f"attention.{phase}.efficiency": (0.9, 0.3, 1.0),
+        f"attention.{phase}.flops_per_score": (300.0, 1.0, 2000.0),
+        f"attention.{phase}.tail": (0.5, 0.01, 2.0),
+        f"attention.{phase}.memory_exposure": (0.5, 0.01, 3.0),
+        f"attention.{phase}.latency_s": (5e-6, 1e-7, 4e-5),
+    }
+    return free | ({"backward_call_s": (1.3e-4, 5e-5, 2.5e-4)} if phase == "backward" else {})
+
+
+def nested(values: dict[str, float]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    put(result, values)
+    return result
+
+
+def shared_streams(table: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The constants of every kind of stream once the free ones are spread over their relatives."""
+    flat = {f"stream.{name}.{key}": x for name, entry in values["stream"].items() for key, x in entry.items()}
+    fit = shared(with_values(table, list(flat), np.array(list(flat.values()))))
+    return {
+        name: {key: value for key in entry if (value := getattr(fit.streams[name], key)) != entry[key]}
+        for name, entry in table["stream"].items()
+    }
+
+
+def h200_folds(table: dict[str, Any], folder: Path) -> list[Fold]:
+    ops = [*read(folder / "ops.csv"), *read(folder / "ops_fp8_grouped.csv")]
+    kinds: dict[str, list[Row]] = {}
+    for row in ops:
+        kinds.setdefault(family_of(row)[0], []).append(row)
+    found = family_folds(table, kinds["linear bf16"], TENSOR_FREE, matmul_predictor)
+    for dtype in ("fp16", "tf32", "fp8"):
+        one: Free = {f"matrix_efficiency.{dtype}": (0.95, 0.5, 1.0)}
+        found += family_folds(table, kinds[f"linear {dtype}"], one, matmul_predictor)
+    two: Free = {"grouped_s": (1e-7, 1e-9, 1e-5), "grouped_efficiency": (0.9, 0.5, 1.0)}
+    found += family_folds(table, kinds["grouped"], two, grouped_predictor)
+    for phase in ("forward", "backward"):
+
+        def predictor(rows: list[Row], phase: str = phase) -> Callable[[ComputeFit], Vector]:
+            return attention_predictor(rows, phase)
+
+        found += family_folds(table, kinds[f"attention {phase}"], attention_free(phase), predictor)
+    streams = family_folds(table, kinds["memory-bound"], STREAM_FREE, stream_predictor)
+    for fold in streams:
+        fold["values"]["stream"] = shared_streams(table, fold["values"])
+    return found + streams
+
+
+def gpu_folds(table: dict[str, Any], neusight: Path, h200: Path) -> list[Fold]:
+    points = [*read_points(neusight), h200_points(read(h200 / "ops.csv"))]
+    found = []
+    for held in sorted({p.gpu.name for p in points}):
+        rest = [p for p in points if p.gpu.name != held]
+        fitted, overheads = fit_simt(table, rest)
+        fitted, more = fit_memory(fitted, rest)
+        overheads |= more
+        overheads.pop("lone", None)
+        power = {name: {"fp32": entry["fp32"]} for name, entry in fitted["power"]["joule_per_flop"].items()}
+        values = {
+            "matmul": {"simt": fitted["matmul"]["simt"]},
+            "power": {"joule_per_flop": power},
+            "simt_efficiency": fitted["simt_efficiency"],
+            "memory_efficiency": fitted["memory_efficiency"],
+            "stream": {name: fitted["stream"][name] for name in NEUSIGHT_STREAMS},
+        }
+        added, least = ({op: pair[i] for op, pair in overheads.items()} for i in range(2))
+        found.append({"held": held, "added_s": added, "least_s": least, "values": values})
+        print(held)
+    return found
+
+
+def inline(value: Any) -> str:
+    """A value of any depth as one line of TOML."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {inline(item)}" for key, item in value.items() if item != {}) + "}"
+    return _literal(value)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--h200", type=Path, required=True)
+    parser.add_argument("--neusight", type=Path, required=True)
+    chosen = parser.parse_args()
+    committed = tomllib.loads((OUT / "compute.toml").read_text(encoding="utf-8"))
+    lines = ['source = "tools/fit_folds.py"', f'fit = "{fit_digest()}"']
+    for fold in h200_folds(committed, chosen.h200):
+        lines += ["", "[[family]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
+    # The fit of fp32 starts where fit_compute.py starts it: before the shares of any architecture are known.
+    start = {**committed, "memory_efficiency": {"hopper": 1.0}}
+    for fold in gpu_folds(start, chosen.neusight, chosen.h200):
+        lines += ["", "[[gpu]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
+    (OUT / "folds.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
