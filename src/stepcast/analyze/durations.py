@@ -1,19 +1,22 @@
-"""A Recording from durations alone, without anything that only a common clock tells.
+"""A Recording from durations alone. The common clock tells only when ranks start and what work is hidden.
 
-Every collective and message takes the shortest time that any member spent in it, and every optimizer that of
-the member which waited least. What is left out (ends that differ between members, launch delays after a
-transfer) is what a replay cannot know, so this replay can be wrong, and its error says how well durations and
-dependencies explain a run.
+Every collective and message takes the shortest time that any member spent in it, and nothing after it: ends
+that differ between members and launch delays after a transfer are left out. Such a replay can be wrong, so
+its error says how well durations and dependencies explain a run; a replay of the recording as it is repeats
+what the clocks said.
 """
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeGuard
 
+from stepcast.analyze.play import play
 from stepcast.analyze.recording import Block, Join, Local, Part, Piece, RankRecord, Recording
 
 
-def durations_only(recording: Recording) -> Recording:
-    """*recording* with each meeting at its shortest stay, and nothing after it."""
+def at_shortest(recording: Recording) -> Recording:
+    """Each meeting at its shortest stay, each optimizer at that of the rank which waited least in it: the
+    longest chain is what work and dependencies alone cost."""
     shortest_s = _shortest_stays(recording)
     optimizer_s = _shortest_optimizers(recording)
     meetings = []
@@ -28,6 +31,35 @@ def durations_only(recording: Recording) -> Recording:
         for record in recording.ranks
     )
     return replace(recording, ranks=ranks, meetings=tuple(meetings))
+
+
+def from_durations(recording: Recording) -> Recording:
+    """Each meeting at its shortest stay; of each optimizer what is left of its recorded time without the wait
+    that the replay itself finds."""
+    shortest = at_shortest(recording)
+    arrivals = play(shortest)
+    ranks = []
+    for number, record in enumerate(shortest.ranks):
+        recorded_s = {
+            sync.meetings[0]: _total_s(sync, update) for sync, update in _updates(recording.ranks[number])
+        }
+        at = {piece.meetings[0]: index for index, piece in enumerate(record.pieces()) if _is_sync(piece)}
+        left_s = {}
+        for meeting, index in at.items():
+            came_s = float(arrivals.start_s[number][index])
+            waited_s = float(arrivals.meeting_start_s[meeting]) - came_s
+            left_s[meeting] = max(0.0, recorded_s[meeting] - waited_s)
+        ranks.append(replace(record, blocks=tuple(_block(block, left_s) for block in record.blocks)))
+    return replace(shortest, ranks=tuple(ranks))
+
+
+def _is_sync(piece: Piece) -> TypeGuard[Join]:
+    return isinstance(piece, Join) and piece.part is Part.OPTIMIZER
+
+
+def _total_s(sync: Join, update: Local) -> float:
+    """What the trace shows of an optimizer: waiting for the others, then its own work."""
+    return update.start_s + update.duration_s - sync.start_s
 
 
 def _shortest_stays(recording: Recording) -> dict[int, float]:
@@ -45,9 +77,7 @@ def _updates(record: RankRecord) -> list[tuple[Join, Local]]:
     """Each synchronisation of the optimizer with the update that follows it."""
     pieces: list[Piece] = list(record.pieces())
     return [
-        (sync, update)
-        for sync, update in pairwise(pieces)
-        if isinstance(sync, Join) and sync.part is Part.OPTIMIZER and isinstance(update, Local)
+        (sync, update) for sync, update in pairwise(pieces) if _is_sync(sync) and isinstance(update, Local)
     ]
 
 
@@ -55,7 +85,7 @@ def _shortest_optimizers(recording: Recording) -> dict[int, float]:
     times_s: dict[int, float] = {}
     for record in recording.ranks:
         for sync, update in _updates(record):
-            total_s = update.start_s + update.duration_s - sync.start_s
+            total_s = _total_s(sync, update)
             number = sync.meetings[0]
             times_s[number] = min(times_s.get(number, total_s), total_s)
     return times_s
@@ -67,7 +97,7 @@ def _block(block: Block, optimizer_s: dict[int, float]) -> Block:
     for piece in block.pieces:
         if isinstance(piece, Join):
             pieces.append(replace(piece, tail_s=0.0))
-            sync = piece if piece.part is Part.OPTIMIZER else None
+            sync = piece if _is_sync(piece) else None
         elif sync is not None:
             pieces.append(replace(piece, duration_s=optimizer_s[sync.meetings[0]]))
             sync = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
-from stepcast.analyze.durations import durations_only
+from stepcast.analyze.durations import at_shortest
 from stepcast.analyze.layers import StageLayers, stage_layers
 from stepcast.analyze.megatron_events import Operation, operations_of
 from stepcast.analyze.megatron_record import record_megatron
@@ -143,7 +143,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         traffic=traffic,
         stragglers=find_stragglers(recording, parts),
         critical_path=critical_steps(recording),
-        critical_path_s=play(durations_only(recording)).step_s,
+        critical_path_s=play(at_shortest(recording)).step_s,
         warnings=(),
     )
     if analysis.alone:

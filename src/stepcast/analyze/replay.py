@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepcast.analyze.changes import assuming
 from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
 from stepcast.analyze.play import Played, measured, play
 from stepcast.analyze.recording import Recording
@@ -72,6 +73,8 @@ class Replay:
 def replay(recording: Recording, changes: Sequence[str] = (), around: Surroundings | None = None) -> Replay:
     """Simulate *recording* as it was, and under *changes* (``K=V`` texts)."""
     changed = apply_changes(recording, changes, around)
+    if changes and not recording.whole:
+        changed = assuming(changed, "time spent with ranks that were not given stays as it was recorded")
     as_was = play(recording)
     before = State(as_was, rank_parts(as_was))
     after = before

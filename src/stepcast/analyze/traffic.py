@@ -11,6 +11,9 @@ from stepcast.analyze.megatron_meetings import NOISE_S, OVERLAP_FACTOR
 from stepcast.analyze.recording import Recording
 from stepcast.ir.layout import Layout
 
+# Traces tell hundredths of a millisecond; a time of one or two of them is no rate.
+SHORTEST_S = 2e-5
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -36,7 +39,7 @@ class Traffic:
         if not self.size_bytes or self.ranks < 2 or self.overlapped:
             return None
         seconds = self.transfer_s if self.transfer_s is not None else self.shortest_s
-        if not seconds or (self.transfer_s is None and self.count < 2):
+        if seconds < SHORTEST_S or (self.transfer_s is None and self.count < 2):
             return None
         return self.size_bytes * bus_factor(self.kind, self.ranks) / seconds
 

@@ -58,13 +58,22 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
             f"{known.get('micro_batches', '?')} micro-batch(es) of {known.get('micro_batch', '?')}, "
             f"{known.get('dtype', '?')}",
         ),
-        (
-            "bubble",
-            f"{format_seconds(found['bubble_s'])} ({format_percent(found['bubble_share'])}), mean of ranks",
-        ),
+        ("bubble", _bubble(found)),
         ("exposed communication", format_seconds(found["exposed_comm_s"])),
-        ("stage imbalance", f"busiest stage {format_percent(found['imbalance'])} above the mean"),
+        *_imbalance(found),
     ]
+
+
+def _bubble(found: Facts) -> str:
+    shown = f"{format_seconds(found['bubble_s'])} ({format_percent(found['bubble_share'])})"
+    alone = len(found["ranks"]) == 1 and found["gpus"] > 1
+    return f"{shown} in receives, transfers included" if alone else f"{shown}, mean of ranks"
+
+
+def _imbalance(found: Facts) -> list[tuple[str, object]]:
+    if len(found["stages"]) < 2:
+        return []
+    return [("stage imbalance", f"busiest stage {format_percent(found['imbalance'])} above the mean")]
 
 
 def breakdown_text(parts: Facts, step_s: float, width: int) -> str:

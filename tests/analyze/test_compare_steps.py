@@ -1,0 +1,55 @@
+"""Comparing two accounts of a step."""
+
+import pytest
+
+from stepcast.analyze.compare import compare
+
+PREDICTED = {
+    "step_s": 1.1,
+    "breakdown_s": {"compute": 0.6, "dp": 0.2, "bubble": 0.2, "other": 0.1},
+    "stages": [{"stage": 0, "busy_s": 0.6, "bubble_s": 0.2}, {"stage": 1, "busy_s": 0.6, "bubble_s": 0.2}],
+}
+MEASURED = {
+    "step_s": 1.0,
+    "breakdown_s": {
+        "compute": 0.5,
+        "dp": 0.1,
+        "embedding": 0.1,
+        "bubble": 0.2,
+        "host": 0.06,
+        "wait": 0.04,
+        "other": 0.0,
+    },
+    "stages": [{"stage": 0, "busy_s": 0.5, "bubble_s": 0.25}],
+    "operations_s": {"forward": 0.3},
+}
+
+
+def test_errors_are_signed_shares_of_the_measured() -> None:
+    found = compare(PREDICTED, MEASURED)
+    assert found.step.error == pytest.approx(0.1)
+    rows = {row.name: row for row in found.parts}
+    assert rows["compute"].error == pytest.approx(0.2)
+    assert rows["compute"].difference_s == pytest.approx(0.1)
+
+
+def test_parts_that_one_side_lacks_are_counted_where_the_other_has_them() -> None:
+    rows = {row.name: row for row in compare(PREDICTED, MEASURED).parts}
+    assert rows["dp"].measured_s == pytest.approx(0.2)
+    assert rows["other"].measured_s == pytest.approx(0.1)
+    assert sum(row.measured_s for row in rows.values()) == pytest.approx(1.0)
+    assert "embedding" in {row.name for row in compare(MEASURED, MEASURED).parts}
+
+
+def test_what_cannot_be_compared_is_told() -> None:
+    found = compare(PREDICTED, MEASURED)
+    assert list(found.stages) == [0]
+    assert any("stages differ: 2 in the first, 1 in the second" in text for text in found.warnings)
+    assert any("operations are not compared" in text for text in found.warnings)
+    with pytest.raises(ValueError, match="second file does not say how long a step takes"):
+        compare(PREDICTED, {"breakdown_s": {}})
+
+
+def test_nothing_measured_has_no_error() -> None:
+    rows = {row.name: row for row in compare({"step_s": 1, "breakdown_s": {"tp": 1}}, MEASURED).parts}
+    assert rows["tp"].error is None

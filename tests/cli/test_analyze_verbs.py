@@ -1,0 +1,129 @@
+"""The verbs analyze, replay and compare from outside."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepcast.cli.main import main
+from tests.analyze.megatron_run import Pipeline, step_ms, write
+from tests.shared import ROOT
+
+RUN = Pipeline(slow={5: 2.0})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    write(RUN, folder)
+    return folder
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    assert main([*map(str, words), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_analyze_prints_the_promised_keys(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "analyze", run)
+    for key in ("step_s", "operations_s", "bubble_s", "exposed_comm_s", "critical_path", "warnings"):
+        assert key in found
+    assert found["stragglers"][0]["rank"] == 5
+    assert found["stragglers"][0]["factor"] == pytest.approx(2.0, rel=0.01)
+
+
+def test_analyze_says_it_in_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(run)]) == 0
+    text = capsys.readouterr().out
+    assert "rank 5 is slow: 2.00x as long as others for the same work" in text
+    assert "critical path" in text
+
+
+def test_analyze_compares_bandwidth_with_a_cluster(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "analyze", run, "--cluster", "dgx-a100")
+    (row,) = [
+        row
+        for row in found["communication"]
+        if row["name"] == "linear_fwd" and row["operation"] == "forward_step"
+    ]
+    assert row["cluster_busbw_bytes_per_s"] > row["busbw_bytes_per_s"] > 0
+
+
+def test_analyze_writes_a_trace(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    printed(capsys, "analyze", run, "--trace", path)
+    events = json.loads(path.read_text())["traceEvents"]
+    assert any(event["name"].startswith("wait: ") for event in events)
+
+
+def test_analyze_refuses_what_was_not_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(ROOT / "examples" / "simai-gpt-13b.txt")]) == 2
+    assert "does not say what happened" in capsys.readouterr().err
+
+
+def test_replay_prints_before_and_after(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "replay", run, "--what-if", "rank.5=healthy", "--what-if", "micro-batches=8")
+    assert found["measured_step_s"] * 1e3 == pytest.approx(step_ms(RUN), abs=0.01)
+    assert abs(found["error"]) < 1e-4
+    expected = step_ms(Pipeline(micro_batches=8))
+    assert found["step_s"] * 1e3 == pytest.approx(expected, rel=5e-3)
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"], rel=1e-3)
+    assert found["before"]["step_s"] == found["replayed_step_s"]
+    assert main(["replay", str(run), "--what-if", "rank.5=healthy"]) == 0
+    text = capsys.readouterr().out
+    assert "an average rank spends" in text
+    assert "assumed: rank 5 works at the pace" in text
+
+
+def test_replay_grows_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "replay", run, "--scale-to", "dp=8", "--cluster", "dgx-a100")
+    assert (found["dp"], found["tp"], found["pp"]) == (8, 2, 3)
+    assert found["step_s"] > found["replayed_step_s"]
+    assert main(["replay", str(run), "--scale-to", "tp=8"]) == 2
+    assert "write dp=64" in capsys.readouterr().err
+
+
+def test_replay_on_another_gpu(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, "replay", run, "--what-if", "gpu=h100-sxm", "--gpu", "a100-sxm-80gb")
+    # Dense tf32 peaks, 156 and 494.7 TFLOP/s.
+    assert found["breakdown_s"]["compute"] / found["before"]["breakdown_s"]["compute"] == pytest.approx(
+        156 / 494.7, rel=0.01
+    )
+
+
+def test_replay_writes_a_trace(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "trace.json"
+    printed(capsys, "replay", run, "--what-if", "bandwidth.tp=2x", "--trace", path)
+    assert b'"changed"' in path.read_bytes()
+
+
+def test_replay_needs_a_trace(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["replay", str(ROOT / "examples" / "optimus-llama-1b.txt")]) == 2
+    assert "replay needs Megatron traces" in capsys.readouterr().err
+
+
+def test_compare_two_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    healthy = tmp_path / "healthy"
+    write(Pipeline(), healthy)
+    trace = tmp_path / "both.json"
+    found = printed(capsys, "compare", healthy, run, "--trace", trace)
+    assert found["error"] == pytest.approx(step_ms(Pipeline()) / step_ms(RUN) - 1, rel=1e-3)
+    assert {row["stage"] for row in found["stages"]} == {0, 1, 2}
+    assert b'"second"' in trace.read_bytes()
+    assert main(["compare", str(healthy), str(run)]) == 0
+    assert "part of the step" in capsys.readouterr().out
+
+
+def test_compare_takes_what_a_verb_printed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["replay", str(run), "--json"]) == 0
+    path = tmp_path / "replayed.json"
+    path.write_text(capsys.readouterr().out)
+    found = printed(capsys, "compare", path, run)
+    assert abs(found["error"]) < 1e-4
+    path.write_text('{"step_s": 1.0, ')
+    assert main(["compare", str(path), str(run)]) == 2
+    assert "not whole JSON" in capsys.readouterr().err
