@@ -1,0 +1,161 @@
+"""What each framework does unless told otherwise; a published row rarely says."""
+
+from dataclasses import dataclass
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.strategy import (
+    NO_OVERLAP,
+    USUAL_OVERLAP,
+    ContextKind,
+    Execution,
+    Kernels,
+    Overlap,
+    Recompute,
+    RecomputeKind,
+    Sharding,
+)
+
+NONE, FULL = Recompute(), Recompute(RecomputeKind.FULL)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Of a framework at the time of its runs; *about* names where they are documented."""
+
+    about: str
+    precision: DType = DType.BF16
+    sharding: Sharding = Sharding.NONE
+    gradient_dtype: DType = DType.FP32
+    sequence_parallel: bool = False
+    flash_attention: bool = True
+    recompute: Recompute = NONE
+    overlap: Overlap = USUAL_OVERLAP
+    kernels: Kernels = Kernels.FUSED
+    execution: Execution = Execution.EAGER
+    context: ContextKind = ContextKind.RING
+    seq: int = 2048
+    # Model chunks per stage where the row speaks of an interleaved schedule without a number.
+    chunks: int = 2
+    memory: str = "megatron"  # the framework's overhead in cost.memory_overhead
+
+
+# The first entry that the framework's name starts with decides.
+DEFAULTS: tuple[tuple[str, Defaults], ...] = (
+    (
+        "megatron-bridge",
+        Defaults(
+            "Megatron-Bridge scripts/performance: gradients reduced in bf16, tensor-parallel communication "
+            "overlapped, kernels captured in graphs",
+            sharding=Sharding.ZERO_1,
+            gradient_dtype=DType.BF16,
+            sequence_parallel=True,
+            overlap=Overlap(tensor=True),
+            execution=Execution.GRAPHS,
+            seq=8192,
+        ),
+    ),
+    (
+        "nemo",
+        Defaults(
+            "NeMo performance recipes: gradients reduced in bf16, tensor-parallel communication overlapped",
+            sharding=Sharding.ZERO_1,
+            gradient_dtype=DType.BF16,
+            sequence_parallel=True,
+            overlap=Overlap(tensor=True),
+            execution=Execution.GRAPHS,
+            seq=8192,
+        ),
+    ),
+    (
+        "megatron-core",
+        Defaults(
+            "Megatron-LM README: overlapped gradients, parameters and tensor-parallel communication",
+            sharding=Sharding.ZERO_1,
+            sequence_parallel=True,
+            overlap=Overlap(tensor=True),
+            seq=4096,
+        ),
+    ),
+    (
+        "megatron-deepspeed",
+        Defaults(
+            "Megatron-DeepSpeed of 2021: fused kernels, unfused attention, nothing overlapped",
+            precision=DType.FP16,
+            gradient_dtype=DType.FP16,
+            flash_attention=False,
+            recompute=FULL,
+            overlap=NO_OVERLAP,
+            memory="deepspeed",
+        ),
+    ),
+    (
+        "megatron-lm 2",  # a commit of the present, named after it
+        Defaults(
+            "Megatron-LM with Transformer Engine: distributed optimizer, nothing overlapped unless asked for",
+            sharding=Sharding.ZERO_1,
+            sequence_parallel=True,
+            overlap=NO_OVERLAP,
+            seq=4096,
+        ),
+    ),
+    (
+        "megatron-lm",
+        Defaults(
+            "Megatron-LM v2 (Narayanan et al. 2021): fused kernels, unfused attention, gradients all-reduced "
+            "in fp16 after the last backward",
+            precision=DType.FP16,
+            gradient_dtype=DType.FP16,
+            flash_attention=False,
+            recompute=FULL,
+            overlap=NO_OVERLAP,
+            seq=1024,
+        ),
+    ),
+    (
+        "deepspeed",
+        Defaults(
+            "DeepSpeed ZeRO-3 (Narayanan et al. 2021, section 5.2)",
+            precision=DType.FP16,
+            sharding=Sharding.ZERO_3,
+            gradient_dtype=DType.FP16,
+            flash_attention=False,
+            recompute=FULL,
+            memory="deepspeed",
+        ),
+    ),
+    (
+        "llm-foundry",
+        Defaults(
+            "llm-foundry's MPT configurations: PyTorch FSDP, eager modules",
+            sharding=Sharding.FSDP,
+            kernels=Kernels.PLAIN,
+            memory="pytorch",
+        ),
+    ),
+    (
+        "torchtitan",
+        Defaults(
+            "torchtitan's Llama configurations: FSDP2, torch.compile, gradients reduced in fp32",
+            sharding=Sharding.FSDP,
+            sequence_parallel=True,
+            kernels=Kernels.COMPILED,
+            context=ContextKind.ALL_GATHER,
+            seq=8192,
+            memory="pytorch",
+        ),
+    ),
+    (
+        "internevo",
+        Defaults(
+            "InternEvo's 7B configuration: ZeRO-1, flash attention, gradients and parameters overlapped",
+            sharding=Sharding.ZERO_1,
+            gradient_dtype=DType.BF16,
+        ),
+    ),
+)
+UNKNOWN = Defaults("those of present Megatron-LM", sharding=Sharding.ZERO_1, sequence_parallel=True)
+
+
+def defaults_of(framework: str) -> Defaults:
+    word = framework.lower()
+    return next((each for start, each in DEFAULTS if word.startswith(start)), UNKNOWN)

@@ -1,0 +1,132 @@
+"""One published training run as its csv row states it: a blank stays None."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from stepcast.units import TFLOPS
+
+# What rows need to say to be compared at all.
+NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "global_batch")
+
+
+class NotComparableError(ValueError):
+    """A row that states too little, or something of which no prediction can be made."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedRun:
+    """The columns that a prediction or its target is made from."""
+
+    name: str
+    source: str
+    table: str
+    model: str
+    gpu: str
+    network: str
+    framework: str
+    precision: str
+    sharding: str
+    recompute: str
+    schedule: str
+    status: str
+    tflops_kind: str
+    gpus: int
+    tp: int
+    pp: int
+    dp: int
+    global_batch: int
+    vpp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    expert_tp: int | None = None
+    micro_batch: int | None = None
+    seq: int | None = None
+    sequence_parallel: bool | None = None
+    flash_attention: bool | None = None
+    gpu_memory_gb: float | None = None
+    iteration_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    flops_per_gpu: float | None = None
+    peak_memory_gib: float | None = None
+    derived: bool = False
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.status.strip().lower() == "oom"
+
+
+def run_of(record: Mapping[str, str | None]) -> PublishedRun:
+    """The run that one line of ``training_runs.csv`` describes."""
+    missing = [name for name in NEEDED if not _text(record, name)]
+    if missing:
+        raise NotComparableError(f"{missing[0]} is not published")
+    tflops = _number(record, "tflops_per_gpu")
+    return PublishedRun(
+        name=_text(record, "id"),
+        source=_text(record, "source"),
+        table=_text(record, "table"),
+        model=_text(record, "model"),
+        gpu=_text(record, "gpu"),
+        network=_text(record, "network"),
+        framework=_text(record, "framework"),
+        precision=_text(record, "precision"),
+        sharding=_text(record, "zero_fsdp"),
+        recompute=_text(record, "recompute"),
+        schedule=_text(record, "schedule"),
+        status=_text(record, "status"),
+        tflops_kind=_text(record, "tflops_kind"),
+        gpus=_needed(record, "num_gpus"),
+        tp=_needed(record, "tp"),
+        pp=_needed(record, "pp"),
+        dp=_needed(record, "dp"),
+        global_batch=_needed(record, "global_batch"),
+        vpp=_count(record, "vpp"),
+        cp=_count(record, "cp"),
+        ep=_count(record, "ep"),
+        expert_tp=_count(record, "etp"),
+        micro_batch=_count(record, "micro_batch"),
+        seq=_count(record, "seq"),
+        sequence_parallel=_flag(record, "sp"),
+        flash_attention=_flag(record, "flash_attn"),
+        gpu_memory_gb=_number(record, "gpu_mem_gb"),
+        iteration_s=_number(record, "iter_time_s"),
+        tokens_per_s_per_gpu=_number(record, "tokens_per_s_per_gpu"),
+        flops_per_gpu=None if tflops is None else tflops * TFLOPS,
+        peak_memory_gib=_number(record, "peak_mem_gib"),
+        derived=_text(record, "derived").lower() == "true",
+    )
+
+
+def _text(record: Mapping[str, str | None], name: str) -> str:
+    return (record.get(name) or "").strip()
+
+
+def _number(record: Mapping[str, str | None], name: str) -> float | None:
+    text = _text(record, name)
+    if not text or text.lower() == "nan":
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise NotComparableError(f"{name} {text!r} is not a number") from None
+
+
+def _count(record: Mapping[str, str | None], name: str) -> int | None:
+    number = _number(record, name)
+    if number is None:
+        return None
+    if not number.is_integer() or number < 1:
+        raise NotComparableError(f"{name} {number:g} is not a whole number above zero")
+    return int(number)
+
+
+def _needed(record: Mapping[str, str | None], name: str) -> int:
+    found = _count(record, name)
+    if found is None:
+        raise NotComparableError(f"{name} is not published")
+    return found
+
+
+def _flag(record: Mapping[str, str | None], name: str) -> bool | None:
+    number = _number(record, name)
+    return None if number is None else number != 0
