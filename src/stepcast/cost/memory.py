@@ -224,8 +224,8 @@ class _Stage:
         return self.owned * optimizer.moment_dtype.bytes
 
     def _accumulated(self) -> float:
-        """Plain PyTorch adds a new gradient to that of earlier micro-batches; the largest is that of the output
-        projection.
+        """Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
+        largest.
         """
         if self.strategy.kernels is Kernels.FUSED or self.strategy.micro_batches == 1 or not self.head:
             return 0.0

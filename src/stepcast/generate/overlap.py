@@ -37,9 +37,14 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 
     Overlapped, they are gathered while the unit before runs, so that only the first wait is exposed.
     """
-    forward = [gather_ops(sizes, "forward", unit.held, blocking=False) for unit in units]
-    backward = [gather_ops(sizes, "backward", unit.held, blocking=False) for unit in units]
     ahead, end, gathered = sizes.strategy.overlap.parameters, len(units) - 1, []
+
+    def requests(phase: str, first: int) -> list[Ops]:
+        """Each unit's gathers; the one that runs first asks for its own and for the next one's."""
+        names = [f"{phase} first" if ahead and index == first else phase for index in range(len(units))]
+        return [gather_ops(sizes, name, unit.held, False) for name, unit in zip(names, units, strict=True)]
+
+    forward, backward = requests("forward", 0), requests("backward", end)
     for index, unit in enumerate(units):
         layers = list(unit.layers)
         following = forward[index + 1] if ahead and index < end else ()

@@ -1,0 +1,111 @@
+"""FLOPs of a model and of the workload generated from it, against published formulas."""
+
+from typing import Any
+
+import pytest
+
+from stepcast.generate.flops import hardware_flops, model_flops
+from stepcast.generate.workload import generate
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.ir.strategy import ContextKind, Recompute, RecomputeKind, Strategy
+from stepcast.models.catalog import load_model
+
+FULL = Recompute(RecomputeKind.FULL)
+BATCH = 16
+
+
+def formula(model: Model, batch: int, seq: int, times: int) -> float:
+    """Narayanan et al. 2021, appendix: 24 B s l h^2 (1 + s / 6h) for a forward, *times* of them, and the logits
+    three times: 96 B s l h^2 (1 + s / 6h + V / 16lh) with full recomputation.
+    """
+    layers, hidden = model.layers, model.hidden
+    blocks = times * 24 * batch * seq * layers * hidden**2 * (1 + seq / (6 * hidden))
+    return blocks + 6 * batch * seq * hidden * model.vocab
+
+
+def strategy(layout: Layout, **changes: Any) -> Strategy:
+    return Strategy(layout, 1, BATCH, 2048, flash_attention=False, **changes)
+
+
+LAYOUTS = [
+    Layout(),
+    Layout(tp=8),
+    Layout(tp=2, pp=4, dp=2),
+    Layout(dp=8),
+    Layout(pp=8),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_hardware_flops_are_megatrons(layout: Layout) -> None:
+    model = load_model("megatron-22b")
+    split = strategy(layout, sequence_parallel=layout.tp > 1, recompute=FULL)
+    assert hardware_flops(generate(model, split)) == pytest.approx(formula(model, BATCH, 2048, 4), rel=1e-9)
+    plain = strategy(layout)
+    assert hardware_flops(generate(model, plain)) == pytest.approx(formula(model, BATCH, 2048, 3), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gpt3-1.3b", "gpt3-175b", "megatron-530b"])
+def test_model_flops_are_megatrons(name: str) -> None:
+    model = load_model(name)
+    assert model_flops(model, 2048, BATCH) == pytest.approx(formula(model, BATCH, 2048, 3), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "llama-3.1-405b", "qwen2.5-7b", "gpt3-175b"])
+def test_six_n_d_within_its_known_terms(name: str) -> None:
+    """6 N D leaves out attention scores and counts the embedding, which multiplies nothing."""
+    model, seq = load_model(name), 4096
+    tokens = BATCH * seq
+    scores = 12 * tokens * seq * model.heads * model.head_dim * model.layers
+    looked_up = 0 if model.tied else model.vocab * model.hidden
+    positions = model.position.count * model.hidden
+    estimate = 6 * (model.parameters - looked_up - positions) * tokens + scores
+    assert model_flops(model, seq, BATCH) == pytest.approx(estimate, rel=1e-4)
+
+
+def test_experts_count_the_chosen_ones() -> None:
+    model, seq = load_model("mixtral-8x7b"), 4096
+    tokens = BATCH * seq
+    scores = 12 * tokens * seq * model.heads * model.head_dim * model.layers
+    estimate = 6 * (model.active_parameters - model.vocab * model.hidden) * tokens + scores
+    assert model_flops(model, seq, BATCH) == pytest.approx(estimate, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        ("mixtral-8x7b", Layout(ep=8, dp=8)),
+        ("deepseek-v2", Layout(ep=8, dp=8)),
+        ("deepseek-v3", Layout(ep=8, dp=8)),
+        ("qwen3-30b-a3b", Layout(ep=8, dp=8)),
+    ],
+)
+def test_generated_experts_and_latents_execute_what_the_model_asks_for(name: str, layout: Layout) -> None:
+    model = load_model(name)
+    run = generate(model, Strategy(layout, 1, BATCH, 2048, flash_attention=False))
+    assert hardware_flops(run) == pytest.approx(model_flops(model, 2048, BATCH), rel=1e-6)
+
+
+@pytest.mark.parametrize("context", list(ContextKind))
+def test_context_parallel_ranks_share_the_attention(context: ContextKind) -> None:
+    model = load_model("llama-3.1-8b")
+    alone = generate(model, Strategy(Layout(), 1, 4, 8192))
+    shared = generate(model, Strategy(Layout(cp=4), 1, 4, 8192, context=context))
+    assert hardware_flops(shared) == pytest.approx(hardware_flops(alone), rel=1e-9)
+
+
+def test_a_window_bounds_the_attention() -> None:
+    model = load_model("gemma-2-9b")
+    assert model.window is not None
+    longer = model_flops(model, 8192, 1, causal=True) / 8192 - model_flops(model, 4096, 1, causal=True) / 4096
+    full = 6 * (8192 - 4096) / 2 * model.heads * model.head_dim * 2
+    windowed = sum(block.window is not None for block in model.blocks)
+    # With a window of 4096 a query sees 3072 keys of 8192 tokens on average, 2048 of 4096.
+    assert longer == pytest.approx(full * (model.layers - windowed) + full * windowed / 2, rel=1e-3)
+
+
+def test_causal_halves_the_square() -> None:
+    model = load_model("gpt3-1.3b")
+    whole, half = model_flops(model, 2048, 1), model_flops(model, 2048, 1, causal=True)
+    assert whole - half == pytest.approx(6 * 2048 * 2048 * model.hidden * model.layers)

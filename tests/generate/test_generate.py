@@ -1,0 +1,294 @@
+"""The shape of generated workloads: stages, blocks, recomputation, what overlaps with what."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepcast.generate.stage import NotModelledError
+from stepcast.generate.workload import generate
+from stepcast.ir.layout import Layout
+from stepcast.ir.legality import is_legal
+from stepcast.ir.model_parts import FeedForward
+from stepcast.ir.stages import even_layers
+from stepcast.ir.strategy import (
+    NO_OVERLAP,
+    Kernels,
+    Overlap,
+    Recompute,
+    RecomputeKind,
+    Sharding,
+    Strategy,
+    StrategyError,
+    TrainingKind,
+)
+from stepcast.ir.work import Attention, Collective, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.ir.workload import Layer, Op, Stage, Workload
+from stepcast.models.catalog import load_model
+
+LLAMA = load_model("llama-3.1-8b")
+
+
+def run_of(
+    model_name: str = "llama-3.1-8b", micro_batches: int = 4, seq: int = 2048, **changes: Any
+) -> Workload:
+    degrees = {key: changes.pop(key) for key in list(changes) if key in Layout.__dataclass_fields__}
+    layout = Layout(**degrees)
+    return generate(load_model(model_name), Strategy(layout, 1, layout.dp * micro_batches, seq, **changes))
+
+
+def ops_of(layer: Layer) -> tuple[Op, ...]:
+    return (*layer.forward, *layer.input_gradient, *layer.weight_gradient)
+
+
+def all_ops(stage: Stage, micro_batch: int | None = None) -> list[Op]:
+    return [op for layer in stage.body_layers(micro_batch) for op in ops_of(layer)]
+
+
+def test_stages_hold_their_layers_once() -> None:
+    run = run_of(pp=4)
+    assert len(run.stages) == 4
+    assert [max(block.repeat for block in stage.body) for stage in run.stages] == [8, 8, 8, 8]
+    assert run.stages[1] is run.stages[2]
+    first, last = run.stages[0].body_layers(), run.stages[-1].body_layers()
+    assert first[0].name == "embedding"
+    assert [layer.name for layer in last[-3:]] == ["final norm", "head", "loss"]
+
+
+def test_a_dense_layer_is_spelt_out() -> None:
+    stage = run_of(pp=4, tp=2, sequence_parallel=True).stages[1]
+    names = [layer.name for layer in stage.body[0].layers]
+    assert names == [
+        "attention norm",
+        "attention qkv",
+        "attention core",
+        "attention output",
+        "mlp norm",
+        "mlp up",
+        "mlp down",
+    ]
+    matmuls = {op.name: op.work for op in all_ops(stage) if isinstance(op.work, Matmul)}
+    tokens, hidden = 2048, LLAMA.hidden
+    assert matmuls["qkv"] == Matmul(tokens, (4096 + 2 * 1024) // 2, hidden)
+    assert matmuls["up"] == Matmul(tokens, 2 * 14336 // 2, hidden)
+    assert matmuls["down"] == Matmul(tokens, hidden, 14336 // 2)
+    assert matmuls["down input gradient"] == Matmul(tokens, 14336 // 2, hidden)
+    assert matmuls["down weight gradient"] == Matmul(14336 // 2, hidden, tokens)
+    core = next(op.work for op in all_ops(stage) if isinstance(op.work, Attention))
+    assert (core.heads, core.kv_heads, core.query_len, core.causal) == (16, 4, 2048, True)
+
+
+def test_repeating_patterns_are_folded() -> None:
+    stage = run_of("gemma-3-12b").stages[0]
+    assert stage.body_layer_count > 48 * 7
+    assert sum(len(block.layers) for block in stage.body) < stage.body_layer_count / 3
+
+
+def test_full_recompute_runs_the_forward_again_before_the_backward() -> None:
+    plain, full = run_of(pp=4), run_of(pp=4, recompute=Recompute(RecomputeKind.FULL))
+    layers = full.stages[1].body[0].layers
+    forward = [op.work for layer in plain.stages[1].body[0].layers for op in layer.forward]
+    again = [op.work for op in layers[-1].input_gradient if op.name.startswith("recompute ")]
+    assert again == forward
+
+
+def test_selective_recompute_repeats_the_core_alone() -> None:
+    stage = run_of(pp=4, recompute=Recompute(RecomputeKind.SELECTIVE)).stages[1]
+    repeated = {layer.name for layer in stage.body_layers() for op in ops_of(layer) if "recompute" in op.name}
+    assert repeated == {"attention core"}
+
+
+def test_block_recompute_takes_the_first_layers() -> None:
+    stage = run_of(pp=4, recompute=Recompute(RecomputeKind.BLOCK, 3)).stages[1]
+    assert [block.repeat for block in stage.body] == [3, 5]
+
+
+def test_gradients_are_reduced_beside_the_last_backward() -> None:
+    run = run_of(dp=8, micro_batches=4)
+    stage = run.stages[0]
+    assert {variation.micro_batch for variation in stage.variations} == {3}
+    reductions = [op for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
+    assert reductions
+    assert not any(op.blocking for op in reductions)
+    assert (
+        sum(op.work.size_bytes for op in reductions if isinstance(op.work, Collective))
+        == 4 * LLAMA.parameters
+    )
+    assert not [op for op in all_ops(stage, 0) if isinstance(op.work, Collective)]
+
+
+def test_buckets_bound_the_reductions() -> None:
+    limit = 100 * 2**20
+    stage = run_of(dp=8, bucket_bytes=limit).stages[0]
+    sizes = [op.work.size_bytes for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
+    assert max(sizes) < 2 * limit
+    whole = run_of(dp=8, bucket_bytes=None).stages[0]
+    assert len([op for op in all_ops(whole, 3) if isinstance(op.work, Collective)]) == 1
+
+
+def test_without_overlap_the_step_ends_with_the_reductions() -> None:
+    stage = run_of(dp=8, sharding=Sharding.ZERO_1, overlap=NO_OVERLAP).stages[0]
+    assert stage.variations == ()
+    assert [layer.name for layer in stage.epilogue] == ["gradients", "optimizer", "parameters"]
+    assert all(op.blocking for layer in stage.epilogue for op in ops_of(layer))
+
+
+def test_parameters_are_gathered_before_they_are_used() -> None:
+    """ZeRO-1: every gather of the first micro-batch is waited for by the layer that needs it."""
+    stage = run_of(dp=8, sharding=Sharding.ZERO_1).stages[0]
+    ops = all_ops(stage, 0)
+    gathers = [op.name for op in ops if "all-gather parameters" in op.name]
+    waited = [name for op in ops for name in op.after]
+    assert gathers
+    assert sorted(gathers) == sorted(waited)
+    at = {op.name: index for index, op in reversed(list(enumerate(ops)))}
+    assert all(at[name] < index for index, op in enumerate(ops) for name in op.after)
+
+
+def test_fsdp_asks_for_the_next_layer_while_one_runs() -> None:
+    stage = run_of(dp=8, sharding=Sharding.FSDP).stages[0]
+    forward = [op for layer in stage.body_layers() for op in layer.forward]
+    gathers = [op for op in forward if isinstance(op.work, Collective)]
+    assert len(gathers) == 34  # embedding, 32 layers, head
+    assert sum(name.startswith("dp all-gather forward") for op in forward for name in op.after) == 34
+
+
+def test_every_wait_is_for_an_earlier_op() -> None:
+    """In the order in which a stage runs them: forward, then backward."""
+    cases: tuple[dict[str, Any], ...] = (
+        {"tp": 4, "sequence_parallel": True, "recompute": Recompute(RecomputeKind.FULL)},
+        {"tp": 4, "sequence_parallel": True, "overlap": Overlap(tensor=True)},
+        {"cp": 4, "recompute": Recompute(RecomputeKind.SELECTIVE)},
+        {"dp": 8, "sharding": Sharding.FSDP},
+        {"tp": 2, "kernels": Kernels.PLAIN},
+    )
+    for changes in cases:
+        stage = run_of(seq=4096, **changes).stages[0]
+        layers = stage.body_layers()
+        order = [op for layer in layers for op in layer.forward]
+        order += [op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)]
+        seen: set[str] = set()
+        for op in order:
+            assert set(op.after) <= seen, (changes, op)
+            if not op.blocking:
+                seen.add(op.name)
+
+
+def test_lora_trains_adapters_alone() -> None:
+    run = run_of(training=TrainingKind.LORA, lora_rank=16, dp=8)
+    stage = run.stages[0]
+    weights = [op for layer in stage.body_layers() for op in layer.weight_gradient]
+    assert weights
+    assert all("lora" in op.name for op in weights)
+    update = next(op.work for layer in stage.epilogue for op in layer.forward if op.name == "update")
+    assert isinstance(update, Elementwise)
+    # Rank times inputs plus outputs of qkv, output, up and down, in every layer.
+    widths = (4096 + 6144) + (4096 + 4096) + (4096 + 28672) + (14336 + 4096)
+    assert update.elements == 32 * 16 * widths
+
+
+def test_experts_are_grouped() -> None:
+    model = load_model("deepseek-v3")
+    strategy = Strategy(Layout(ep=64, pp=16, dp=128), 1, 1920, 4096, stage_layers=even_layers(61, 16))
+    run = generate(model, strategy)
+    grouped = [op.work for op in all_ops(run.stages[5]) if isinstance(op.work, GroupedMatmul)]
+    assert {work.groups for work in grouped} == {4}
+    assert {work.m for work in grouped} == {4096 * 8}
+    assert sum(block.feed_forward is FeedForward.EXPERTS for block in model.blocks) == 58
+
+
+def test_mamba_is_refused_with_a_reason() -> None:
+    with pytest.raises(NotModelledError, match="Mamba blocks"):
+        run_of("nemotron-h-8b")
+
+
+def test_an_illegal_strategy_is_refused() -> None:
+    with pytest.raises(StrategyError, match="tp 16 exceeds 8 kv heads"):
+        run_of(tp=16)
+
+
+def test_plain_kernels_are_not_fused() -> None:
+    fused, plain = run_of().stages[0], run_of(kernels=Kernels.PLAIN).stages[0]
+
+    def rotaries(stage: Stage) -> int:
+        return sum(
+            isinstance(op.work, Elementwise) and op.work.kind is ElementwiseKind.ROTARY
+            for op in all_ops(stage)
+        )
+
+    assert rotaries(plain) > 4 * rotaries(fused)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    name=st.sampled_from(["llama-3.2-1b", "gpt2-large", "mixtral-8x7b", "deepseek-v2", "gemma-2-9b"]),
+    tp=st.sampled_from([1, 2, 4]),
+    pp=st.sampled_from([1, 2]),
+    cp=st.sampled_from([1, 2]),
+    dp=st.sampled_from([1, 4]),
+    sharding=st.sampled_from(list(Sharding)),
+    recompute=st.sampled_from([RecomputeKind.NONE, RecomputeKind.SELECTIVE, RecomputeKind.FULL]),
+    flash=st.booleans(),
+    kernels=st.sampled_from(list(Kernels)),
+)
+def test_every_legal_strategy_generates(
+    name: str,
+    tp: int,
+    pp: int,
+    cp: int,
+    dp: int,
+    sharding: Sharding,
+    recompute: RecomputeKind,
+    flash: bool,
+    kernels: Kernels,
+) -> None:
+    model = load_model(name)
+    layout = Layout(
+        tp=tp, pp=pp, cp=cp, dp=dp, ep=dp if model.experts else 1, expert_tp=1 if model.experts else 0
+    )
+    layers = even_layers(model.layers, pp)
+    strategy = Strategy(
+        layout,
+        1,
+        8 * dp,
+        1024,
+        sequence_parallel=tp > 1,
+        sharding=sharding,
+        recompute=Recompute(recompute),
+        flash_attention=flash,
+        kernels=kernels,
+        stage_layers=layers,
+    )
+    if not is_legal(model, strategy):
+        return
+    run = generate(model, strategy)
+    assert run == generate(model, strategy)
+    for stage in run.stages:
+        for variation in stage.variations:
+            usual = stage.body_layers()[variation.position]
+            assert variation.layer.name == usual.name
+            assert variation.layer != usual
+        for layer in stage.body_layers():
+            # A forward runs each op once: names tell them apart.
+            names = [op.name for op in layer.forward]
+            assert len(names) == len(set(names)), names
+
+
+def test_a_large_model_is_generated_in_no_time() -> None:
+    model = load_model("llama-3.1-405b")
+    strategy = Strategy(
+        Layout(tp=8, pp=16, dp=128),
+        1,
+        2048,
+        8192,
+        sequence_parallel=True,
+        sharding=Sharding.ZERO_1,
+        stage_layers=even_layers(126, 16),
+    )
+    generate(model, replace(strategy, seq=4096))
+    start = time.perf_counter()
+    generate(model, strategy)
+    assert time.perf_counter() - start < 0.25

@@ -1,0 +1,182 @@
+"""Which strategies are consistent, which suit a model, and what the messages say."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.layout import Layout
+from stepcast.ir.legality import check, is_legal, nearest_divisor
+from stepcast.ir.stages import even_layers, pieces, pieces_of_stage
+from stepcast.ir.strategy import (
+    ContextKind,
+    Recompute,
+    RecomputeKind,
+    ScheduleKind,
+    Sharding,
+    Strategy,
+    StrategyError,
+    TrainingKind,
+)
+from stepcast.models.catalog import load_model
+
+LLAMA = load_model("llama-3.1-8b")  # 32 layers, 32 heads, 8 kv heads, ffn 14336
+MIXTRAL = load_model("mixtral-8x7b")
+
+
+def strategy(micro_batch: int = 1, global_batch: int = 64, seq: int = 4096, **changes: Any) -> Strategy:
+    degrees = {key: changes.pop(key) for key in list(changes) if key in Layout.__dataclass_fields__}
+    return Strategy(Layout(**degrees), micro_batch, global_batch, seq, **changes)
+
+
+ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "tp above kv heads",
+        {"tp": 16},
+        "tp 16 exceeds 8 kv heads: a rank needs one; the nearest legal tp is 8",
+    ),
+    ("tp not dividing", {"tp": 3}, "tp 3 does not divide heads 32: the nearest legal tp is 2"),
+    ("sp without tp", {"sequence_parallel": True}, "sequence parallelism needs tp > 1"),
+    ("sp and seq", {"tp": 8, "sequence_parallel": True, "seq": 4100}, "multiple of tp x cp = 8: use 4096"),
+    ("cp and seq", {"cp": 4, "seq": 4100}, "multiple of 2 x cp = 8"),
+    ("ulysses and heads", {"tp": 4, "cp": 4, "context": ContextKind.ALL_TO_ALL}, "the nearest legal cp is 2"),
+    ("ring without flash", {"cp": 2, "flash_attention": False}, "ring attention needs flash attention"),
+    ("uneven stages", {"pp": 5}, "32 layers do not split evenly over pp x vpp = 5: 4 does"),
+    ("too many stages", {"pp": 64}, "exceeds 32 layers"),
+    ("stage layers", {"pp": 2, "stage_layers": (10, 10)}, "10+10 = 20, but the model has 32"),
+    ("vpp without pp", {"vpp": 2}, "needs pp > 1: use vpp 1"),
+    ("vpp and 1f1b", {"pp": 4, "vpp": 2}, "schedule 1f1b runs 1 chunk(s) a stage, not vpp 2"),
+    ("interleaved", {"pp": 4, "schedule": ScheduleKind.INTERLEAVED}, "needs vpp of 2 or more"),
+    (
+        "interleaved batches",
+        {"pp": 4, "vpp": 2, "schedule": ScheduleKind.INTERLEAVED, "global_batch": 6},
+        "6 micro-batches to be a multiple of pp 4: the nearest is 8",
+    ),
+    ("dualpipe odd", {"pp": 1, "dp": 1, "schedule": ScheduleKind.DUALPIPE}, ""),
+    (
+        "dualpipe batches",
+        {"pp": 4, "schedule": ScheduleKind.DUALPIPE, "global_batch": 6},
+        "at least 2 x pp = 8",
+    ),
+    ("zero-3 and pp", {"pp": 4, "sharding": Sharding.ZERO_3}, "zero-3 does not run with pp 4"),
+    ("hybrid without shard", {"dp": 16, "sharding": Sharding.HYBRID_FSDP}, "use shard 8"),
+    ("shard", {"dp": 8, "shard": 3, "sharding": Sharding.FSDP}, "shard 3 does not divide dp x cp = 8"),
+    ("ep without experts", {"ep": 2}, "ep 2 needs experts"),
+    (
+        "recompute block",
+        {"pp": 16, "recompute": Recompute(RecomputeKind.BLOCK, 3)},
+        "recompute block 3 exceeds the 2 layers of a stage",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), ILLEGAL, ids=[name for name, _, _ in ILLEGAL])
+def test_illegal_strategies_name_the_rule_and_a_legal_value(
+    name: str, changes: dict[str, Any], message: str
+) -> None:
+    chosen = strategy(**changes)
+    if not message:
+        check(LLAMA, chosen)
+        return
+    with pytest.raises(StrategyError) as caught:
+        check(LLAMA, chosen)
+    assert message in str(caught.value)
+    assert not is_legal(LLAMA, chosen)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ep": 3, "dp": 3, "global_batch": 63}, "ep 3 does not divide 8 experts: the nearest legal ep is 2"),
+        ({"ep": 8, "dp": 4}, "does not divide tp x cp x dp = 4: the nearest legal ep is 4"),
+        ({"ep": 2, "tp": 2, "dp": 2}, "needs sequence parallelism"),
+    ],
+)
+def test_experts(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        check(MIXTRAL, strategy(**changes))
+
+
+def test_experts_spread_over_tensor_ranks_when_each_is_whole() -> None:
+    """Megatron-Core: expert_tp x ep x expert_dp = tp x cp x dp."""
+    chosen = strategy(tp=2, dp=4, ep=8, expert_tp=1, sequence_parallel=True)
+    check(MIXTRAL, chosen)
+    assert chosen.layout.expert_dp == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"global_batch": 100, "dp": 8},
+            "global batch 100 is not a multiple of micro-batch x dp = 1 x 8 = 8",
+        ),
+        ({"precision": DType.INT8}, "precision int8 cannot train"),
+        ({"lora_rank": 8}, "goes with training 'lora'"),
+        ({"expert_imbalance": 0.5}, "1 \\(even\\) or more"),
+        ({"pp": 4, "stage_layers": (8, 8)}, "need pp x vpp = 4 numbers"),
+        ({"bucket_bytes": 0}, "at least 1 byte"),
+    ],
+)
+def test_inconsistent_strategies(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(StrategyError, match=message):
+        strategy(**changes)
+
+
+def test_gpus_are_filled() -> None:
+    check(LLAMA, strategy(tp=4, dp=2), gpus=8)
+    with pytest.raises(StrategyError, match="not the 16 GPUs: dp 4 fills them"):
+        check(LLAMA, strategy(tp=4, dp=2), gpus=16)
+    with pytest.raises(StrategyError, match="no dp makes it 6 GPUs"):
+        check(LLAMA, strategy(tp=4), gpus=6)
+
+
+def test_lora_rank() -> None:
+    chosen = strategy(training=TrainingKind.LORA, lora_rank=8192)
+    with pytest.raises(StrategyError, match="exceeds hidden 4096"):
+        check(LLAMA, chosen)
+
+
+@given(st.integers(1, 200), st.integers(1, 64))
+def test_even_layers_add_up_and_differ_little(layers: int, count: int) -> None:
+    if layers < count:
+        with pytest.raises(StrategyError):
+            even_layers(layers, count)
+        return
+    sizes = even_layers(layers, count)
+    assert sum(sizes) == layers
+    assert len(sizes) == count
+    assert max(sizes) - min(sizes) <= 2
+
+
+def test_llama_405b_is_split_as_published() -> None:
+    """Llama 3 (2024), section 3.3.2: 126 layers, one fewer on the first and the last stage."""
+    assert even_layers(126, 16) == (7, *(8,) * 14, 7)
+
+
+def test_pieces_of_a_stage() -> None:
+    looped = strategy(pp=4, vpp=2, schedule=ScheduleKind.INTERLEAVED)
+    assert [pieces_of_stage(looped, stage) for stage in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    vee = replace(looped, schedule=ScheduleKind.ZB_V)
+    assert [pieces_of_stage(vee, stage) for stage in range(4)] == [(0, 7), (1, 6), (2, 5), (3, 4)]
+    both = strategy(pp=4, schedule=ScheduleKind.DUALPIPE)
+    assert [pieces_of_stage(both, stage) for stage in range(4)] == [(0, 3), (1, 2), (2, 1), (3, 0)]
+
+
+def test_pieces_cover_the_model() -> None:
+    parts = pieces(LLAMA, strategy(pp=4, stage_layers=(7, 9, 9, 7)))
+    assert [layer for piece in parts for layer in piece.layers] == list(range(32))
+    assert [piece.embedding for piece in parts] == [True, False, False, False]
+    assert [piece.head for piece in parts] == [False, False, False, True]
+
+
+@given(st.integers(1, 10_000), st.integers(1, 200))
+def test_nearest_divisor_is_a_divisor(number: int, wanted: int) -> None:
+    found = nearest_divisor(number, wanted)
+    assert number % found == 0
+    assert all(
+        abs(found - wanted) <= abs(ways - wanted) for ways in range(1, 2 * wanted) if number % ways == 0
+    )
