@@ -1,0 +1,216 @@
+"""Memory by its parts: what each strategy saves, against the published formulas."""
+
+import time
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepcast.cost.in_flight import default_in_flight
+from stepcast.cost.memory import fits, memory
+from stepcast.cost.memory_activations import layer_kept
+from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.layout import Layout
+from stepcast.ir.legality import check, is_legal
+from stepcast.ir.stages import even_layers
+from stepcast.ir.strategy import (
+    NO_RECOMPUTE,
+    Kernels,
+    Recompute,
+    RecomputeKind,
+    ScheduleKind,
+    Sharding,
+    Strategy,
+    StrategyError,
+    TrainingKind,
+)
+from stepcast.models.catalog import load_model
+
+LLAMA = load_model("llama-3.1-8b")
+H100 = load_gpu("h100-sxm")
+FULL = Recompute(RecomputeKind.FULL)
+
+
+def strategy(micro_batches: int = 8, seq: int = 4096, **changes: Any) -> Strategy:
+    degrees = {key: changes.pop(key) for key in list(changes) if key in Layout.__dataclass_fields__}
+    layout = Layout(**degrees)
+    return Strategy(layout, 1, layout.dp * micro_batches, seq, **changes)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "bytes_per_parameter"),
+    [
+        (Sharding.NONE, 2 + 4 + 12),
+        (Sharding.ZERO_1, 2 + 4 + 12 / 8),
+        (Sharding.ZERO_2, 2 + (4 + 12) / 8),
+        (Sharding.ZERO_3, (2 + 4 + 12) / 8),
+        (Sharding.FSDP, (4 + 4 + 8) / 8),
+    ],
+)
+def test_states_per_parameter(sharding: Sharding, bytes_per_parameter: float) -> None:
+    """Rajbhandari et al. 2020, figure 1, with fp32 gradients."""
+    stage = memory(LLAMA, strategy(dp=8, sharding=sharding), H100)[0]
+    states = stage.parameters + stage.gradients + stage.optimizer
+    assert states == pytest.approx(bytes_per_parameter * LLAMA.parameters)
+
+
+def test_a_shard_group_splits_less() -> None:
+    inside = memory(LLAMA, strategy(dp=64, shard=8, sharding=Sharding.HYBRID_FSDP), H100)[0]
+    assert inside.optimizer == pytest.approx(8 / 8 * LLAMA.parameters)
+
+
+def test_lora_trains_little() -> None:
+    stage = memory(LLAMA, strategy(training=TrainingKind.LORA, lora_rank=16), H100)[0]
+    assert stage.parameters > 2 * LLAMA.parameters
+    assert stage.gradients + stage.optimizer < 0.02 * 16 * LLAMA.parameters
+
+
+def test_fp32_has_no_second_copy() -> None:
+    stage = memory(LLAMA, strategy(precision=DType.FP32), H100)[0]
+    assert stage.parameters + stage.gradients + stage.optimizer == pytest.approx(16 * LLAMA.parameters)
+
+
+@pytest.mark.parametrize(("tp", "split"), [(1, False), (8, False), (8, True)])
+def test_activations_are_korthikantis(tp: int, split: bool) -> None:
+    """Korthikanti et al. 2022, equations 1 to 4: s b h (34 + 5 a s / h) with dropout; without its masks
+    (s b h for each of two, a s^2 b for the scores) and the dropped-out copies of the scores, and with the softmax
+    output kept once (2 a s^2 b), s b h (32 + 2 a s / h). Of the 32, eight are outside the tensor-parallel region.
+    """
+    model = load_model("megatron-22b")
+    chosen = Strategy(Layout(tp=tp), 4, 4, 2048, sequence_parallel=split, flash_attention=False)
+    kept = layer_kept(model, chosen, model.blocks[0]).kept
+    tokens, hidden, heads = 4 * 2048, model.hidden, model.heads
+    outside, inside = 8 / (tp if split else 1), (24 + 2 * heads * 2048 / hidden) / tp
+    assert kept == pytest.approx(tokens * hidden * (outside + inside))
+
+
+def test_full_recompute_keeps_the_input_of_each_layer() -> None:
+    stage = memory(LLAMA, strategy(recompute=FULL), H100)[0]
+    tokens = 4096
+    assert stage.activations == pytest.approx((LLAMA.layers + 2) * tokens * LLAMA.hidden * 2)
+
+
+def test_selective_recompute_drops_the_scores() -> None:
+    model = load_model("gpt3-6.7b")
+    unfused = strategy(seq=2048, flash_attention=False)
+    kept = layer_kept(model, unfused, model.blocks[0]).kept
+    selective = replace(unfused, recompute=Recompute(RecomputeKind.SELECTIVE))
+    assert kept - layer_kept(model, selective, model.blocks[0]).kept == 2 * model.heads * 2048**2
+
+
+def test_context_parallelism_splits_the_tokens() -> None:
+    whole = layer_kept(LLAMA, strategy(seq=8192), LLAMA.blocks[0]).kept
+    assert layer_kept(LLAMA, strategy(seq=8192, cp=4), LLAMA.blocks[0]).kept == pytest.approx(whole / 4)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "expected"),
+    [
+        (ScheduleKind.GPIPE, 1, ((16,), (16,), (16,), (16,))),
+        (ScheduleKind.ONE_F_ONE_B, 1, ((4,), (3,), (2,), (1,))),
+        (ScheduleKind.INTERLEAVED, 2, ((7, 4), (5, 4), (4, 3), (4, 1))),
+        (ScheduleKind.ZB_H1, 1, ((4,),) * 4),
+        (ScheduleKind.ZB_H2, 1, ((7,),) * 4),
+        (ScheduleKind.ZB_V, 2, ((7, 1), (6, 2), (5, 3), (4, 4))),
+        (ScheduleKind.DUALPIPE, 1, ((4, 1), (3, 2), (2, 3), (1, 4))),
+    ],
+)
+def test_in_flight(schedule: ScheduleKind, vpp: int, expected: tuple[tuple[int, ...], ...]) -> None:
+    chosen = strategy(micro_batches=16, pp=4, vpp=vpp, schedule=schedule)
+    assert default_in_flight(chosen) == expected
+    check(LLAMA, chosen)
+    assert len(memory(LLAMA, chosen, H100)) == 4
+
+
+def test_in_flight_counts_are_taken_as_given() -> None:
+    chosen = strategy(pp=4)
+    more = memory(LLAMA, chosen, H100, in_flight=[(8,), (8,), (8,), (8,)])
+    usual = memory(LLAMA, chosen, H100)
+    assert more[1].activations == pytest.approx(usual[1].activations * 8 / 3)
+    with pytest.raises(StrategyError, match="for 2 stages, but pp is 4"):
+        memory(LLAMA, chosen, H100, in_flight=[(1,), (1,)])
+
+
+def test_dualpipe_holds_two_pieces() -> None:
+    single = memory(LLAMA, strategy(micro_batches=16, pp=4), H100)
+    both = memory(LLAMA, strategy(micro_batches=16, pp=4, schedule=ScheduleKind.DUALPIPE), H100)
+    assert both[1].parameters == pytest.approx(single[1].parameters + single[2].parameters)
+
+
+def test_expert_parallelism_spreads_the_experts() -> None:
+    model = load_model("mixtral-8x7b")
+    shard = model.shard_of(range(32), ep=8, embedding=True, head=True)
+    stage = memory(model, strategy(ep=8, dp=8), H100)[0]
+    assert stage.parameters == 2 * shard.total
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    stage = memory(load_model("llama-3.1-70b"), strategy(), H100)[0]
+    assert not stage.fits
+    assert stage.free < 0
+    assert stage.free == stage.capacity - stage.total
+    assert not fits(load_model("llama-3.1-70b"), strategy(), H100)
+    assert fits(load_model("llama-3.2-1b"), strategy(), H100)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tp=st.sampled_from([1, 2, 4, 8]),
+    pp=st.sampled_from([1, 2, 4]),
+    dp=st.sampled_from([1, 4]),
+    sharding=st.sampled_from(list(Sharding)),
+    recompute=st.sampled_from([NO_RECOMPUTE, FULL]),
+    kernels=st.sampled_from(list(Kernels)),
+    seq=st.sampled_from([1024, 8192]),
+)
+def test_parts_add_up_and_grow_with_the_sequence(
+    tp: int, pp: int, dp: int, sharding: Sharding, recompute: Recompute, kernels: Kernels, seq: int
+) -> None:
+    chosen = strategy(
+        tp=tp, pp=pp, dp=dp, sharding=sharding, recompute=recompute, kernels=kernels, seq=seq,
+        sequence_parallel=tp > 1,
+    )  # fmt: skip
+    if not is_legal(LLAMA, chosen):
+        return
+    longer = memory(LLAMA, replace(chosen, seq=2 * seq), H100)
+    for stage, other in zip(memory(LLAMA, chosen, H100), longer, strict=True):
+        assert sum(stage.parts.values()) == pytest.approx(stage.total)
+        assert all(part >= 0 for part in stage.parts.values())
+        assert stage.allocated <= stage.reserved <= stage.total
+        assert other.total >= stage.total
+
+
+def test_ten_thousand_strategies_in_ten_seconds() -> None:
+    """Built, checked and counted, as a search does."""
+    model, gpus = load_model("llama-3.1-405b").with_layers(128), 4096
+    layers = {pp: even_layers(128, pp) for pp in (1, 2, 4, 8, 16, 32)}
+    start, considered, legal = time.perf_counter(), 0, 0
+    choices = product(
+        (1, 2, 4, 8), layers, (1, 2, 4), (1, 2, 4), (True, False), tuple(Sharding), RecomputeKind
+    )
+    for tp, pp, cp, micro_batch, split, sharding, kind in choices:
+        considered += 1
+        try:
+            chosen = Strategy(
+                Layout(tp=tp, pp=pp, cp=cp, dp=gpus // (tp * pp * cp)),
+                micro_batch,
+                16384,
+                8192,
+                sequence_parallel=split,
+                sharding=sharding,
+                recompute=Recompute(kind, 1 if kind is RecomputeKind.BLOCK else 0),
+                stage_layers=layers[pp],
+            )
+            check(model, chosen, gpus)
+        except StrategyError:
+            continue
+        legal += 1
+        memory(model, chosen, H100)
+    elapsed = time.perf_counter() - start
+    assert considered > 10_000
+    assert legal > 2_000
+    assert elapsed / considered < 10 / 10_000
