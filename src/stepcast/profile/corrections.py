@@ -1,7 +1,7 @@
 """From measured points to the corrections of a calibration, and how much they help."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from stepcast.hardware.gpu import Gpu
 from stepcast.profile.cases import Case
 
 FEWEST = 3  # points that a class needs for a correction of its own
+PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Fitted:
     correction: Correction
     before: float
     after: float
-    left_out: float  # each point by a correction that half of the points, without it, were fitted to
+    left_out: float  # each point by a correction that has not seen it
 
 
 def fit_classes(
@@ -43,21 +44,23 @@ def fit_classes(
         measured = np.array([seconds[case.name] for case in own])
         correction = fit_correction(predicted, measured)
         after = np.asarray(correction.applied_s(predicted))
-        errors = [
-            _mean_error(values, measured) for values in (predicted, after, _halves(predicted, measured))
-        ]
-        found.append(Fitted(kind, len(own), correction, *errors))
+        unseen = _left_out(predicted, measured)
+        # The range must hold for operators that were not measured, so errors on points left out set it.
+        spread = max(correction.spread, float(np.quantile(np.abs(unseen / measured - 1.0), 0.9)))
+        errors = [_mean_error(values, measured) for values in (predicted, after, unseen)]
+        found.append(Fitted(kind, len(own), replace(correction, spread=spread), *errors))
     return tuple(found)
 
 
-def _halves(predicted: Array, measured: Array) -> Array:
-    """Each half corrected by what was fitted to the other; halves alternate over the sizes."""
+def _left_out(predicted: Array, measured: Array) -> Array:
+    """Every point by a correction that has not seen it: one fit per part of the sizes."""
     order = np.argsort(predicted, kind="stable")
+    parts = min(PARTS, order.size)
     result = predicted.copy()
-    for part in range(2):
-        own, other = order[part::2], order[1 - part :: 2]
-        if other.size >= 2:
-            result[own] = fit_correction(predicted[other], measured[other]).applied_s(predicted[own])
+    for part in range(parts):
+        held = np.zeros(order.size, dtype=bool)
+        held[order[part::parts]] = True
+        result[held] = fit_correction(predicted[~held], measured[~held]).applied_s(predicted[held])
     return result
 
 

@@ -1,0 +1,93 @@
+"""The figures that measurement sets are summed up in."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcast.validate.scoreboard import (
+    Columns,
+    Measurements,
+    Row,
+    columns,
+    measurements,
+    scoreboard,
+    summary,
+)
+
+ROWS = [
+    Row("exact", 1e-3, 1e-3, {"kind": "linear"}),
+    Row("slow", 2e-3, 3e-3, {"kind": "linear"}),
+    Row("fast", 10e-6, 8e-6, {"kind": "add"}),
+    Row("other", 4e-3, 4e-3),
+]
+
+
+def test_known_answers() -> None:
+    board = scoreboard(measurements(ROWS, {"no time": 2}))
+    assert board.summary is not None
+    assert board.summary.rows == 4
+    assert board.summary.mean_abs_error == pytest.approx(0.7 / 4)
+    assert board.summary.mean_error == pytest.approx(0.3 / 4)
+    assert board.summary.median_abs_error == pytest.approx(0.1)
+    assert board.summary.worst_abs_error == pytest.approx(0.5)
+    assert board.summary.time_weighted_error == pytest.approx(1.002e-3 / 7.01e-3)
+    assert board.groups["kind"]["linear"].mean_abs_error == pytest.approx(0.25)
+    assert set(board.groups["kind"]) == {"add", "linear"}
+    assert list(board.groups["time"]) == ["under 20 us", "1 to 10 ms"]
+    assert [row.name for row in board.worst] == ["slow", "fast", "exact", "other"]
+    assert board.skipped == {"no time": 2}
+
+
+def test_selections_are_summed_up_alone() -> None:
+    table = columns(ROWS)
+    chosen = {"long": table.measured_s > 1e-4, "none": table.measured_s > 1}
+    board = scoreboard(Measurements(table, {}, chosen))
+    assert board.selections["long"].rows == 3
+    assert "none" not in board.selections
+
+
+def test_labels_are_in_the_order_people_count() -> None:
+    rows = [Row(str(n), 1.0, 1.0, {"ranks": f"{n} ranks"}) for n in (16, 2, 64, 8)]
+    assert list(scoreboard(measurements(rows, {})).groups["ranks"]) == [
+        "2 ranks",
+        "8 ranks",
+        "16 ranks",
+        "64 ranks",
+    ]
+    asked = Measurements(columns(rows), {}, orders={"ranks": ["64 ranks", "2 ranks"]})
+    assert list(scoreboard(asked).groups["ranks"]) == ["64 ranks", "2 ranks"]
+
+
+def test_an_empty_set_has_no_summary() -> None:
+    board = scoreboard(measurements([], {"all of them": 3}))
+    assert board.summary is None
+    assert board.worst == ()
+
+
+def test_only_the_ten_worst_are_named() -> None:
+    table = Columns(np.ones(50), np.linspace(1, 2, 50), {}, lambda at: f"row {at}")
+    worst = scoreboard(Measurements(table, {})).worst
+    assert [row.name for row in worst] == [f"row {at}" for at in range(49, 39, -1)]
+
+
+@given(st.lists(st.tuples(st.floats(1e-7, 1e3), st.floats(0, 1e3)), min_size=1, max_size=40))
+def test_figures_are_ordered(times: list[tuple[float, float]]) -> None:
+    found = summary(*(np.array(column) for column in zip(*times, strict=True)))
+    assert found is not None
+    assert 0 <= found.median_abs_error <= found.worst_abs_error
+    assert found.median_abs_error <= found.p90_abs_error * (1 + 1e-9) + 1e-12
+    assert abs(found.mean_error) <= found.mean_abs_error * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(("measured", "predicted"), [(0.0, 1.0), (1.0, -1.0), (float("nan"), 1.0)])
+def test_rows_check_themselves(measured: float, predicted: float) -> None:
+    with pytest.raises(ValueError, match="above zero"):
+        Row("bad", measured, predicted)
+    with pytest.raises(ValueError, match="above zero"):
+        Columns(np.array([measured]), np.array([predicted]), {}, str)
+
+
+def test_columns_are_of_one_length() -> None:
+    with pytest.raises(ValueError, match="as many entries"):
+        Columns(np.ones(2), np.ones(3), {}, str)
