@@ -1,0 +1,263 @@
+"""One rank of a profiler trace: what its GPU did, hid and waited for.
+
+Times are of the whole window: the profiled steps and what they left running, or where no step is marked, from
+the first work on the GPU to the last.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.analyze.intervals import Intervals, union_of
+from stepcast.ir.timeline import Floats, Ints, SpanKind, Timeline
+
+Rows = npt.NDArray[np.int64]
+
+# Calls that put work on a GPU stream; the host is ahead of the GPU by those whose work has not begun.
+LAUNCH = re.compile(
+    r"(?:cuda|cu|hip)(?:Ext|Module)?(?:LaunchKernel|LaunchCooperativeKernel|LaunchHostFunc|Memcpy|Memset|"
+    r"GraphLaunch)\w*"
+)
+GRAPH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
+# Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
+QUEUE_GAP_S = 10e-6
+STREAM = "stream "
+
+
+@dataclass(frozen=True, slots=True)
+class StreamTime:
+    """One GPU stream of a rank, seconds: exposed communication is what no computation covers."""
+
+    name: str
+    spans: int
+    busy_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    copy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Time in which no stream ran anything, by what it waited for."""
+
+    host_s: float  # nothing was queued: the host had not launched it yet
+    queue_s: float  # short rests between queued kernels
+    dependency_s: float  # queued, but held back: an event, another stream, another rank
+
+    @property
+    def total_s(self) -> float:
+        return self.host_s + self.queue_s + self.dependency_s
+
+
+@dataclass(frozen=True, slots=True)
+class RankTime:
+    """*window_s* is compute + exposed communication + exposed copies + idle, to the last digit."""
+
+    rank: int
+    window_s: float
+    steps: int
+    step_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    copy_s: float
+    exposed_copy_s: float
+    idle: Idle
+    streams: tuple[StreamTime, ...]
+    launches: int
+    launch_lag_s: float | None  # from a launch to the start of its work, median; None where it cannot be told
+    on_host: bool  # no GPU in the trace: operators and collectives of CPU threads
+
+    @property
+    def busy_s(self) -> float:
+        return self.window_s - self.idle.total_s
+
+    @property
+    def overlapped_communication_s(self) -> float:
+        return self.communication_s - self.exposed_communication_s
+
+    @property
+    def launch_bound_share(self) -> float:
+        return self.idle.host_s / self.window_s if self.window_s else 0.0
+
+
+class Lanes:
+    """The rows of each lane, found once for all ranks."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self.timeline = timeline
+        order = np.argsort(timeline.lane_of, kind="stable")
+        bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
+        self._order, self._bounds = order, bounds
+        self._of_rank: dict[int, list[int]] = {}
+        for index, lane in enumerate(timeline.lanes):
+            self._of_rank.setdefault(lane.rank, []).append(index)
+
+    def rows(self, lane: int) -> Rows:
+        return self._order[self._bounds[lane] : self._bounds[lane + 1]]
+
+    def of_rank(self, rank: int) -> list[int]:
+        return self._of_rank.get(rank, [])
+
+    def streams(self, rank: int) -> list[int]:
+        """GPU streams; annotations of streams repeat their work and are none."""
+        names = self.timeline.lanes
+        lanes = [lane for lane in self.of_rank(rank) if STREAM in names[lane].name]
+        return [lane for lane in lanes if not names[lane].name.startswith("annotations")]
+
+    def threads(self, rank: int) -> list[int]:
+        return [
+            lane for lane in self.of_rank(rank) if self.timeline.lanes[lane].name.startswith("cpu thread")
+        ]
+
+
+def rank_time(lanes: Lanes, rank: int) -> RankTime | None:
+    """None for a rank without any work."""
+    timeline = lanes.timeline
+    streams = lanes.streams(rank)
+    working = streams or lanes.threads(rank)
+    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows(lane) for lane in working)])
+    if not len(rows):
+        return None
+    host = _host(lanes, rank)
+    steps = _steps(lanes, rank)
+    start_s, end_s = _window(timeline, rows, steps)
+    sets = _sets(timeline, rows, not streams, start_s, end_s)
+    compute, communication, copies = sets
+    busy = compute.union(communication).union(copies)
+    exposed = communication.without(compute)
+    exposed_copies = copies.without(compute.union(communication))
+    queued = np.sort(timeline.start_s[rows])
+    idle = _idle(busy.gaps(start_s, end_s), queued, host)
+    window_s = end_s - start_s
+    count = max(len(steps), 1)
+    return RankTime(
+        rank=rank,
+        window_s=window_s,
+        steps=len(steps),
+        step_s=float(np.mean(timeline.duration_s[steps])) if len(steps) else window_s,
+        compute_s=compute.length_s,
+        communication_s=communication.length_s,
+        exposed_communication_s=exposed.length_s,
+        copy_s=copies.length_s,
+        exposed_copy_s=exposed_copies.length_s,
+        idle=idle if streams else Idle(idle.total_s, 0.0, 0.0),
+        streams=tuple(_stream(timeline, lanes, lane, compute, start_s, end_s) for lane in streams),
+        launches=len(host) // count,
+        launch_lag_s=_lag(host, queued) if streams else None,
+        on_host=not streams,
+    )
+
+
+def _steps(lanes: Lanes, rank: int) -> Rows:
+    found = [lane for lane in lanes.of_rank(rank) if lanes.timeline.lanes[lane].name == "steps"]
+    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows(lane) for lane in found)])
+    return rows[np.argsort(lanes.timeline.start_s[rows], kind="stable")]
+
+
+def _window(timeline: Timeline, rows: Rows, steps: Rows) -> tuple[float, float]:
+    start_s, end_s = timeline.start_s, timeline.end_s
+    if not len(steps):
+        return float(start_s[rows].min()), float(end_s[rows].max())
+    first, last = float(start_s[steps].min()), float(end_s[steps].max())
+    # What the steps launched may run on after they have ended.
+    begun = rows[(start_s[rows] >= first) & (start_s[rows] <= last)]
+    return first, max(last, float(end_s[begun].max(initial=last)))
+
+
+def _sets(
+    timeline: Timeline, rows: Rows, on_host: bool, start_s: float, end_s: float
+) -> tuple[Intervals, Intervals, Intervals]:
+    """Times of computation, communication and copies within the window."""
+    kind = timeline.kind_of[rows]
+    compute = kind == (SpanKind.HOST if on_host else SpanKind.COMPUTE)
+    return (
+        _union(timeline, rows[compute], start_s, end_s),
+        _union(timeline, rows[kind == SpanKind.COMMUNICATION], start_s, end_s),
+        _union(timeline, rows[kind == SpanKind.COPY], start_s, end_s),
+    )
+
+
+def _union(timeline: Timeline, rows: Rows, start_s: float, end_s: float) -> Intervals:
+    starts, ends = timeline.start_s[rows], timeline.end_s[rows]
+    return union_of(np.clip(starts, start_s, end_s), np.clip(ends, start_s, end_s))
+
+
+def _stream(
+    timeline: Timeline, lanes: Lanes, lane: int, compute: Intervals, start_s: float, end_s: float
+) -> StreamTime:
+    rows = lanes.rows(lane)
+    own, communication, copies = _sets(timeline, rows, False, start_s, end_s)
+    return StreamTime(
+        name=timeline.lanes[lane].name,
+        spans=len(rows),
+        busy_s=own.union(communication).union(copies).length_s,
+        compute_s=own.length_s,
+        communication_s=communication.length_s,
+        exposed_communication_s=communication.without(compute).length_s,
+        copy_s=copies.length_s,
+    )
+
+
+def _host(lanes: Lanes, rank: int) -> Floats:
+    """When each launch began, in order; nothing where launches are graphs, which start many kernels."""
+    timeline = lanes.timeline
+    matches = [LAUNCH.fullmatch(name) is not None for name in timeline.names]
+    if any(GRAPH.match(name) for name in timeline.names):
+        return np.zeros(0)
+    launches = np.array(matches, dtype=bool)
+    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows(lane) for lane in lanes.threads(rank))])
+    found: Floats = (
+        np.sort(timeline.start_s[rows[launches[timeline.name_of[rows]]]]) if len(rows) else np.zeros(0)
+    )
+    return found
+
+
+def _idle(gaps: Intervals, queued: Floats, launched: Floats) -> Idle:
+    """A gap is the host's where every launch made before it began has also been run by then.
+
+    Launches and the GPU's work are counted, not paired: their numbers agree but for what the trace cut off,
+    which shifts the count by a constant.
+    """
+    lengths = gaps.durations_s
+    short = lengths < QUEUE_GAP_S
+    if not len(launched):
+        return Idle(0.0, float(lengths[short].sum()), float(lengths[~short].sum()))
+    cut_off = max(0, len(queued) - len(launched))
+    waiting = (
+        np.searchsorted(launched, gaps.start_s, side="right")
+        + cut_off
+        - np.searchsorted(queued, gaps.start_s, side="right")
+    )
+    starved = waiting <= 0
+    return Idle(
+        host_s=float(lengths[starved].sum()),
+        queue_s=float(lengths[~starved & short].sum()),
+        dependency_s=float(lengths[~starved & ~short].sum()),
+    )
+
+
+def _lag(launched: Floats, queued: Floats) -> float | None:
+    """Median time from a launch to its start, counted from the end, where nothing is cut off."""
+    count = min(len(launched), len(queued))
+    if not count or abs(len(launched) - len(queued)) > 0.1 * len(queued):
+        return None
+    return float(np.median(np.maximum(queued[-count:] - launched[-count:], 0.0)))
+
+
+def class_times(lanes: Lanes, rank: int, class_of: Sequence[int], classes: int) -> Floats:
+    """Summed kernel time of each class on one rank; *class_of* by name."""
+    timeline = lanes.timeline
+    table: Ints = np.asarray(class_of, dtype=np.int32)
+    total: Floats = np.zeros(classes)
+    for lane in lanes.streams(rank):
+        rows = lanes.rows(lane)
+        rows = rows[timeline.kind_of[rows] == SpanKind.COMPUTE]
+        total += np.bincount(
+            table[timeline.name_of[rows]], weights=timeline.duration_s[rows], minlength=classes
+        )
+    return total

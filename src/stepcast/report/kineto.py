@@ -1,0 +1,123 @@
+"""Analysed profiler traces as text."""
+
+from typing import Any
+
+from stepcast.report.text import facts, table
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+
+MOST_RANKS = 16
+MOST_ROWS = 10
+NAME_WIDTH = 60
+
+
+def kineto_text(found: dict[str, Any], width: int) -> str:
+    """The facts of a KinetoAnalysis."""
+    ranks = found["ranks"]
+    one = ranks[0]
+    head = [
+        ("ranks", f"{len(ranks)}"),
+        ("step", f"{format_seconds(found['step_s'])}, {one['steps'] or 'no'} steps marked"),
+        ("compute", f"{format_seconds(found['compute_s'])} per step"),
+        (
+            "communication",
+            f"{format_seconds(found['communication_s'])}: "
+            f"{format_seconds(found['overlapped_comm_s'])} behind computation, "
+            f"{format_seconds(found['exposed_comm_s'])} exposed",
+        ),
+        ("idle", f"{format_seconds(found['bubble_s'])} per step"),
+    ]
+    if one["launch_lag_s"] is not None:
+        head.append(
+            (
+                "host",
+                f"{one['launches_per_step']:,} launches per step, "
+                f"{format_seconds(one['launch_lag_s'])} ahead of the GPU (median)",
+            )
+        )
+    blocks = [facts(head, width), _ranks(found, width), _classes(found, width), _kernels(found, width)]
+    if found["collectives"]:
+        blocks.append(_collectives(found, width))
+    if len(ranks) == 1 and ranks[0]["streams"]:
+        blocks.append(_streams(ranks[0], width))
+    blocks += [_straggler(one) for one in found["stragglers"]]
+    return "\n\n".join(blocks)
+
+
+def _ranks(found: dict[str, Any], width: int) -> str:
+    parts = list(found["ranks"][0]["breakdown_s"])
+    rows = []
+    for rank in found["ranks"][:MOST_RANKS]:
+        count = max(rank["steps"], 1)
+        cells = [format_seconds(rank["breakdown_s"][part] / count) for part in parts]
+        waits = rank["wait_s"]
+        rows.append((str(rank["rank"]), *cells, "-" if waits is None else format_seconds(waits / count)))
+    lines = table(("rank", *(part.replace("communication", "comm") for part in parts), "waits"), rows, width)
+    left_out = len(found["ranks"]) - MOST_RANKS
+    return lines + (f"\n... and {left_out} more" if left_out > 0 else "")
+
+
+def _classes(found: dict[str, Any], width: int) -> str:
+    whole = sum(found["operations_s"].values()) or 1.0
+    rows = [
+        (name, format_seconds(seconds), format_percent(seconds / whole))
+        for name, seconds in found["operations_s"].items()
+    ]
+    return table(("class of kernels", "per step", "share"), rows, width)
+
+
+def _kernels(found: dict[str, Any], width: int) -> str:
+    rows = [
+        (_short(kernel["name"]), kernel["class"], f"{kernel['count']:,}", format_seconds(kernel["total_s"]))
+        for kernel in found["kernels"][:MOST_ROWS]
+    ]
+    return table(("kernel", "class", "runs", "total"), rows, width)
+
+
+def _short(name: str) -> str:
+    """Without the words that every PyTorch kernel starts with."""
+    for word in ("void ", "at::native::", "(anonymous namespace)::"):
+        name = name.replace(word, "")
+    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
+
+
+def _collectives(found: dict[str, Any], width: int) -> str:
+    rows = [
+        (
+            row["kind"],
+            row["group"],
+            "-" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
+            f"{row['count']:,}",
+            format_seconds(row["total_s"]),
+            "-" if row["transfer_s"] is None else format_seconds(row["transfer_s"]),
+            format_seconds(row["wait_s"]) if row["matched"] else "-",
+            "-" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
+        )
+        for row in found["collectives"][:MOST_ROWS]
+    ]
+    heads = ("collective", "group", "size", "runs", "total", "one transfer", "waits", "bus bandwidth")
+    return table(heads, rows, width)
+
+
+def _streams(rank: dict[str, Any], width: int) -> str:
+    rows = [
+        (
+            stream["name"],
+            f"{stream['spans']:,}",
+            format_seconds(stream["busy_s"]),
+            format_seconds(stream["compute_s"]),
+            format_seconds(stream["communication_s"]),
+            format_seconds(stream["exposed_communication_s"]),
+        )
+        for stream in rank["streams"]
+    ]
+    return table(("stream", "spans", "busy", "compute", "communication", "exposed"), rows, width)
+
+
+def _straggler(one: dict[str, Any]) -> str:
+    text = f"rank {one['rank']} computes {one['factor']:.2f} times as long as the usual rank"
+    if not one["meetings"]:
+        return text
+    return (
+        f"{text}: it came last to {one['last']:,} of {one['meetings']:,} matched collectives, in which the "
+        f"others waited {format_seconds(one['waits_s'])} each"
+    )

@@ -1,0 +1,284 @@
+"""Profiler traces taken apart: against points of time one by one, a made-up run of eight ranks, real traces."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepcast.analyze.kineto import KinetoAnalysis, analyze_kineto, breakdown
+from stepcast.analyze.kineto_kernels import kernel_class
+from stepcast.cli.main import main
+from stepcast.inputs.table import read
+from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
+from stepcast.report.kineto import kineto_text
+from tests.analyze.kineto_traces import (
+    LAYERS,
+    MATMUL_US,
+    NORM_US,
+    RANKS,
+    REST_US,
+    SIZE,
+    SLOW_FACTOR,
+    SLOW_RANK,
+    STEPS,
+    TRANSFER_US,
+    US,
+    device_timeline,
+    write_ranks,
+)
+from tests.shared import ROOT
+
+KINDS = st.sampled_from([SpanKind.COMPUTE, SpanKind.COMMUNICATION, SpanKind.COPY])
+SPANS = st.lists(
+    st.tuples(st.integers(7, 10), KINDS, st.integers(0, 60), st.integers(1, 15)), min_size=1, max_size=40
+)
+
+
+def near(microseconds: float) -> object:
+    return pytest.approx(microseconds * US, abs=1e-12)
+
+
+@given(SPANS)
+@settings(deadline=None)
+def test_one_rank_against_points_of_time(spans: list[tuple[int, SpanKind, int, int]]) -> None:
+    """Every microsecond is looked at on its own."""
+    rank = analyze_kineto(device_timeline(spans)).ranks[0]
+    at: dict[SpanKind, set[int]] = {kind: set() for kind in SpanKind}
+    for _, kind, start, length in spans:
+        at[kind] |= set(range(start, start + length))
+    compute, communication, copies = at[SpanKind.COMPUTE], at[SpanKind.COMMUNICATION], at[SpanKind.COPY]
+    busy = compute | communication | copies
+    window = max(busy) + 1 - min(busy)
+    assert rank.window_s == near(window)
+    assert rank.compute_s == near(len(compute))
+    assert rank.communication_s == near(len(communication))
+    assert rank.exposed_communication_s == near(len(communication - compute))
+    assert rank.overlapped_communication_s == near(len(communication & compute))
+    assert rank.exposed_copy_s == near(len(copies - compute - communication))
+    assert rank.idle.total_s == near(window - len(busy))
+    assert sum(breakdown(rank).values()) == near(window)
+    for stream in rank.streams:
+        own: dict[SpanKind, set[int]] = {kind: set() for kind in SpanKind}
+        for number, kind, start, length in spans:
+            if stream.name == f"stream {number}":
+                own[kind] |= set(range(start, start + length))
+        assert stream.busy_s == near(len(set().union(*own.values())))
+        assert stream.communication_s == near(len(own[SpanKind.COMMUNICATION]))
+        assert stream.exposed_communication_s == near(len(own[SpanKind.COMMUNICATION] - compute))
+
+
+@given(SPANS, st.integers(0, 40), st.integers(1, 40))
+@settings(deadline=None)
+def test_a_marked_step_is_the_window(
+    spans: list[tuple[int, SpanKind, int, int]], start: int, length: int
+) -> None:
+    rank = analyze_kineto(device_timeline(spans, [(start, length)])).ranks[0]
+    ends = [begin + lasts for _, _, begin, lasts in spans if start <= begin <= start + length]
+    assert rank.step_s == near(length)
+    assert rank.window_s == near(max([start + length, *ends]) - start)
+    assert sum(breakdown(rank).values()) == near(max([start + length, *ends]) - start)
+
+
+def launched(lags: list[tuple[int, int, int]]) -> Timeline:
+    """(launch, start, length) of kernels on one stream, in microseconds."""
+    builder = TimelineBuilder()
+    thread, stream = builder.lane(0, "cpu thread 1"), builder.lane(0, "stream 7")
+    for launch, start, length in lags:
+        builder.add("cudaLaunchKernel", thread, launch * US, 5 * US, kind=SpanKind.HOST)
+        builder.add("gemm", stream, start * US, length * US)
+    return builder.build(measured=True, rebase=False)
+
+
+def test_idle_time_is_split_by_what_it_waited_for() -> None:
+    found = analyze_kineto(
+        launched(
+            [
+                (0, 10, 100),
+                (20, 112, 50),  # queued: a rest of 2 us between kernels
+                (300, 310, 40),  # launched 138 us after the GPU fell idle: the host's
+                (305, 400, 30),  # queued long before, held back for 50 us
+            ]
+        )
+    )
+    idle = found.ranks[0].idle
+    assert (idle.queue_s, idle.host_s, idle.dependency_s) == (near(2), near(148), near(50))
+    assert any(warning.startswith("launch-bound") for warning in found.warnings)
+    assert found.ranks[0].launches == 4
+
+
+def test_a_host_far_ahead_is_not_launch_bound() -> None:
+    found = analyze_kineto(launched([(at, 1000 + 100 * at, 98) for at in range(50)]))
+    assert found.ranks[0].idle.host_s == 0
+    assert not any(warning.startswith("launch-bound") for warning in found.warnings)
+    lag_s = found.ranks[0].launch_lag_s
+    assert lag_s is not None
+    assert lag_s > 1000 * US
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> KinetoAnalysis:
+    folder = tmp_path_factory.mktemp("ranks")
+    write_ranks(folder)
+    timeline = read(folder)
+    assert isinstance(timeline, Timeline)
+    return analyze_kineto(timeline)
+
+
+def test_eight_ranks_wait_for_the_slow_one(eight: KinetoAnalysis) -> None:
+    meetings = LAYERS * STEPS
+    wait_us = MATMUL_US * (SLOW_FACTOR - 1)
+    assert eight.collectives.matched == meetings
+    assert eight.collectives.unmatched == 0
+    assert eight.collectives.last == {SLOW_RANK: meetings}
+    for rank in range(RANKS):
+        expected = 0.0 if rank == SLOW_RANK else meetings * wait_us
+        assert eight.collectives.wait_s[rank] == pytest.approx(expected * US, abs=1e-9)
+        assert eight.collectives.transfer_s[rank] == pytest.approx(meetings * TRANSFER_US * US, abs=1e-9)
+    (slow,) = eight.stragglers
+    assert (slow.rank, slow.last, slow.meetings) == (SLOW_RANK, meetings, meetings)
+    assert slow.factor == pytest.approx(SLOW_FACTOR)
+    assert slow.waits_s == pytest.approx(meetings * wait_us * US)
+
+
+def test_eight_ranks_overlap(eight: KinetoAnalysis) -> None:
+    """The norm runs behind the all-reduce but for the rest before it; all else is exposed."""
+    for rank in eight.ranks:
+        slow = SLOW_FACTOR if rank.rank == SLOW_RANK else 1.0
+        wait_us = MATMUL_US * (SLOW_FACTOR - slow)
+        per_layer = TRANSFER_US + wait_us
+        assert rank.steps == STEPS
+        assert rank.communication_s == pytest.approx(STEPS * LAYERS * per_layer * US)
+        assert rank.overlapped_communication_s == pytest.approx(STEPS * LAYERS * NORM_US * slow * US)
+        compute, communication = rank.streams
+        assert (compute.name, communication.name) == ("stream 7", "stream 20")
+        assert compute.communication_s == communication.compute_s == 0
+        assert communication.exposed_communication_s == pytest.approx(rank.exposed_communication_s)
+        assert rank.idle.total_s == pytest.approx(STEPS * LAYERS * REST_US * US)
+        layer_us = MATMUL_US * SLOW_FACTOR + TRANSFER_US + REST_US
+        assert rank.step_s == pytest.approx(LAYERS * layer_us * US)
+        assert sum(breakdown(rank).values()) == pytest.approx(rank.window_s)
+
+
+def test_eight_ranks_reach_a_bandwidth(eight: KinetoAnalysis) -> None:
+    (row,) = eight.collectives.rows
+    assert (row.kind, row.ranks, row.size_bytes, row.matched) == (
+        "all-reduce",
+        RANKS,
+        2 * SIZE,
+        LAYERS * STEPS,
+    )
+    assert row.transfer_s == pytest.approx(TRANSFER_US * US)
+    bus_bytes = 2 * (RANKS - 1) / RANKS * 2 * SIZE
+    assert row.busbw_bytes_per_s == pytest.approx(bus_bytes / (TRANSFER_US * US))
+
+
+def test_facts_and_text_of_eight_ranks(eight: KinetoAnalysis) -> None:
+    facts = eight.facts()
+    wanted = {
+        "step_s",
+        "operations_s",
+        "bubble_s",
+        "exposed_comm_s",
+        "stragglers",
+        "critical_path",
+        "warnings",
+    }
+    assert wanted <= set(facts)
+    assert facts["critical_path"][0]["rank"] == SLOW_RANK
+    assert list(facts["operations_s"])[:2] == ["matmul", "communication"]
+    assert facts["stragglers"][0]["rank"] == SLOW_RANK
+    text = kineto_text(facts, 120)
+    assert f"rank {SLOW_RANK} computes 1.50 times as long as the usual rank: it came last to 12 of 12" in text
+    assert "all-reduce" in text
+
+
+def test_one_rank_alone_says_what_is_missing(tmp_path: Path) -> None:
+    write_ranks(tmp_path)
+    found = analyze_kineto(read(tmp_path / "rank3.json"))
+    assert any("one rank cannot tell waiting" in warning for warning in found.warnings)
+    assert found.collectives.matched == 0
+    assert found.stragglers == ()
+    some = [str(tmp_path / f"rank{rank}.json") for rank in (0, 3, SLOW_RANK)]
+    from stepcast.inputs.table import read_many
+
+    found = analyze_kineto(read_many(some))
+    assert any("5 ranks are missing" in warning for warning in found.warnings)
+    assert [one.rank for one in found.stragglers] == [SLOW_RANK]
+
+
+def test_without_sequence_numbers_collectives_are_counted(tmp_path: Path) -> None:
+    write_ranks(tmp_path)
+    for path in tmp_path.iterdir():
+        text = path.read_text()
+        for number in range(1, LAYERS * STEPS + 1):
+            text = text.replace(f', "Seq": {number}}}', "}")
+        assert "Seq" not in text
+        path.write_text(text)
+    found = analyze_kineto(read(tmp_path))
+    assert found.collectives.matched == LAYERS * STEPS
+    assert found.collectives.last == {SLOW_RANK: LAYERS * STEPS}
+
+
+def test_a_real_trace_of_two_ranks_over_gloo() -> None:
+    """tools/trace_gloo.py: rank 1 works on twice the samples, and rank 0 waits for it."""
+    found = analyze_kineto(read(ROOT / "tests" / "data" / "kineto-gloo"))
+    assert [rank.steps for rank in found.ranks] == [3, 3]
+    assert all(rank.on_host for rank in found.ranks)
+    assert [one.rank for one in found.stragglers] == [1]
+    assert 1.3 < found.stragglers[0].factor < 2.2
+    assert found.collectives.matched == 9
+    assert found.collectives.wait_s[0] > 3 * found.collectives.wait_s[1]
+    for rank in found.ranks:
+        assert 0 < rank.exposed_communication_s < rank.communication_s < rank.window_s
+        assert sum(breakdown(rank).values()) == pytest.approx(rank.window_s)
+
+
+def test_a_real_trace_of_a_gpu() -> None:
+    """One step of Llama-3.2-1B on an H200: matmuls take half, the host is far ahead."""
+    found = analyze_kineto(read(ROOT / "examples" / "kineto-llama-1b.json.gz"))
+    rank = found.ranks[0]
+    assert sum(breakdown(rank).values()) == pytest.approx(rank.window_s)
+    assert rank.compute_s > 0.95 * rank.window_s
+    assert rank.launch_bound_share < 0.02
+    assert list(found.classes_s)[:3] == ["matmul", "element-wise", "attention"]
+    assert 0.45 < found.classes_s["matmul"] / sum(found.classes_s.values()) < 0.55
+    assert "other" not in found.classes_s
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", "matmul"),
+        ("ampere_sgemm_128x64_tn", "matmul"),
+        ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x32", "matmul"),
+        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>", "matmul"),
+        ("flash_fwd_kernel<Flash_fwd_kernel_traits<128>>", "attention"),
+        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention"),
+        ("void multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>>", "optimizer"),
+        ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16>", "norm"),
+        ("cunn_SoftMaxForward<4, float, float>", "softmax and loss"),
+        ("void at::native::elementwise_kernel<128, 4>", "element-wise"),
+        ("triton_poi_fused_add_mul_0", "element-wise"),
+        ("something_nobody_has_seen", "other"),
+    ],
+)
+def test_kernel_classes(name: str, label: str) -> None:
+    assert kernel_class(name) == label
+
+
+def test_a_trace_without_work_is_refused() -> None:
+    builder = TimelineBuilder()
+    builder.add("frame", builder.lane(0, "profiler overhead"), 0.0, 1.0, kind=SpanKind.OTHER)
+    with pytest.raises(ValueError, match="no work"):
+        analyze_kineto(builder.build(measured=True, source="x.json"))
+
+
+def test_a_truncated_trace_gives_what_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_ranks(tmp_path)
+    text = (tmp_path / "rank0.json").read_text()
+    (tmp_path / "cut.json").write_text(text[: 2 * len(text) // 3])
+    assert main(["analyze", str(tmp_path / "cut.json")]) == 0
+    printed = capsys.readouterr()
+    assert "matmul" in printed.out
+    assert "warning:" in printed.err
