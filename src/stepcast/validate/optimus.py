@@ -150,8 +150,9 @@ def read_logs(paths: Sequence[str], skip: Callable[[str, str], None]) -> list[Ru
 
 
 def rows(folder: str) -> tuple[tuple[Row, ...], dict[str, int]]:
-    """Each run of *folder* predicted from its configuration and constants that never saw it.
+    """Each run of *folder*, or the one log it is, predicted from constants that never saw it.
 
+    Of the run itself only the configuration is used, and its steps' padded lengths: nothing timed.
     Those are fitted to the folder's other runs; for a run that the shipped constants were not fitted to,
     they are the shipped ones.
     """
@@ -162,7 +163,8 @@ def rows(folder: str) -> tuple[tuple[Row, ...], dict[str, int]]:
 
     machine = machine_of(load_cluster(CLUSTER))
     seen: list[Observation] = []
-    for log in read_logs(folder_files(folder), skip):
+    files = [folder] if os.path.isfile(folder) else folder_files(folder)
+    for log in read_logs(files, skip):
         try:
             plan = plan_of_log(log, model_with(log.parameters), lengths_beside(log.source))
             seen.append(observe(log, plan, machine))
