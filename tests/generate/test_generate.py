@@ -101,6 +101,16 @@ def test_selective_recompute_repeats_the_core_alone() -> None:
     assert repeated == {"attention core"}
 
 
+def test_compiled_selective_recompute_repeats_every_second_matmul() -> None:
+    """torchtitan keeps attention and the outputs of query, value, gate and down projections."""
+    recompute = Recompute(RecomputeKind.SELECTIVE)
+    layers = run_of(pp=4, recompute=recompute, kernels=Kernels.COMPILED).stages[1].body[0].layers
+    again = {op.name: op.work for layer in layers for op in ops_of(layer) if op.name.startswith("recompute ")}
+    assert not any(isinstance(work, Attention) for work in again.values())
+    widths = {name: work.n for name, work in again.items() if isinstance(work, Matmul)}
+    assert widths == {"recompute qkv": 1024, "recompute output": 4096, "recompute up": 14336}
+
+
 def test_block_recompute_takes_the_first_layers() -> None:
     stage = run_of(pp=4, recompute=Recompute(RecomputeKind.BLOCK, 3)).stages[1]
     assert [block.repeat for block in stage.body] == [3, 5]

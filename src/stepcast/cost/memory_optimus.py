@@ -1,9 +1,9 @@
 """Memory of OptimusPrime's runs (github.com/ai-computing/aicomp), which differ from everybody else's.
 
 Its tensor parallelism splits the linear layers of the blocks alone: word embedding and output projection are
-whole on every rank. And its optimizer was given the weights before they were split, so that split weights have
-gradients but no moments: what gpustat shows of stages without an embedding leaves no room for any. Without
-tensor parallelism neither applies, and the general count holds.
+whole on every rank. And its optimizer was given the weights before they were split, so that split weights
+have gradients but no moments: what gpustat shows of stages without an embedding leaves no room for any.
+Without tensor parallelism neither applies, and the general count holds.
 
 The blocks are Hugging Face's, in fp32, without fusion. Three figures are fitted to the sweep's logs of 2 and
 4 tensor ranks, which gpustat sampled every two seconds: the squares of attention scores a layer keeps, the

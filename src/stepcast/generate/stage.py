@@ -15,10 +15,11 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import RecomputeKind, Strategy, TrainingKind
+from stepcast.ir.strategy import Kernels, RecomputeKind, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
 from stepcast.ir.weights import Part, Shard
-from stepcast.ir.workload import Block, Layer, Stage
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
+from stepcast.ir.workload import Block, Layer, Op, Stage
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
 LONGEST_PATTERN = 12
@@ -103,11 +104,32 @@ class StageMaker:
             again = renamed("recompute", (op for layer in layers for op in layer.forward))
             return (*layers[:-1], _before(layers[-1], again))
         if self.strategy.recompute.kind is RecomputeKind.SELECTIVE:
+            if self.strategy.kernels is Kernels.COMPILED:
+                return (*layers[:-1], _before(layers[-1], renamed("recompute", self._cheap_half(layers))))
             return tuple(
                 _before(layer, renamed("recompute", layer.forward)) if layer.name == CORE else layer
                 for layer in layers
             )
         return layers
+
+    def _cheap_half(self, layers: tuple[Layer, ...]) -> Ops:
+        """What torchtitan's selective recomputation runs again: element-wise work, gathers and every second
+        matmul, that is key, output and up projections; attention and reductions are kept.
+        """
+        again: list[Op] = []
+        for op in (op for layer in layers for op in layer.forward):
+            match op.work:
+                case Elementwise() if op.name not in ("residual", "shared sum"):
+                    again.append(op)
+                case Collective(kind=CollectiveKind.ALL_GATHER):
+                    again.append(op)
+                case Matmul() if op.name == "qkv":
+                    again.append(replace(op, work=replace(op.work, n=self.sizes.key_width)))
+                case Matmul() if op.name == "output":
+                    again.append(op)
+                case Matmul() | GroupedMatmul() if op.name == "up" and self.model.gated:
+                    again.append(replace(op, work=replace(op.work, n=op.work.n // 2)))
+        return tuple(again)
 
     def _end(self, piece: Piece) -> StepEnd:
         model, strategy, layout = self.model, self.strategy, self.strategy.layout
