@@ -16,7 +16,7 @@ SIZE = 8_000_000  # elements, bf16
 
 
 def device_timeline(
-    spans: list[tuple[int, SpanKind, int, int]], steps: Sequence[tuple[int, int]] = ()
+    spans: list[tuple[int, SpanKind, int, int]], steps: Sequence[tuple[float, float]] = ()
 ) -> Timeline:
     """(stream, kind, start, length) in whole microseconds on rank 0."""
     builder = TimelineBuilder()

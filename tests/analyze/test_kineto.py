@@ -73,11 +73,13 @@ def test_one_rank_against_points_of_time(spans: list[tuple[int, SpanKind, int, i
 def test_a_marked_step_is_the_window(
     spans: list[tuple[int, SpanKind, int, int]], start: int, length: int
 ) -> None:
-    rank = analyze_kineto(device_timeline(spans, [(start, length)])).ranks[0]
-    ends = [begin + lasts for _, _, begin, lasts in spans if start <= begin <= start + length]
+    begin = start + 0.5  # between two starts, so that rounding decides nothing
+    rank = analyze_kineto(device_timeline(spans, [(begin, length)])).ranks[0]
+    ends = [at + lasts for _, _, at, lasts in spans if begin <= at <= begin + length]
+    window = max([begin + length, *ends]) - begin
     assert rank.step_s == near(length)
-    assert rank.window_s == near(max([start + length, *ends]) - start)
-    assert sum(breakdown(rank).values()) == near(max([start + length, *ends]) - start)
+    assert rank.window_s == near(window)
+    assert sum(breakdown(rank).values()) == near(window)
 
 
 def launched(lags: list[tuple[int, int, int]]) -> Timeline:
@@ -158,6 +160,9 @@ def test_eight_ranks_overlap(eight: KinetoAnalysis) -> None:
         layer_us = MATMUL_US * SLOW_FACTOR + TRANSFER_US + REST_US
         assert rank.step_s == pytest.approx(LAYERS * layer_us * US)
         assert sum(breakdown(rank).values()) == pytest.approx(rank.window_s)
+        assert list(rank.groups) == ["tp"]
+        assert rank.groups["tp"].total_s == pytest.approx(rank.communication_s)
+        assert rank.groups["tp"].exposed_s == pytest.approx(rank.exposed_communication_s)
 
 
 def test_eight_ranks_reach_a_bandwidth(eight: KinetoAnalysis) -> None:
@@ -186,11 +191,11 @@ def test_facts_and_text_of_eight_ranks(eight: KinetoAnalysis) -> None:
     }
     assert wanted <= set(facts)
     assert facts["critical_path"][0]["rank"] == SLOW_RANK
-    assert list(facts["operations_s"])[:2] == ["matmul", "communication"]
+    assert list(facts["operations_s"])[:2] == ["matmul", "communication: all-reduce"]
     assert facts["stragglers"][0]["rank"] == SLOW_RANK
     text = kineto_text(facts, 120)
     assert f"rank {SLOW_RANK} computes 1.50 times as long as the usual rank: it came last to 12 of 12" in text
-    assert "all-reduce" in text
+    assert "communication of" in text
 
 
 def test_one_rank_alone_says_what_is_missing(tmp_path: Path) -> None:

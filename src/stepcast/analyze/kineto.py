@@ -87,6 +87,7 @@ class KinetoAnalysis:
             "exposed_comm_s": self._mean("exposed_communication_s"),
             "overlapped_comm_s": self._mean("overlapped_communication_s"),
             "copy_s": self._mean("copy_s"),
+            "communication_by_group_s": self._groups(),
             "ranks": [_rank_facts(rank, self.collectives) for rank in self.ranks],
             "kernels": [kernel.facts() for kernel in self.kernels],
             "collectives": [row.facts() for row in self.collectives.rows],
@@ -96,6 +97,18 @@ class KinetoAnalysis:
             "critical_path": self._critical_path(),
             "warnings": list(self.warnings),
         }
+
+    def _groups(self) -> dict[str, dict[str, float]]:
+        """Per step, mean over the ranks that take part."""
+        names = sorted({name for rank in self.ranks for name in rank.groups})
+        found = {}
+        for name in names:
+            parts = [(rank.groups[name], max(rank.steps, 1)) for rank in self.ranks if name in rank.groups]
+            found[name] = {
+                "total": sum(part.total_s / steps for part, steps in parts) / len(parts),
+                "exposed": sum(part.exposed_s / steps for part, steps in parts) / len(parts),
+            }
+        return found
 
     def _critical_path(self) -> list[dict[str, Any]]:
         slowest = self.slowest
@@ -124,7 +137,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     if not times:
         raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
     matching = match_collectives(timeline)
-    classes_s, kernels = _kernels(timeline, lanes, times)
+    classes_s, kernels = _kernels(timeline, lanes, times, matching)
     stragglers = _stragglers(times, matching)
     return KinetoAnalysis(
         source=timeline.source,
@@ -159,7 +172,7 @@ def _rank_facts(rank: RankTime, matching: Matching) -> dict[str, Any]:
 
 
 def _kernels(
-    timeline: Timeline, lanes: Lanes, times: list[RankTime]
+    timeline: Timeline, lanes: Lanes, times: list[RankTime], matching: Matching
 ) -> tuple[dict[str, float], tuple[Kernel, ...]]:
     """Time by class, per rank and step, and the kernels that take most."""
     by_name = class_of_names(timeline)
@@ -171,10 +184,12 @@ def _kernels(
         per_step += class_times(lanes, time.rank, class_of, len(labels)) / max(time.steps, 1) / len(times)
     classes_s = {name: float(seconds) for name, seconds in zip(labels, per_step, strict=True) if seconds > 0}
     count = sum(max(time.steps, 1) for time in times)
-    for name, kind in ((COMMUNICATION, SpanKind.COMMUNICATION), (COPY, SpanKind.COPY)):
-        total_s = float(timeline.duration_s[timeline.kind_of == kind].sum())
-        if total_s:
-            classes_s[name] = total_s / count
+    for row in matching.rows:
+        name = f"{COMMUNICATION}: {row.kind}"
+        classes_s[name] = classes_s.get(name, 0.0) + row.total_s / count
+    copies_s = float(timeline.duration_s[timeline.kind_of == SpanKind.COPY].sum())
+    if copies_s:
+        classes_s[COPY] = copies_s / count
     ordered = dict(sorted(classes_s.items(), key=lambda item: -item[1]))
     if OTHER in ordered:
         ordered[OTHER] = ordered.pop(OTHER)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.ir.timeline import Floats, Ints, SpanKind, Timeline
+from stepcast.ir.work import Collective, Transfer
 
 Rows = npt.NDArray[np.int64]
 
@@ -38,6 +39,14 @@ class StreamTime:
     communication_s: float
     exposed_communication_s: float
     copy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTime:
+    """Communication of one family of groups (tp, dp, ...), seconds."""
+
+    total_s: float
+    exposed_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +77,7 @@ class RankTime:
     exposed_copy_s: float
     idle: Idle
     streams: tuple[StreamTime, ...]
+    groups: dict[str, GroupTime]
     launches: int
     launch_lag_s: float | None  # from a launch to the start of its work, median; None where it cannot be told
     on_host: bool  # no GPU in the trace: operators and collectives of CPU threads
@@ -93,6 +103,13 @@ class Lanes:
         order = np.argsort(timeline.lane_of, kind="stable")
         bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
         self._order, self._bounds = order, bounds
+        self.launches = np.array([LAUNCH.fullmatch(name) is not None for name in timeline.names], dtype=bool)
+        self.graphs = any(GRAPH.match(name) for name in timeline.names)
+        families = [
+            str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works
+        ]
+        self.families = tuple(dict.fromkeys(families))
+        self.family_of_work = np.array([self.families.index(name) for name in families] + [-1], np.int64)
         self._of_rank: dict[int, list[int]] = {}
         for index, lane in enumerate(timeline.lanes):
             self._of_rank.setdefault(lane.rank, []).append(index)
@@ -147,6 +164,7 @@ def rank_time(lanes: Lanes, rank: int) -> RankTime | None:
         exposed_copy_s=exposed_copies.length_s,
         idle=idle if streams else Idle(idle.total_s, 0.0, 0.0),
         streams=tuple(_stream(timeline, lanes, lane, compute, start_s, end_s) for lane in streams),
+        groups=_groups(lanes, rows, compute, start_s, end_s),
         launches=len(host) // count,
         launch_lag_s=_lag(host, queued) if streams else None,
         on_host=not streams,
@@ -203,18 +221,28 @@ def _stream(
     )
 
 
+def _groups(
+    lanes: Lanes, rows: Rows, compute: Intervals, start_s: float, end_s: float
+) -> dict[str, GroupTime]:
+    """By family, as far as the trace says what its communication is for."""
+    timeline = lanes.timeline
+    family = lanes.family_of_work[timeline.work_of[rows]]
+    found = {}
+    for number, name in enumerate(lanes.families):
+        times = _union(timeline, rows[family == number], start_s, end_s)
+        if name and len(times):
+            found[name] = GroupTime(times.length_s, times.without(compute).length_s)
+    return found
+
+
 def _host(lanes: Lanes, rank: int) -> Floats:
     """When each launch began, in order; nothing where launches are graphs, which start many kernels."""
     timeline = lanes.timeline
-    matches = [LAUNCH.fullmatch(name) is not None for name in timeline.names]
-    if any(GRAPH.match(name) for name in timeline.names):
+    if lanes.graphs:
         return np.zeros(0)
-    launches = np.array(matches, dtype=bool)
     rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows(lane) for lane in lanes.threads(rank))])
-    found: Floats = (
-        np.sort(timeline.start_s[rows[launches[timeline.name_of[rows]]]]) if len(rows) else np.zeros(0)
-    )
-    return found
+    launches = rows[lanes.launches[timeline.name_of[rows]]]
+    return np.sort(timeline.start_s[launches])
 
 
 def _idle(gaps: Intervals, queued: Floats, launched: Floats) -> Idle:

@@ -35,6 +35,12 @@ def kineto_text(found: dict[str, Any], width: int) -> str:
             )
         )
     blocks = [facts(head, width), _ranks(found, width), _classes(found, width), _kernels(found, width)]
+    if found["communication_by_group_s"]:
+        rows = [
+            (name, format_seconds(times["total"]), format_seconds(times["exposed"]))
+            for name, times in found["communication_by_group_s"].items()
+        ]
+        blocks.append(table(("communication of", "per step", "exposed"), rows, width))
     if found["collectives"]:
         blocks.append(_collectives(found, width))
     if len(ranks) == 1 and ranks[0]["streams"]:
