@@ -25,9 +25,9 @@ def device_timeline(
             kind
         ]
         builder.add(name, builder.lane(0, f"stream {stream}"), start * US, length * US, kind=kind)
-    for number, (start, length) in enumerate(steps):
+    for number, (begin, lasts) in enumerate(steps):
         builder.add(
-            f"ProfilerStep#{number}", builder.lane(0, "steps"), start * US, length * US, kind=SpanKind.STEP
+            f"ProfilerStep#{number}", builder.lane(0, "steps"), begin * US, lasts * US, kind=SpanKind.STEP
         )
     return builder.build(measured=True, rebase=False)
 

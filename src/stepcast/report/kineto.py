@@ -5,6 +5,14 @@ from typing import Any
 from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
+# Of the parts of a rank's window, so that a rank fits a line.
+HEADS = {
+    "exposed communication": "exposed",
+    "exposed copies": "copies",
+    "idle: host": "host late",
+    "idle: between kernels": "gaps",
+    "idle: dependency": "held back",
+}
 MOST_RANKS = 16
 MOST_ROWS = 10
 NAME_WIDTH = 60
@@ -57,7 +65,7 @@ def _ranks(found: dict[str, Any], width: int) -> str:
         cells = [format_seconds(rank["breakdown_s"][part] / count) for part in parts]
         waits = rank["wait_s"]
         rows.append((str(rank["rank"]), *cells, "-" if waits is None else format_seconds(waits / count)))
-    lines = table(("rank", *(part.replace("communication", "comm") for part in parts), "waits"), rows, width)
+    lines = table(("rank", *(HEADS.get(part, part) for part in parts), "waits"), rows, width)
     left_out = len(found["ranks"]) - MOST_RANKS
     return lines + (f"\n... and {left_out} more" if left_out > 0 else "")
 
