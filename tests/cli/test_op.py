@@ -113,10 +113,19 @@ def test_a_calibration_changes_the_price_and_its_source(
 
 
 def test_the_shipped_calibration_is_close_to_the_fit(capsys: pytest.CaptureFixture[str]) -> None:
-    example = str(ROOT / "examples" / "calibration-h200.toml")
+    example = str(ROOT / "examples" / "calibrations" / "h200.toml")
     plain, own = result(capsys, *ATTENTION), result(capsys, *ATTENTION, "--calibration", example)
     assert own["source"] == "calibrated"
     assert own["time_s"] == pytest.approx(plain["time_s"], rel=0.1)
+
+
+def test_a_calibration_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    example = str(ROOT / "examples" / "calibrations" / "h200.toml")
+    found = result(capsys, "show", example)
+    assert (found["format"], found["gpu"]) == ("calibration", "h200")
+    assert found["classes"]["matmul.bf16"]["factor"] == pytest.approx(0.951437)
+    assert main(["show", example]) == 0
+    assert "attention.backward" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -130,7 +139,7 @@ def test_the_shipped_calibration_is_close_to_the_fit(capsys: pytest.CaptureFixtu
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "h200", "--backward"], "two matmuls"),
         (["add", "--rows", "1", "--columns", "1", "--gpu", "h200", "--to", "fp8"], "cast alone"),
         (["matmul", "--m", "100000", "--n", "1", "--k", "1", "--gpu", "h200", "--sweep"], "at most"),
-        (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "b200", "--calibration", str(ROOT / "examples" / "calibration-h200.toml")], "measured on h200"),
+        (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "b200", "--calibration", str(ROOT / "examples" / "calibrations" / "h200.toml")], "measured on h200"),
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

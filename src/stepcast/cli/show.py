@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from stepcast.cli.documents import add_edit_arguments, apply_edits, expand
+from stepcast.cli.documents import add_edit_arguments, apply_edits, expand, load_calibration
 from stepcast.cli.output import heading, print_json, print_warnings, terminal_width
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
@@ -14,6 +14,7 @@ from stepcast.report.show import show_text
 from stepcast.report.text import facts
 
 CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.hardware")
+CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration", "stepcast.cost.calibration")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +57,10 @@ def _text(found: dict[str, Any], width: int) -> str:
         from stepcast.cli.hardware import cluster_pairs
 
         return facts(cluster_pairs(found), width)
+    if found["kind"] == "calibration":
+        from stepcast.cli.calibrations import calibration_text
+
+        return calibration_text(found, width)
     return show_text(found, width)
 
 
@@ -69,6 +74,8 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
             from stepcast.hardware import load_cluster
 
             yield path, CLUSTER, load_cluster(path)
+        elif entry is CALIBRATION:
+            yield path, CALIBRATION, load_calibration(path)
         elif entry.joins:
             runs.setdefault(entry.name, []).append(source)
         else:
@@ -82,12 +89,15 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
 
 
 def _recognise(source: Source) -> Format:
-    """The format of *source*; what no reader knows may be the description of a cluster."""
+    """The format of *source*; what no reader knows may be the description of a cluster or a GPU."""
     try:
         return recognise(source)
     except FormatError:
+        from stepcast.cli.calibrations import looks_like_calibration
         from stepcast.cli.hardware import looks_like_cluster
 
+        if looks_like_calibration(source.head):
+            return CALIBRATION
         if looks_like_cluster(source.head):
             return CLUSTER
         raise
@@ -120,6 +130,10 @@ def facts_of(document: Any) -> dict[str, Any]:
             from stepcast.cli.hardware import cluster_facts
 
             return cluster_facts(document)
+        case "Calibration":
+            from stepcast.cli.calibrations import calibration_facts
+
+            return calibration_facts(document)
     raise AssertionError(f"no facts for {type(document).__name__}")
 
 
