@@ -117,8 +117,8 @@ def set_simt(table: dict[str, Any], values: Vector, architectures: list[str]) ->
     simt = dict(zip(MATMUL, (float(v) for v in values[: len(MATMUL)]), strict=True))
     simt["odd_efficiency"] = simt["unaligned_efficiency"]
     energy = float(values[len(MATMUL)])
-    power = {name: {**table["power"]["joule_per_flop"].get(name, {}), "fp32": energy * share}
-             for name, share in NODE.items()}  # fmt: skip
+    known = table["power"]["joule_per_flop"]
+    power = known | {name: {**known.get(name, {}), "fp32": energy * share} for name, share in NODE.items()}
     shares = dict(zip(architectures, (float(v) for v in values[-len(architectures) :]), strict=True))
     shares["unseen"] = float(f"{np.mean(list(shares.values())):.4g}")
     shares |= {name: shares[like] for name, like in ALIKE.items() if like in shares}

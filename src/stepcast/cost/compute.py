@@ -110,10 +110,10 @@ def _matmul_seconds(
     peak_share: float,
 ) -> Number:
     rates = _matrix(gpu, dtype)
-    own = fit.tensor
+    own = fit.tensor_fit(gpu.architecture)
     if matrix_unit(gpu, dtype) == SIMT:
         own, peak_share = fit.simt, peak_share * fit.simt_share(gpu.architecture)
-    reached = _scaled(rates, gpu, fit, peak_share * fit.efficiency_of(gpu.runs_as(dtype)))
+    reached = _scaled(rates, gpu, fit, peak_share * fit.efficiency_of(gpu.architecture, gpu.runs_as(dtype)))
     seconds = matmul_s(m, n, k, batch, dtype.bytes, reached, own)
     flops = 2.0 * m * n * k * batch
     seconds = _under_power(seconds, flops / seconds, gpu, dtype, fit, load)

@@ -27,7 +27,12 @@ class ComputeFit:
     fitted_on: tuple[str, ...]  # architectures among the measurements; others get wider uncertainty
     tensor: MatmulFit
     simt: MatmulFit
+    tensor_of: Mapping[str, MatmulFit] = field(
+        hash=False
+    )  # architectures whose kernels differ from ``tensor``
     matrix_efficiency: Mapping[str, float] = field(hash=False)  # by number format, of the matmul efficiency
+    # By architecture and number format, where it differs from ``matrix_efficiency``.
+    matrix_efficiency_of: Mapping[str, Mapping[str, float]] = field(hash=False)
     grouped_efficiency: float  # factor on the matmul efficiency of a grouped multiply
     grouped_s: float  # per group of a grouped multiply: setting up its descriptors
     attention_forward: AttentionFit
@@ -54,8 +59,12 @@ class ComputeFit:
         """What library kernels reach of the ordinary cores' peak there."""
         return _share(self.simt_efficiency, architecture)
 
-    def efficiency_of(self, dtype: str) -> float:
-        return self.matrix_efficiency.get(dtype, 1.0)
+    def tensor_fit(self, architecture: str) -> MatmulFit:
+        return self.tensor_of.get(architecture, self.tensor)
+
+    def efficiency_of(self, architecture: str, dtype: str) -> float:
+        own = self.matrix_efficiency_of.get(architecture, {})
+        return own.get(dtype, self.matrix_efficiency.get(dtype, 1.0))
 
 
 def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
@@ -73,7 +82,14 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             fitted_on=tuple(table["fitted_on"]),
             tensor=_matmul(table["matmul"]["tensor"], "matmul.tensor"),
             simt=_matmul(table["matmul"]["simt"], "matmul.simt"),
+            tensor_of={
+                name: _matmul(table["matmul"]["tensor"] | entry, f"matmul.tensor_of.{name}")
+                for name, entry in table["matmul"].get("tensor_of", {}).items()
+            },
             matrix_efficiency=dict(table["matrix_efficiency"]),
+            matrix_efficiency_of={
+                name: dict(entry) for name, entry in table.get("matrix_efficiency_of", {}).items()
+            },
             grouped_efficiency=float(table["grouped_efficiency"]),
             grouped_s=float(table["grouped_s"]),
             attention_forward=_build(AttentionFit, table["attention"]["forward"], "attention.forward"),
