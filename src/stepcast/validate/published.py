@@ -18,6 +18,7 @@ from stepcast.units import GIB
 from stepcast.validate.published_cluster import cluster_of
 from stepcast.validate.published_defaults import defaults_of
 from stepcast.validate.published_run import NotComparableError, PublishedRun, run_of
+from stepcast.validate.published_software import calibration_of
 from stepcast.validate.published_strategy import strategy_of
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
@@ -94,7 +95,7 @@ def measure(path: Path) -> Found:
             key = (setup.model, setup.strategy, setup.cluster)
             measured_s = measured_step_s(setup)
             if key not in predicted:
-                predicted[key] = predict(setup.model, setup.cluster, setup.strategy).report.step_s
+                predicted[key] = predicted_step_s(setup)
             times.append(Row(_label(setup), measured_s, predicted[key], _tags(setup)))
         except ValueError as error:
             skipped[_reason(error)] += 1
@@ -126,6 +127,13 @@ def measured_step_s(setup: Setup) -> float:
             flops *= 4 / 3  # the forward once more
         return flops / (run.flops_per_gpu * run.gpus)
     raise NotComparableError("no time, tokens per second or FLOP/s is published")
+
+
+def predicted_step_s(setup: Setup) -> float:
+    gpu = setup.cluster.gpu
+    kernel = defaults_of(setup.run.framework).attention
+    calibration = calibration_of(kernel, gpu.name, gpu.architecture)
+    return predict(setup.model, setup.cluster, setup.strategy, calibration=calibration).report.step_s
 
 
 def _memory_row(setup: Setup) -> MemoryRow:

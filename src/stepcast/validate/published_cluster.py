@@ -30,6 +30,9 @@ COUNTED = re.compile(r"(\d+)\s*x\s*(\d+)\s*gb", re.IGNORECASE)
 PER_GPU = re.compile(r"(\d+)\s*g(?:b(?:/s|ps)?)?\b[^,]*per gpu", re.IGNORECASE)
 OMNI_PATH = re.compile(r"(\d+)\s*omni-path", re.IGNORECASE)
 JEAN_ZAY_LINKS = 4
+# Jobs on NVL72 racks take 16 of their 18 trays, so that groups of 64 GPUs stay inside one (NVIDIA DGX Cloud
+# recipes: Slurm segments of 16 nodes).
+TRAYS_PER_RACK = 16
 OMNI_PATH_GBIT = 100
 HDR_GBIT = 200
 
@@ -47,6 +50,8 @@ def cluster_of(run: PublishedRun, assumptions: list[str]) -> Cluster:
         changes += HBM2E
     if power := re.search(r"(\d+)\s*w\b", word):
         changes.append(f'gpu.power="{power[1]} W"')
+    if name.endswith("nvl72"):
+        changes.append(f"network.scale_up_nodes={TRAYS_PER_RACK}")
     nics = _nics(run.network)
     if nics is not None:
         changes += [f"node.nics={nics[0]}", f'node.nic.bandwidth="{nics[1]} Gb/s"']

@@ -14,6 +14,7 @@ from stepcast.ir.strategy import (
     RecomputeKind,
     Sharding,
 )
+from stepcast.validate.published_software import AttentionKernel
 
 NONE, FULL = Recompute(), Recompute(RecomputeKind.FULL)
 
@@ -36,6 +37,7 @@ class Defaults:
     seq: int = 2048
     # Model chunks per stage where the row speaks of an interleaved schedule without a number.
     chunks: int = 2
+    attention: AttentionKernel = AttentionKernel.CURRENT
     memory: str = "megatron"  # the framework's overhead in cost.memory_overhead
 
 
@@ -126,9 +128,10 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
     (
         "llm-foundry",
         Defaults(
-            "llm-foundry's MPT configurations: PyTorch FSDP, eager modules",
+            "llm-foundry's MPT configurations before PyTorch 2: FSDP, eager modules, FlashAttention 1",
             sharding=Sharding.FSDP,
             kernels=Kernels.PLAIN,
+            attention=AttentionKernel.FLASH_1,
             memory="pytorch",
         ),
     ),
@@ -140,6 +143,7 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             sequence_parallel=True,
             kernels=Kernels.COMPILED,
             context=ContextKind.ALL_GATHER,
+            attention=AttentionKernel.FLASH_2,
             seq=8192,
             memory="pytorch",
         ),
