@@ -6,10 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from stepcast.analyze.optimus_fit import fit, observe
+from stepcast.analyze.optimus_plan import plan_of_log
+from stepcast.analyze.optimus_program import step_s
 from stepcast.cli.main import main
 from stepcast.hardware import load_cluster
 from stepcast.inputs.errors import FormatError
-from stepcast.validate.optimus import calibrated_of, lengths_beside, machine_of, model_with, rows, shipped
+from stepcast.validate.optimus import (
+    calibrated_of,
+    lengths_beside,
+    machine_of,
+    model_with,
+    read_logs,
+    rows,
+    shipped,
+)
 from stepcast.validate.scoreboard import measurements, scoreboard
 from tests.shared import DATA, ROOT, needs_shared
 
@@ -83,6 +94,36 @@ def test_analyze_explains_the_seed(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"operations_s", "bubble_s", "exposed_comm_s", "stragglers", "critical_path", "warnings"} <= set(
         found
     )
+
+
+def test_analyze_takes_constants_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written = tmp_path / "c.toml"
+    assert main(["calibrate", str(SEED), "-o", str(written), "--json"]) == 0
+    own = json.loads(capsys.readouterr().out)["constants"]
+    assert main(["analyze", str(SEED), "--calibration", str(written), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["constants"] == pytest.approx(own, rel=1e-4)
+    assert abs(found["error"]) < 0.01, "the one run that they were fitted to"
+
+
+def _fail(path: str, reason: str) -> None:
+    raise AssertionError(f"{path}: {reason}")
+
+
+@needs_shared
+@pytest.mark.parametrize(("tp", "worst"), [(4, 0.07), (2, 0.10)])
+def test_a_whole_layout_left_out(tp: int, worst: float) -> None:
+    """The model carries over to tensor-parallel sizes that it was never fitted to."""
+    machine = machine_of(load_cluster("a40-pcie"))
+    seen = []
+    for log in read_logs([str(path) for path in sorted(SWEEP.glob("*_log.txt"))], _fail):
+        plan = plan_of_log(log, model_with(log.parameters), lengths_beside(log.source))
+        seen.append(observe(log, plan, machine))
+    constants = fit([one for one in seen if one.plan.layout.tp != tp], machine).constants
+    left_out = [one for one in seen if one.plan.layout.tp == tp]
+    errors = [step_s(one.plan, machine, constants) / one.measured_s - 1 for one in left_out]
+    assert len(errors) in (3, 4)
+    assert max(map(abs, errors)) < worst
 
 
 @pytest.mark.parametrize(

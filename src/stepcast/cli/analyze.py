@@ -42,6 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
     parser.add_argument(
+        "--calibration", metavar="C.toml", help="OptimusPrime: constants that 'stepcast calibrate' wrote"
+    )
+    parser.add_argument(
         "--trace", metavar="FILE", help="write the run, waits told apart, as Perfetto / Chrome JSON"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,6 +1,7 @@
 """An OptimusPrime log with what its analysis needs besides: model, machine, constants, sequence lengths."""
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -8,12 +9,24 @@ if TYPE_CHECKING:
 
 
 def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
-    """The log explained with the shipped constants, on ``--cluster`` or the host they were fitted on."""
+    """The log explained with the shipped constants or those of ``--calibration``, on ``--cluster`` or the host
+    they were fitted on."""
     from stepcast.analyze.optimus import analyze_optimus
     from stepcast.hardware import load_cluster
-    from stepcast.validate.optimus import CLUSTER, lengths_beside, machine_of, model_with, shipped
+    from stepcast.validate.optimus import (
+        CLUSTER,
+        calibrated_of,
+        lengths_beside,
+        machine_of,
+        model_with,
+        shipped,
+    )
 
-    cluster = load_cluster(getattr(args, "cluster", None) or CLUSTER, getattr(args, "set", []))
-    model = model_with(log.parameters)
-    lengths = lengths_beside(log.source)
-    return analyze_optimus(log, model, machine_of(cluster), shipped().constants, lengths).facts()
+    cluster = load_cluster(args.cluster or CLUSTER, args.set)
+    used, lengths = shipped(), lengths_beside(log.source)
+    if args.calibration:
+        used = calibrated_of(Path(args.calibration).read_text(encoding="utf-8"), args.calibration)
+        lengths = used.sequences
+    return analyze_optimus(
+        log, model_with(log.parameters), machine_of(cluster), used.constants, lengths
+    ).facts()
