@@ -9,8 +9,10 @@ if TYPE_CHECKING:
 
 
 def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
-    """The log explained with the shipped constants or those of ``--calibration``, on ``--cluster`` or the host
-    they were fitted on."""
+    """The log explained with the shipped constants, or those of ``--calibration``.
+
+    On ``--cluster``, or the host that the shipped ones were fitted on.
+    """
     from stepcast.analyze.optimus import analyze_optimus
     from stepcast.hardware import load_cluster
     from stepcast.validate.optimus import (
