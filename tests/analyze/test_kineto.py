@@ -205,9 +205,10 @@ def test_one_rank_alone_says_what_is_missing(tmp_path: Path) -> None:
     assert found.collectives.matched == 0
     assert found.stragglers == ()
     some = [str(tmp_path / f"rank{rank}.json") for rank in (0, 3, SLOW_RANK)]
-    from stepcast.inputs.table import read_many
+    from stepcast.inputs.source import Source
+    from stepcast.inputs.table import read_as_one
 
-    found = analyze_kineto(read_many(some))
+    found = analyze_kineto(read_as_one([Source(path) for path in some])[1])
     assert any("5 ranks are missing" in warning for warning in found.warnings)
     assert [one.rank for one in found.stragglers] == [SLOW_RANK]
 

@@ -8,7 +8,8 @@ import pytest
 from stepcast.analyze.clocks import Presence, align
 from stepcast.analyze.groups import members
 from stepcast.analyze.megatron import analyze_megatron
-from stepcast.inputs.table import read, read_many
+from stepcast.inputs.source import Source
+from stepcast.inputs.table import read, read_as_one
 from stepcast.ir.layout import Layout
 from tests.analyze.megatron_run import Pipeline, step_ms, write
 from tests.shared import DATA, ROOT, needs_shared
@@ -61,7 +62,7 @@ def test_imbalance_between_stages(tmp_path: Path) -> None:
 
 def test_some_ranks_say_which_are_missing(tmp_path: Path) -> None:
     paths = write(RUN, tmp_path, keep=lambda rank: rank in (4, 5))
-    found = analyze_megatron(read_many(paths)).facts()
+    found = analyze_megatron(read_as_one([Source(path) for path in paths])[1]).facts()
     (text,) = [text for text in found["warnings"] if "ranks are missing" in text]
     assert text.startswith("4 of 6 ranks are missing (0, 1, 2, 3)")
     assert found["critical_path"]

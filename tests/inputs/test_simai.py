@@ -212,10 +212,8 @@ def test_any_workload_is_written_back_byte_for_byte(lines: list[str], repeats: i
     assert write(read_text(text)).decode() == text
 
 
-FUZZ_SEED = (
-    b"\n".join(GPT_13B.read_bytes().splitlines()[:1] + [b"14"] + GPT_13B.read_bytes().splitlines()[2:16])
-    + b"\n"
-)
+LINES = GPT_13B.read_bytes().splitlines()
+FUZZ_SEED = b"\n".join([LINES[0], b"14", *LINES[2:16], b""])
 
 
 @FUZZ

@@ -7,7 +7,7 @@ import pytest
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import LONGEST_LINE_BYTES, Source
-from stepcast.inputs.table import FORMATS, read, read_source
+from stepcast.inputs.table import FORMATS, read, read_as_one
 from tests.shared import ROOT
 
 GOOD = (ROOT / "examples" / "simai-gpt-13b.txt").read_bytes()
@@ -24,7 +24,7 @@ def message_of(path: Path) -> str:
 def test_gzip_is_read_as_the_file_inside(tmp_path: Path) -> None:
     path = tmp_path / "w.gz"
     path.write_bytes(gzip.compress(GOOD))
-    assert read(path).layout == read_source(Source("w", GOOD)).layout
+    assert read(path).layout == read_as_one([Source("w", GOOD)])[1].layout
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,12 @@ def test_every_format_has_a_loadable_reader() -> None:
         module = entry.load()
         assert callable(module.looks_like)
         assert callable(module.read_run if entry.joins else module.read)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_progress_rises_to_the_size_of_the_file(tmp_path: Path, packed: bool) -> None:
+    path = tmp_path / "w"
+    path.write_bytes(gzip.compress(GOOD) if packed else GOOD)
+    seen: list[int] = []
+    assert read_as_one([Source(path, progress=seen.append)])[1] is not None
+    assert seen[-1] == path.stat().st_size

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import expand
 from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.inputs.source import Source
-from stepcast.inputs.table import FORMATS, Format, format_named, read_sources, recognise
+from stepcast.cli.progress import open_source
+from stepcast.inputs.table import FORMATS, Format, read_as_one
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron import BusBandwidth
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    entry, document = read_run(args.files, args.format)
+    entry, document = read_measured(args.files, args.format)
     analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
     found = {"format": entry.name, **analyze(document, args)}
     if args.json:
@@ -62,18 +62,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_run(paths: list[str], format_name: str | None) -> tuple[Format, Any]:
+def read_measured(paths: list[str], format_name: str | None) -> tuple[Format, Any]:
     """The one run that *paths* hold, and its format."""
-    sources = [Source(path) for path in expand(paths)]
-    entries = [format_named(format_name) if format_name else recognise(source) for source in sources]
-    for source, entry in zip(sources, entries, strict=True):
-        if entry is not entries[0]:
-            raise ValueError(
-                f"{source.path}: is {entry.name}, but {sources[0].path} is {entries[0].name}; give one run"
-            )
-    if len(sources) > 1 and not entries[0].joins:
-        raise ValueError(f"{sources[1].path}: {entries[0].name} files are analysed one at a time")
-    return entries[0], read_sources(sources, entries[0])
+    return read_as_one([open_source(path) for path in expand(paths)], format_name)
 
 
 def _not_measured(path: str, entry: Format) -> tuple[Analyze, Text]:

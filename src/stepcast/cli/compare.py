@@ -4,7 +4,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.analyze import ANALYSES, read_run, write_trace
+from stepcast.cli.analyze import ANALYSES, read_measured, write_trace
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def _facts(path: str, args: argparse.Namespace) -> dict[str, Any]:
     printed = _printed(path)
     if printed is not None:
         return printed
-    entry, document = read_run([path], None)
+    entry, document = read_measured([path], None)
     if entry.name not in ANALYSES:
         raise ValueError(
             f"{path}: is {entry.name}; compare needs a measured run or the --json output of simulate, "
@@ -96,7 +96,7 @@ def _played(path: str) -> "Played":
 
     if _printed(path) is not None:
         raise ValueError(f"{path}: holds no timeline; --trace needs two Megatron runs")
-    entry, document = read_run([path], None)
+    entry, document = read_measured([path], None)
     if entry.name != "megatron":
         raise ValueError(f"{path}: is {entry.name}; --trace needs two Megatron runs")
     return measured(record_megatron(document))

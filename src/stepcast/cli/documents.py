@@ -5,7 +5,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepcast.inputs.table import FORMATS, read, read_many
+from stepcast.cli.progress import open_source
+from stepcast.inputs.table import FORMATS, folder_files, read_as_one
 from stepcast.ir.edits import repeat_layers, scale_backward
 from stepcast.ir.workload import Workload
 
@@ -36,15 +37,12 @@ def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_document(paths: Sequence[str], args: argparse.Namespace) -> Any:
     """The noun in *paths*, which are one document: a file, a folder, or the files of one run."""
-    one = len(paths) == 1
-    document = read(paths[0], args.format) if one else read_many(expand(paths), args.format)
-    return apply_edits(document, args)
+    sources = [open_source(path) for path in expand(paths)]
+    return apply_edits(read_as_one(sources, args.format)[1], args)
 
 
 def expand(paths: Sequence[str]) -> list[str]:
     """Folders replaced by their files."""
-    from stepcast.inputs.table import folder_files
-
     return [file for path in paths for file in (folder_files(path) if os.path.isdir(path) else [path])]
 
 

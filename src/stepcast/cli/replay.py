@@ -3,7 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.analyze import read_run, write_trace
+from stepcast.cli.analyze import read_measured, write_trace
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.analyze.megatron_record import record_megatron
     from stepcast.analyze.replay import replay
 
-    entry, timeline = read_run(args.files, None)
+    entry, timeline = read_measured(args.files, None)
     if entry.name != "megatron":
         raise ValueError(
             f"{args.files[0]}: is {entry.name}; replay needs Megatron traces, which tell what waits for what"

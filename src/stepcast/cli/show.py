@@ -7,6 +7,7 @@ from typing import Any
 
 from stepcast.cli.documents import add_edit_arguments, apply_edits, expand, load_calibration
 from stepcast.cli.output import heading, print_json, print_warnings, terminal_width
+from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
@@ -68,7 +69,7 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     """Each document the arguments name; rank files of one format make one."""
     runs: dict[str, list[Source]] = {}
     for path in expand(args.files):
-        source = Source(path)
+        source = open_source(path)
         entry = format_named(args.format) if args.format else _recognise(source)
         if entry is CLUSTER:
             from stepcast.hardware import load_cluster

@@ -5,7 +5,7 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import BinaryIO
 
@@ -24,16 +24,25 @@ BYTE_ORDER_MARKS = (
 )
 
 
+Progress = Callable[[int], None]
+"""Told how many bytes of the file have been read."""
+
+
 class Source:
     """One input file, or bytes given in its place."""
 
-    def __init__(self, path: str | os.PathLike[str], data: bytes | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], data: bytes | None = None, progress: Progress | None = None
+    ) -> None:
         self.path = os.fspath(path)
         self._data = data
+        self._progress = progress
 
     def _open_raw(self) -> BinaryIO:
         if self._data is not None:
             return io.BytesIO(self._data)
+        if self._progress is not None:
+            return _Watched(self.path, self._progress)
         return open(self.path, "rb")
 
     def open(self) -> BinaryIO:
@@ -180,6 +189,19 @@ class Source:
 
     def _translated(self) -> "_Translated":
         return _Translated(self.path)
+
+
+class _Watched(io.FileIO):
+    """A file that tells how far it has been read."""
+
+    def __init__(self, path: str, progress: Progress) -> None:
+        super().__init__(path)
+        self._progress = progress
+
+    def read(self, size: int | None = -1) -> bytes:
+        data = super().read(-1 if size is None else size)
+        self._progress(self.tell())
+        return data
 
 
 class _Translated:

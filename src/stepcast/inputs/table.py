@@ -67,12 +67,6 @@ def recognise(source: Source) -> Format:
     raise FormatError(f"{kind} of no known format; expected one of: {known}", source.path)
 
 
-def read_source(source: Source, format_name: str | None = None) -> Any:
-    """The noun in one file."""
-    entry = format_named(format_name) if format_name else recognise(source)
-    return read_sources([source], entry)
-
-
 def read_sources(sources: Sequence[Source], entry: Format) -> Any:
     """The noun in files of one format."""
     module = entry.load()
@@ -100,9 +94,8 @@ def _collector_paused() -> Iterator[None]:
 def read(path: str | os.PathLike[str], format_name: str | None = None) -> Any:
     """What is in a file, or in a folder that holds one run."""
     path = os.fspath(path)
-    if not os.path.isdir(path):
-        return read_source(Source(path), format_name)
-    return read_many(folder_files(path), format_name)
+    files = folder_files(path) if os.path.isdir(path) else [path]
+    return read_as_one([Source(file) for file in files], format_name)[1]
 
 
 def folder_files(path: str) -> list[str]:
@@ -115,9 +108,8 @@ def folder_files(path: str) -> list[str]:
     return files
 
 
-def read_many(paths: Sequence[str], format_name: str | None = None) -> Any:
-    """Several files that make one run: all of one format that can be joined."""
-    sources = [Source(path) for path in paths]
+def read_as_one(sources: Sequence[Source], format_name: str | None = None) -> tuple[Format, Any]:
+    """The one document that *sources* hold, and its format; several files are the ranks of one run."""
     entry = format_named(format_name) if format_name else recognise(sources[0])
     for source in sources[1:]:
         other = entry if format_name else recognise(source)
@@ -127,4 +119,4 @@ def read_many(paths: Sequence[str], format_name: str | None = None) -> Any:
             )
     if len(sources) > 1 and not entry.joins:
         raise FormatError(f"{entry.name} files are read one at a time; give one of them", sources[1].path)
-    return read_sources(sources, entry)
+    return entry, read_sources(sources, entry)

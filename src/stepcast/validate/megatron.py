@@ -11,7 +11,7 @@ from stepcast.analyze.play import play
 from stepcast.analyze.recording import Recording
 from stepcast.analyze.relayout import reschedule
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.table import folder_files, read_many
+from stepcast.inputs.table import read
 from stepcast.ir.timeline import Timeline
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
@@ -63,7 +63,7 @@ def _runs(folder: str) -> list[str]:
 
 
 def _recording(path: str) -> Recording:
-    timeline = read_many(folder_files(path))
+    timeline = read(path)
     if not isinstance(timeline, Timeline) or timeline.layout is None:
         raise ValueError("is no Megatron-LM trace")
     return record_megatron(timeline)

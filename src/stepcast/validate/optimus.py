@@ -17,7 +17,7 @@ from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.inputs.table import folder_files, read_source, recognise
+from stepcast.inputs.table import folder_files, read_as_one, recognise
 from stepcast.ir.model import Model
 from stepcast.ir.runlog import RunLog
 from stepcast.ir.work import CollectiveKind
@@ -143,7 +143,7 @@ def read_logs(paths: Sequence[str], skip: Callable[[str, str], None]) -> list[Ru
         except FormatError:
             continue
         try:
-            logs.append(read_source(source, FORMAT))
+            logs.append(read_as_one([source], FORMAT)[1])
         except FormatError as error:
             skip(path, error.message)
     return logs

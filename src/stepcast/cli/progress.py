@@ -1,0 +1,36 @@
+"""Progress of long readings, on standard error and only where a person looks at it."""
+
+import os
+import sys
+import time
+
+from stepcast.inputs.source import Progress, Source
+
+# Smaller files are read before anybody wonders.
+SMALLEST_BYTES = 32 * 2**20
+EVERY_S = 0.1
+BAR_WIDTH = 30
+
+
+def open_source(path: str) -> Source:
+    """The file at *path*; a large one shows how far it has been read."""
+    return Source(path, progress=_bar(path))
+
+
+def _bar(path: str) -> Progress | None:
+    if not sys.stderr.isatty() or not os.path.isfile(path) or os.path.getsize(path) < SMALLEST_BYTES:
+        return None
+    size, last = os.path.getsize(path), [time.monotonic()]
+
+    def show(done: int) -> None:
+        now = time.monotonic()
+        if now - last[0] < EVERY_S and done < size:
+            return
+        last[0] = now
+        filled = BAR_WIDTH * done // size
+        bar = "#" * filled + "." * (BAR_WIDTH - filled)
+        end = "\r\033[K" if done >= size else ""
+        text = f"\r{os.path.basename(path)[:30]} {bar} {done / 1e6:,.0f} of {size / 1e6:,.0f} MB"
+        print(text, end=end, file=sys.stderr, flush=True)
+
+    return show
