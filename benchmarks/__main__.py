@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-BENCHMARKS = ("startup", "readers", "collectives", "compute", "engine", "simulate")
+BENCHMARKS = ("startup", "readers", "collectives", "compute", "engine", "simulate", "kineto_analysis")
 
 
 def main() -> None:
