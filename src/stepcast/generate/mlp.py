@@ -147,6 +147,12 @@ def _permute(sizes: Sizes, name: str, backward: bool = False) -> Op:
     return Op(name, streamed(K.COPY, routed_rows(sizes), expert_width(sizes), 1, 1, sizes.stored, backward))
 
 
+def _sort(sizes: Sizes, experts: Experts, name: str, backward: bool = False) -> Ops:
+    """What arrives from each rank is brought into the order of this rank's experts, where it has several."""
+    ep = sizes.strategy.layout.ep
+    return (_permute(sizes, name, backward),) if ep > 1 and experts.count > ep else ()
+
+
 def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
     return Layer(
@@ -155,8 +161,10 @@ def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
             _permute(sizes, "permute"),
             *_exchange(sizes, "ep all-to-all dispatch"),
             *_split_experts(sizes, "dispatch expert-tp", gather),
+            *_sort(sizes, experts, "sort"),
         ),
         (
+            *_sort(sizes, experts, "sort gradient", backward=True),
             *_split_experts(sizes, "dispatch gradient expert-tp", scatter),
             *_exchange(sizes, "ep all-to-all dispatch gradient"),
             _permute(sizes, "permute gradient", backward=True),
@@ -196,6 +204,7 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
     return Layer(
         "experts combine",
         (
+            *_sort(sizes, experts, "unsort"),
             *_split_experts(sizes, "combine expert-tp", scatter),
             *_exchange(sizes, "ep all-to-all combine"),
             _permute(sizes, "unpermute"),
@@ -207,6 +216,7 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
             _permute(sizes, "unpermute gradient", backward=True),
             *_exchange(sizes, "ep all-to-all combine gradient"),
             *_split_experts(sizes, "combine gradient expert-tp", gather),
+            *_sort(sizes, experts, "unsort gradient", backward=True),
         ),
         up.weight_gradient(sizes) if up else (),
     )

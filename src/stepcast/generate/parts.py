@@ -7,12 +7,23 @@ from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import NormKind
-from stepcast.ir.strategy import TrainingKind
+from stepcast.ir.strategy import Kernels, TrainingKind
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op
 
 K = ElementwiseKind
 Ops = tuple[Op, ...]
+# Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
+# rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
+# magnitude first, scales of blocks do not, NVFP4 has both (Transformer Engine's recipes).
+QUANTISED: dict[DType, tuple[float, float]] = {
+    DType.FP8: (4.0, 2.0),
+    DType.MXFP8: (2.0, 2.0),
+    DType.NVFP4: (4.0, 1.0),
+}
+# Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
+# accumulation that SimuMax measured on an A100 and a B200 (configs/system).
+ACCUMULATE_EXPOSURE = 0.5
 
 
 def streamed(
@@ -48,6 +59,8 @@ class Linear:
     groups: int = 0
     # Whether LoRA puts adapters beside it.
     adapted: bool = True
+    # Ranks that each hold a share of the input, which is quantised before it is gathered.
+    gathered: int = 1
 
     def product(self, m: int, n: int, k: int) -> Matmul | GroupedMatmul:
         if self.groups:
@@ -56,11 +69,22 @@ class Linear:
 
     def forward(self, sizes: Sizes) -> Ops:
         own = Op(self.name, self.product(self.rows, self.outputs, self.inputs))
-        return (own, *self._adapters(sizes, "forward"))
+        cast = self._quantised(sizes, "input", self.rows // self.gathered, self.inputs)
+        return (*cast, own, *self._adapters(sizes, "forward"))
 
     def input_gradient(self, sizes: Sizes) -> Ops:
         own = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs))
-        return (own, *self._adapters(sizes, "input gradient"))
+        cast = self._quantised(sizes, "gradient", self.rows, self.outputs)
+        return (*cast, own, *self._adapters(sizes, "input gradient"))
+
+    def _quantised(self, sizes: Sizes, what: str, rows: int, width: int) -> Ops:
+        """The operand in the format of the matmul; weights are turned once a step and not counted."""
+        if self.dtype not in QUANTISED:
+            return ()
+        elements = rows * width
+        read, write = (size * elements for size in QUANTISED[self.dtype])
+        work = Elementwise(K.CAST, rows, width, read, write, dtype=sizes.stored)
+        return (Op(f"{self.name} quantise {what}", work),)
 
     def weight_gradient(self, sizes: Sizes) -> Ops:
         """Frozen weights under LoRA have none; their adapters do."""
@@ -73,9 +97,15 @@ class Linear:
             else Matmul(self.inputs, self.outputs, self.rows, 1, self.dtype)
         )
         own = Op(f"{self.name} weight gradient", work)
-        if sizes.fused or sizes.strategy.micro_batches == 1:
-            return (own,)
         elements = self.inputs * self.outputs * max(1, self.groups)
+        if sizes.strategy.micro_batches == 1 or sizes.strategy.kernels is Kernels.COMPILED:
+            return (own,)
+        if sizes.fused:
+            # Added to the flat buffer when the matmul ends, which would else write the training format.
+            read, write = sizes.gradient, max(0, sizes.gradient - sizes.element)
+            exposed = ACCUMULATE_EXPOSURE * elements
+            added = Elementwise(K.ADD, 1, elements, read * exposed, write * exposed, dtype=sizes.stored)
+            return (own, Op(f"{self.name} accumulate", added))
         return (own, Op(f"{self.name} accumulate", streamed(K.ADD, 1, elements, 2, 1, sizes.stored)))
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:

@@ -6,6 +6,8 @@ rows; the forward all-reduces after the second, the backward after the first. Wi
 backward gathers the input of the first matmul again for its weight gradient.
 """
 
+from dataclasses import replace
+
 from stepcast.generate.parts import Linear, Ops, add, collective, waiting
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
@@ -33,6 +35,8 @@ def column_layer(
     width: int | None = None,
 ) -> Layer:
     """Matmuls split by columns on inputs of *width*, and what follows them on this rank (*then*)."""
+    if sizes.strategy.sequence_parallel:
+        linears = tuple(replace(linear, gathered=sizes.tp) for linear in linears)
     forward = tuple(op for linear in linears for op in linear.forward(sizes))
     gradients = tuple(op for linear in linears for op in linear.input_gradient(sizes))
     weights = tuple(op for linear in linears for op in linear.weight_gradient(sizes))

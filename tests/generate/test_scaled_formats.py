@@ -1,0 +1,65 @@
+"""What scaled formats and accumulated gradients add to a matmul."""
+
+from dataclasses import replace
+
+import pytest
+
+from stepcast.generate.workload import generate
+from stepcast.ir.dtype import DType
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.ir.strategy import Kernels, Strategy
+from stepcast.ir.work import Elementwise
+from stepcast.ir.workload import Phase, Workload
+from stepcast.models.catalog import load_model
+
+MODEL = load_model("llama-3.1-8b").with_layers(1)
+TOKENS, HIDDEN, FFN = 4096, 4096, 14336
+STRATEGY = Strategy(Layout(), 1, 2, TOKENS)
+
+
+def moved_bytes(workload: Workload, words: str) -> float:
+    """Bytes that all ops of a micro-batch move whose names contain *words*."""
+    return sum(
+        op.work.read_bytes + op.work.write_bytes
+        for layer in workload.stages[0].body_layers()
+        for phase in Phase
+        for op in layer.ops(phase)
+        if words in op.name and isinstance(op.work, Elementwise)
+    )
+
+
+def test_bf16_is_not_quantised() -> None:
+    assert moved_bytes(generate(MODEL, STRATEGY), "quantise") == 0
+
+
+@pytest.mark.parametrize(("dtype", "per_element"), [("fp8", 6), ("mxfp8", 4), ("nvfp4", 5)])
+def test_every_operand_of_a_block_is_quantised_once(dtype: str, per_element: int) -> None:
+    inputs = HIDDEN + HIDDEN + HIDDEN + FFN  # of qkv, output, up, down
+    gradients = (HIDDEN + 2 * 1024) + HIDDEN + 2 * FFN + HIDDEN
+    found = moved_bytes(generate(MODEL, replace(STRATEGY, precision=DType(dtype))), "quantise")
+    assert found == per_element * TOKENS * (inputs + gradients)
+
+
+def test_gathered_inputs_are_quantised_before_the_gather() -> None:
+    split = replace(STRATEGY, precision=DType.MXFP8, layout=Layout(tp=8), sequence_parallel=True)
+    found = moved_bytes(generate(MODEL, split), "quantise input")
+    shares = (HIDDEN + HIDDEN + HIDDEN + FFN) // 8  # outputs of split layers are split in width
+    assert found == 4 * TOKENS * shares
+
+
+def accumulated_bytes(model: Model, strategy: Strategy) -> float:
+    return moved_bytes(generate(model, strategy), "accumulate")
+
+
+def test_fp32_gradients_cost_more_to_add_up_than_bf16_ones() -> None:
+    in_fp32 = accumulated_bytes(MODEL, STRATEGY)
+    in_bf16 = accumulated_bytes(MODEL, replace(STRATEGY, gradient_dtype=DType.BF16))
+    # Half of 4 bytes read and 2 more written, against half of 2 bytes read.
+    assert in_fp32 == pytest.approx(3 * in_bf16)
+    assert in_bf16 > 0
+
+
+def test_a_single_micro_batch_adds_nothing_up() -> None:
+    assert accumulated_bytes(MODEL, replace(STRATEGY, global_batch=1)) == 0
+    assert accumulated_bytes(MODEL, replace(STRATEGY, kernels=Kernels.COMPILED)) == 0
