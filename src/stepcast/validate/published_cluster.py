@@ -21,8 +21,7 @@ CLUSTERS: tuple[tuple[str, str], ...] = (
     ("v100", "dgx-2"),
     ("mi300x", "mi300x-node"),
 )
-# Meta's H100 with HBM2e: 96 GB at 2.4 TB/s, limited to 500 W (Llama 3, 2024, section 3.3.1 names HBM3 at 700 W;
-# torchtitan's benchmark notes name these cards).
+# H100 with HBM2e, 96 GB at 2.4 TB/s and 500 W: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
 HBM2E = ('gpu.memory="96 GB"', 'gpu.memory_bandwidth="2400 GB/s"')
 # A NIC on RoCE or Omni-Path whose rate is stated for the whole node.
 PER_NODE = re.compile(r"(\d+)\s*gbps.*node|node.*?(\d+)\s*gbps", re.IGNORECASE)

@@ -17,6 +17,7 @@ from stepcast.ir.strategy import (
 from stepcast.validate.published_software import AttentionKernel
 
 NONE, FULL = Recompute(), Recompute(RecomputeKind.FULL)
+SELECTIVE = Recompute(RecomputeKind.SELECTIVE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Defaults:
     chunks: int = 2
     attention: AttentionKernel = AttentionKernel.CURRENT
     memory: str = "megatron"  # the framework's overhead in cost.memory_overhead
+    peak: str = "allocated"  # which peak its authors print: allocated, reserved, or total as nvidia-smi does
 
 
 # The first entry that the framework's name starts with decides.
@@ -88,6 +90,7 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             recompute=FULL,
             overlap=NO_OVERLAP,
             memory="deepspeed",
+            peak="total",
         ),
     ),
     (
@@ -141,19 +144,24 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             "torchtitan's Llama configurations: FSDP2, torch.compile, gradients reduced in fp32",
             sharding=Sharding.FSDP,
             sequence_parallel=True,
+            recompute=SELECTIVE,
             kernels=Kernels.COMPILED,
             context=ContextKind.ALL_GATHER,
             attention=AttentionKernel.FLASH_2,
             seq=8192,
             memory="pytorch",
+            peak="reserved",
         ),
     ),
     (
         "internevo",
         Defaults(
-            "InternEvo's 7B configuration: ZeRO-1, flash attention, gradients and parameters overlapped",
+            "InternLM's 7B configuration of 2023: ZeRO-1, PyTorch's own kernels, FlashAttention 1, gradients "
+            "and parameters overlapped",
             sharding=Sharding.ZERO_1,
             gradient_dtype=DType.BF16,
+            kernels=Kernels.PLAIN,
+            attention=AttentionKernel.FLASH_1,
         ),
     ),
 )

@@ -1,8 +1,9 @@
 """How much slower the kernels of earlier years are than those our prices were learnt on.
 
-The prices know PyTorch 2.11 with cuDNN's attention. FlashAttention 1 reaches 30 to 50 % of an A100's peak forward
-and 25 to 35 % backward (Dao, FlashAttention-2, 2023, section 1), FlashAttention-2 about what our prices say of
-an A100 (figures 5 and 6 there) but only 35 % of an H100's (Shah et al., FlashAttention-3, 2024, abstract).
+The prices know PyTorch 2.11 with cuDNN's attention. FlashAttention 1 reaches 30 to 50 % of an A100's peak
+forward and 25 to 35 % backward (Dao, FlashAttention-2, 2023, section 1); FlashAttention-2 what our prices say
+of an A100 (figures 5 and 6 there) but only 35 % of an H100 (Shah et al., FlashAttention-3, 2024, abstract).
+FlashAttention 1 on an H100 is taken to gain as much over an A100 as its successor does.
 """
 
 from collections.abc import Mapping

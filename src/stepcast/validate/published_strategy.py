@@ -67,7 +67,7 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         schedule=ScheduleKind.INTERLEAVED if layout.vpp > 1 else ScheduleKind.ONE_F_ONE_B,
         stage_layers=even_layers(model.layers, pieces) if uneven else (),
         sharding=_word(run.sharding, SHARDINGS, known.sharding, "zero_fsdp"),
-        recompute=_recompute(run, model, known, pieces),
+        recompute=_recompute(run, known),
         precision=_word(run.precision, PRECISIONS, known.precision, "precision"),
         gradient_dtype=_gradient_dtype(run, known),
         training=TrainingKind.LORA if lora else TrainingKind.FULL,
@@ -105,7 +105,12 @@ def _chunks(run: PublishedRun, model: Model, known: Defaults, assumptions: list[
     if run.pp == 1:
         return 1
     if run.vpp is not None:
-        return run.vpp
+        if run.pp * run.vpp <= model.layers:
+            return run.vpp
+        # Megatron lets the chunks of embedding and loss hold no layer; ours hold one.
+        fewer = model.layers // run.pp
+        assumptions.append(f"{fewer} chunks per stage instead of {run.vpp}, so that each holds a layer")
+        return fewer
     if found := RECIPE_CHUNKS.get((run.model, run.pp)):
         assumptions.append(f"{found} chunks per stage, as the recipe has")
         return found
@@ -127,7 +132,7 @@ def _micro_batch(run: PublishedRun, seq: int, assumptions: list[str]) -> int:
     return found
 
 
-def _recompute(run: PublishedRun, model: Model, known: Defaults, pieces: int) -> Recompute:
+def _recompute(run: PublishedRun, known: Defaults) -> Recompute:
     word = run.recompute.lower()
     if not word:
         return known.recompute
@@ -135,11 +140,8 @@ def _recompute(run: PublishedRun, model: Model, known: Defaults, pieces: int) ->
         return Recompute()
     if word.startswith("full"):
         return Recompute(RecomputeKind.FULL)
-    if word.startswith("selective(attn)") or word == "selective":
+    if word.startswith("selective") or "sac" in word:
         return Recompute(RecomputeKind.SELECTIVE)
-    if "sac" in word or "selective ac" in word:
-        # torchtitan keeps the result of every second matmul, so about half of a forward runs again.
-        return Recompute(RecomputeKind.BLOCK, max(1, model.layers // pieces // 2))
     raise NotComparableError(f"recompute {run.recompute!r} is not known")
 
 
