@@ -132,9 +132,9 @@ def measured_step_s(setup: Setup) -> float:
     if run.iteration_s is not None:
         return run.iteration_s
     if run.tokens_per_s_per_gpu is not None:
-        return strategy.tokens / (run.tokens_per_s_per_gpu * run.gpus)
+        return run.global_batch * strategy.seq / (run.tokens_per_s_per_gpu * run.gpus)
     if run.flops_per_gpu is not None:
-        flops = model_flops(setup.model, strategy.seq, strategy.global_batch)
+        flops = model_flops(setup.model, strategy.seq, run.global_batch)
         if run.tflops_kind.startswith("hardware"):
             flops *= 4 / 3  # the forward once more
         return flops / (run.flops_per_gpu * run.gpus)
@@ -145,7 +145,8 @@ def predicted_step_s(setup: Setup) -> float:
     gpu = setup.cluster.gpu
     kernel = defaults_of(setup.run.framework).attention
     calibration = calibration_of(kernel, gpu.name, gpu.architecture)
-    return predict(setup.model, setup.cluster, setup.strategy, calibration=calibration).report.step_s
+    report = predict(setup.model, setup.cluster, setup.strategy, calibration=calibration).report
+    return report.step_s * setup.run.global_batch / setup.strategy.global_batch
 
 
 def _memory_row(setup: Setup) -> MemoryRow:

@@ -39,6 +39,8 @@ SHARDINGS: tuple[tuple[str, Sharding], ...] = (
     ("zero1", Sharding.ZERO_1),
     ("none", Sharding.NONE),
 )
+RELEASE = re.compile(r"(\d\d)\.(\d\d)[. ].*NeMo Container")
+OVERLAPS_FROM = (26, 6)
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
@@ -57,10 +59,11 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
     pieces = layout.pp * layout.vpp
     uneven = model.layers % pieces and model.layers >= pieces
     lora = "lora" in run.table.lower()
+    micro_batch = _micro_batch(run, seq, assumptions)
     return Strategy(
         layout=layout,
-        micro_batch=_micro_batch(run, seq, assumptions),
-        global_batch=run.global_batch,
+        micro_batch=micro_batch,
+        global_batch=_global_batch(run, micro_batch * layout.dp, assumptions),
         seq=seq,
         sequence_parallel=layout.tp > 1 and _stated(run.sequence_parallel, known.sequence_parallel),
         context=known.context,
@@ -73,7 +76,7 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         training=TrainingKind.LORA if lora else TrainingKind.FULL,
         lora_rank=LORA_RANK if lora else 0,
         flash_attention=_stated(run.flash_attention, known.flash_attention),
-        overlap=known.overlap,
+        overlap=replace(known.overlap, experts=_experts_overlapped(run)),
         execution=known.execution,
         kernels=known.kernels,
     )
@@ -132,6 +135,14 @@ def _micro_batch(run: PublishedRun, seq: int, assumptions: list[str]) -> int:
     return found
 
 
+def _global_batch(run: PublishedRun, per_round: int, assumptions: list[str]) -> int:
+    """Composer lets the last micro-batch be smaller; ours are alike, and the time is scaled for it."""
+    rounded = max(1, round(run.global_batch / per_round)) * per_round
+    if rounded != run.global_batch:
+        assumptions.append(f"a batch of {rounded}, scaled to {run.global_batch}")
+    return rounded
+
+
 def _recompute(run: PublishedRun, known: Defaults) -> Recompute:
     word = run.recompute.lower()
     if not word:
@@ -143,6 +154,15 @@ def _recompute(run: PublishedRun, known: Defaults) -> Recompute:
     if word.startswith("selective") or "sac" in word:
         return Recompute(RecomputeKind.SELECTIVE)
     raise NotComparableError(f"recompute {run.recompute!r} is not known")
+
+
+def _experts_overlapped(run: PublishedRun) -> bool:
+    """Megatron-Bridge runs dispatch and combine beside another micro-batch in its MXFP8 recipes from 26.06 on
+    (moe_a2a_overlap in scripts/performance).
+    """
+    release = RELEASE.match(run.table)
+    recent = release is not None and (int(release[1]), int(release[2])) >= OVERLAPS_FROM
+    return recent and (run.ep or 1) > 1 and "mxfp8" in run.precision.lower()
 
 
 def _gradient_dtype(run: PublishedRun, known: Defaults) -> DType:

@@ -1,0 +1,273 @@
+"""Published runs: what their rows mean, and how far predictions lie from them."""
+
+import csv
+from pathlib import Path
+from statistics import mean, median
+
+import pytest
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.strategy import Kernels, RecomputeKind, ScheduleKind, Sharding, TrainingKind
+from stepcast.units import GIB
+from stepcast.validate.published import (
+    Setup,
+    completed,
+    measure,
+    measure_folder,
+    measured_step_s,
+    predicted_step_s,
+    rows,
+    setup_of,
+)
+from stepcast.validate.published_run import NotComparableError, run_of
+from tests.shared import DATA, needs_shared
+
+FILE = DATA / "published" / "training_runs.csv"
+LLAMA = {
+    "id": "x1",
+    "model": "llama3-8b",
+    "gpu": "H100-SXM-80GB",
+    "num_gpus": "16.0",
+    "framework": "NeMo (dgxc recipe)",
+    "precision": "bf16",
+    "tp": "1.0",
+    "pp": "1.0",
+    "cp": "2.0",
+    "dp": "8.0",
+    "micro_batch": "1.0",
+    "global_batch": "256.0",
+    "seq": "8192.0",
+    "iter_time_s": "12.3",
+    "status": "measured",
+}
+
+
+def changed(**columns: str) -> Setup:
+    return setup_of({**LLAMA, **columns})
+
+
+def write(path: Path, *records: dict[str, str]) -> Path:
+    names = list(dict.fromkeys(name for record in records for name in record))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(records)
+    return path
+
+
+def test_a_row_becomes_a_model_a_cluster_and_a_strategy() -> None:
+    setup = changed()
+    assert setup.model.parameters == 8_030_261_248
+    assert setup.cluster.gpu.name == "h100-sxm"
+    assert setup.strategy.layout.gpus == 16
+    assert setup.strategy.precision is DType.BF16
+    assert setup.strategy.sharding is Sharding.ZERO_1
+    assert any("NeMo" in text for text in setup.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("amp_bf16", DType.BF16),
+        ("FP8-CS", DType.FP8),
+        ("FP8-MX", DType.MXFP8),
+        ("MXFP8", DType.MXFP8),
+        ("fp8-rowwise", DType.FP8),
+        ("NVFP4", DType.NVFP4),
+        ("see release note; default current-scaling", DType.FP8),
+        ("", DType.BF16),
+    ],
+)
+def test_words_for_precision(word: str, meant: DType) -> None:
+    assert changed(precision=word).strategy.precision is meant
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("dist-optimizer(zero1)", Sharding.ZERO_1),
+        ("fsdp-full(zero3)/DEFAULT", Sharding.FSDP),
+        ("fsdp-grad_op(zero2)/DEFAULT", Sharding.ZERO_2),
+        ("megatron-fsdp", Sharding.FSDP),
+        ("zero3", Sharding.ZERO_3),
+    ],
+)
+def test_words_for_sharding(word: str, meant: Sharding) -> None:
+    assert changed(zero_fsdp=word).strategy.sharding is meant
+
+
+def test_states_split_within_a_node() -> None:
+    assert changed(zero_fsdp="zero1 within 4 GPUs").strategy.layout.shard == 4
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("none(no recompute in case name)", RecomputeKind.NONE),
+        ("full(uniform)", RecomputeKind.FULL),
+        ("selective(attn)", RecomputeKind.SELECTIVE),
+        ("per-op SAC", RecomputeKind.SELECTIVE),
+        ("", RecomputeKind.NONE),
+    ],
+)
+def test_words_for_recomputation(word: str, meant: RecomputeKind) -> None:
+    assert changed(recompute=word).strategy.recompute.kind is meant
+
+
+def test_frameworks_differ_in_their_defaults() -> None:
+    old = changed(framework="Megatron-LM", precision="", cp="1", dp="16").strategy
+    assert (old.precision, old.flash_attention) == (DType.FP16, False)
+    assert old.recompute.kind is RecomputeKind.FULL
+    compiled = changed(framework="torchtitan").strategy
+    assert (compiled.kernels, compiled.sharding) == (Kernels.COMPILED, Sharding.FSDP)
+
+
+def test_pipelines_interleave_where_chunks_are_given() -> None:
+    strategy = changed(pp="4", vpp="4", cp="1", dp="4").strategy
+    assert strategy.schedule is ScheduleKind.INTERLEAVED
+    assert changed(pp="4", cp="1", dp="4").strategy.schedule is ScheduleKind.ONE_F_ONE_B
+
+
+def test_fine_tuning_of_adapters_is_named_by_the_table() -> None:
+    strategy = changed(table="26.06 NeMo Container / LoRA Performance").strategy
+    assert strategy.training is TrainingKind.LORA
+
+
+def test_only_recent_mxfp8_recipes_overlap_experts() -> None:
+    moe = {"model": "qwen3-30b-a3b", "ep": "8", "cp": "1", "dp": "16", "precision": "MXFP8"}
+    new = changed(table="26.06.01 NeMo Container / Pre-Training Performance", **moe)
+    old = changed(table="26.04 NeMo Container / Pre-Training Performance", **moe)
+    assert (new.strategy.overlap.experts, old.strategy.overlap.experts) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("network", "nics", "gbit"),
+    [
+        ("1600 Gbps RoCE node-node", 8, 200),
+        ("Jean Zay: NVLink + 4 Omni-Path links/node", 4, 100),
+        ("150 GB/s intra (config), 800 Gbps inter-node (config)", 4, 200),
+        ("NVLink + 4x100Gb RoCE/node", 4, 100),
+        ("NVLink + 400Gb/s RDMA per GPU", 8, 400),
+        ("", 8, 400),
+    ],
+)
+def test_networks(network: str, nics: int, gbit: int) -> None:
+    node = changed(network=network).cluster.node
+    assert node.nic is not None
+    assert node.nics == nics
+    assert node.nic.bandwidth_bytes_per_s * 8 / 1e9 == pytest.approx(gbit)
+
+
+def test_limited_cards_are_described_by_their_name() -> None:
+    gpu = changed(gpu="H100-SXM 96GB HBM2e 500W").cluster.gpu
+    assert (gpu.power_w, gpu.memory_bytes) == (500, 96e9)
+
+
+def test_blank_heads_are_those_of_like_runs() -> None:
+    like = {**LLAMA, "source": "s", "hidden": "14400", "heads": "96"}
+    blank = {**like, "heads": ""}
+    other = {**blank, "hidden": "8192"}
+    found = list(completed([like, like, {**like, "heads": "32"}, blank, other]))
+    assert [record["heads"] for record in found[3:]] == ["96", ""]
+
+
+def test_time_from_tokens_or_operations_where_it_is_not_stated() -> None:
+    assert measured_step_s(changed()) == 12.3
+    tokens = changed(iter_time_s="", tokens_per_s_per_gpu="10000")
+    assert measured_step_s(tokens) == pytest.approx(256 * 8192 / 160000)
+    model = changed(iter_time_s="", tflops_per_gpu="500", tflops_kind="model")
+    hardware = changed(iter_time_s="", tflops_per_gpu="500", tflops_kind="hardware(4x fwd)")
+    assert measured_step_s(hardware) == pytest.approx(measured_step_s(model) * 4 / 3)
+    with pytest.raises(NotComparableError, match="published"):
+        measured_step_s(changed(iter_time_s=""))
+
+
+def test_a_batch_that_micro_batches_do_not_divide_is_scaled() -> None:
+    whole, odd = changed(micro_batch="4"), changed(micro_batch="4", global_batch="272")
+    assert odd.strategy.global_batch == 256
+    assert predicted_step_s(odd) == pytest.approx(predicted_step_s(whole) * 272 / 256)
+
+
+def test_an_older_attention_kernel_is_slower() -> None:
+    new, old = changed(cp="1", dp="16"), changed(cp="1", dp="16", framework="llm-foundry/Composer FSDP")
+    assert predicted_step_s(old) > predicted_step_s(new)
+
+
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [
+        ({"gpu": "TPU v4"}, "TPU v4"),
+        ({"num_gpus": ""}, "num_gpus is not published"),
+        ({"num_gpus": "15"}, "number of GPUs"),
+        ({"precision": "int3"}, "int3"),
+        ({"tp": "2.5"}, "whole number"),
+        ({"iter_time_s": "fast"}, "not a number"),
+    ],
+)
+def test_rows_that_cannot_be_compared_say_why(columns: dict[str, str], reason: str) -> None:
+    with pytest.raises(NotComparableError, match=reason):
+        setup_of({**LLAMA, **columns})
+
+
+def test_a_run_keeps_blanks_apart_from_numbers() -> None:
+    run = run_of({**LLAMA, "vpp": "", "etp": "nan", "sp": "0.0"})
+    assert (run.vpp, run.expert_tp, run.sequence_parallel) == (None, None, False)
+
+
+def test_rows_of_a_file(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "other_name.csv",
+        {**LLAMA, "peak_mem_gib": "70"},
+        {**LLAMA, "id": "x2", "model": "no-such-model"},
+        {**LLAMA, "id": "x3", "status": "OOM", "iter_time_s": "", "micro_batch": "32"},
+    )
+    found, skipped = rows(str(path))
+    assert [row.name.split()[0] for row in found] == ["x1"]
+    assert found[0].tags["precision"] == "bf16"
+    assert sum(skipped.values()) == 2
+    memories = measure(path).memory_rows
+    assert [row.out_of_memory for row in memories] == [False, True]
+    assert memories[0].measured_bytes == 70 * GIB
+    assert not memories[1].fits
+    figures = measure_folder(str(tmp_path)).figures
+    assert figures["out of memory, predicted not to fit"] == 1.0
+    assert "peak memory: mean_abs_error" in figures
+
+
+def test_a_folder_without_runs(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"training_runs\.csv"):
+        measure_folder(str(tmp_path))
+    write(tmp_path / "training_runs.csv", {"a": "1"})
+    with pytest.raises(ValueError, match="columns"):
+        measure_folder(str(tmp_path))
+
+
+@needs_shared
+def test_nearly_every_published_row_has_a_setup() -> None:
+    with FILE.open(newline="") as lines:
+        records = list(csv.DictReader(lines))
+    setups = 0
+    for record in completed(records):
+        try:
+            setup_of(record)
+        except ValueError:
+            continue
+        setups += 1
+    assert setups > 0.95 * len(records)
+
+
+@needs_shared
+def test_errors_of_some_published_runs() -> None:
+    """One row in twelve: fast enough for every day, and it fails when predictions get much worse."""
+    with FILE.open(newline="") as lines:
+        records = list(completed(list(csv.DictReader(lines))))
+    errors = []
+    for record in records[::12]:
+        try:
+            setup = setup_of(record)
+            errors.append(predicted_step_s(setup) / measured_step_s(setup) - 1)
+        except ValueError:
+            continue
+    assert len(errors) > 40
+    assert mean(abs(error) for error in errors) < 0.18
+    assert median(abs(error) for error in errors) < 0.14
