@@ -136,7 +136,7 @@ def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], check: boo
     put(table, fit_keys(table, TENSOR_FREE, matmul_predictor(rows), measured))
     energy = table["power"]["joule_per_flop"]["hopper"]["bf16"]
     table["power"]["joule_per_flop"]["hopper"] |= {"fp16": energy, "tf32": 2 * energy, "fp8": energy / 2}
-    # The same process node, so the same energy is assumed; other architectures are left without a limit.
+    # The same process node, so the same energy is assumed; compute_start.toml has those of other nodes.
     table["power"]["joule_per_flop"]["ada"] = dict(table["power"]["joule_per_flop"]["hopper"])
     for dtype, more in (("fp16", []), ("tf32", []), ("fp8", fp8)):
         own = [row for row in [*ops, *more] if row["op"] == "linear" and row["dtype"] == dtype]
