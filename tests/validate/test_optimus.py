@@ -131,7 +131,7 @@ def test_a_whole_layout_left_out(tp: int, worst: float) -> None:
     [
         (
             ["calibrate", str(ROOT / "examples" / "simai-gpt-13b.txt")],
-            "calibrate needs runs of one of: optimus",
+            "calibrate needs runs of one of: op-times, kineto",
         ),
         (["calibrate", str(SEED), "--sequence", "a,b"], "expected lengths such as"),
         (["calibrate", str(SEED), "--sequence", "0"], "above zero"),

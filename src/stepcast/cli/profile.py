@@ -182,7 +182,7 @@ def _show(
         (
             entry.kind,
             entry.points,
-            *(format_percent(error) for error in (entry.before, entry.after, entry.left_out)),
+            *(format_percent(error) for error in (entry.before, entry.after, entry.left_out or 0.0)),
             f"{entry.correction.factor:.3f}",
         )
         for entry in fitted

@@ -123,6 +123,10 @@ def facts_of(document: Any) -> dict[str, Any]:
             from stepcast.report.measured import sweep_facts
 
             return sweep_facts(document)
+        case "OperatorTimes":
+            from stepcast.report.measured import operator_times_facts
+
+            return operator_times_facts(document)
         case "Model":
             from stepcast.report.model import model_facts
 

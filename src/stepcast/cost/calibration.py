@@ -82,10 +82,16 @@ def work_class(work: Compute) -> str:
     return "recorded"
 
 
-def fit_correction(predicted_s: Array, measured_s: Array) -> Correction:
+def shows_slope(predicted_s: Array) -> bool:
+    """Whether the operators are many and far enough apart in size to tell a slope."""
+    return bool(predicted_s.size >= 8 and np.max(predicted_s) > 10 * np.min(predicted_s))
+
+
+def fit_correction(predicted_s: Array, measured_s: Array, in_step: bool = False) -> Correction:
     """The correction that brings *predicted_s* closest to *measured_s*, by mean absolute logarithm.
 
-    A grid refined three times: no start value, no random numbers, the same answer every time.
+    A grid refined three times: no start value, no random numbers, the same answer every time. Operators
+    *in_step* show no least time, which is that of one by itself.
     """
     if predicted_s.size < 2 or predicted_s.size != measured_s.size:
         raise CalibrationError("a correction needs at least two measured operators of its class")
@@ -93,14 +99,17 @@ def fit_correction(predicted_s: Array, measured_s: Array) -> Correction:
         raise CalibrationError("measured times must be above zero")
     log_ratio = np.log(measured_s / predicted_s)
     centre = [float(np.median(log_ratio)), 0.0, float(np.log(np.min(measured_s)))]
-    # A slope needs points far apart in size; with few or close points it is left at zero.
-    wide = predicted_s.size >= 8 and np.max(predicted_s) > 10 * np.min(predicted_s)
+    wide = shows_slope(predicted_s)
     reach = [float(np.ptp(log_ratio)) / 2 + 0.1, 0.3 if wide else 0.0, 1.0]
     best = (float("inf"), *centre)
+
+    def leasts(middle: float, width: float) -> Array:
+        return np.array([-np.inf]) if in_step else np.linspace(middle - width, middle + width, 9)
+
     for _ in range(4):
         for factor in np.linspace(centre[0] - reach[0], centre[0] + reach[0], 15):
             for slope in np.linspace(centre[1] - reach[1], centre[1] + reach[1], 9 if wide else 1):
-                for least in np.linspace(centre[2] - reach[2], centre[2] + reach[2], 9):
+                for least in leasts(centre[2], reach[2]):
                     trial = Correction(
                         float(np.exp(factor)), float(np.clip(slope, -0.5, 0.5)), float(np.exp(least))
                     )

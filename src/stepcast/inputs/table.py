@@ -37,6 +37,12 @@ class Format:
 FORMATS: tuple[Format, ...] = (
     Format("simai", "SimAI / AICB workload text", "workload", "stepcast.inputs.simai"),
     Format("optable", "operator table (tab or comma separated)", "workload", "stepcast.inputs.optable"),
+    Format(
+        "op-times",
+        "measured operator times (tab or comma separated)",
+        "operator times",
+        "stepcast.inputs.op_times",
+    ),
     Format("megatron", "Megatron-LM per-rank trace", "timeline", "stepcast.inputs.megatron", joins=True),
     Format("nccl-tests", "nccl-tests log", "sweep", "stepcast.inputs.nccl_tests"),
     Format("optimus", "OptimusPrime training log", "run log", "stepcast.inputs.optimus"),

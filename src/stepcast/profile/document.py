@@ -22,9 +22,9 @@ class Document:
     collectives: Sequence[Mapping[str, Any]] = ()
 
 
-def to_toml(document: Document) -> str:
+def to_toml(document: Document, verb: str = "profile") -> str:
     lines = [
-        "# Written by 'stepcast profile'; give it to predict, simulate or op with --calibration.",
+        f"# Written by 'stepcast {verb}'; give it to predict or op with --calibration.",
         f"gpu = {_text(document.gpu)}",
         f"device = {_text(document.device)}",
         f"software = {_text(document.software)}",

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from stepcast.ir.operator_times import OperatorTimes
 from stepcast.ir.runlog import RunLog
 from stepcast.ir.sweep import CollectiveSweep
+from stepcast.ir.work import Recorded
 from stepcast.report.workload import layout_facts
 
 Facts = dict[str, Any]
@@ -62,4 +64,29 @@ def sweep_facts(sweep: CollectiveSweep) -> Facts:
         "dtype": sweep.dtype,
         "sizes": len(rows),
         "rows": rows,
+    }
+
+
+def operator_times_facts(measured: OperatorTimes) -> Facts:
+    """Counts and ranges by operator and number format."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for one in measured.operators:
+        work = one.works[0]
+        dtype = "" if isinstance(work, Recorded) else str(work.dtype)
+        groups.setdefault((one.name, dtype), []).append(one.seconds)
+    return {
+        "kind": "operator times",
+        "device": measured.device or None,
+        "points": len(measured.operators),
+        "left_out": dict(measured.left_out),
+        "operators": [
+            {
+                "operator": name,
+                "dtype": dtype,
+                "points": len(seconds),
+                "shortest_s": min(seconds),
+                "longest_s": max(seconds),
+            }
+            for (name, dtype), seconds in groups.items()
+        ],
     }

@@ -160,6 +160,24 @@ def _sweep(found: Facts, width: int) -> list[str]:
     return [facts(pairs, width), table(("size", "out of place", "in place", "size / time"), rows, width)]
 
 
+def _operator_times(found: Facts, width: int) -> list[str]:
+    pairs = [("measured", f"{format_count(found['points'])} operators")]
+    if found["left_out"]:
+        pairs.append(("not known", f"{sum(found['left_out'].values())} rows"))
+    pairs.append(("use", "stepcast calibrate FILE --gpu G -o C.toml"))
+    rows = [
+        (
+            one["operator"],
+            one["dtype"],
+            format_count(one["points"]),
+            format_seconds(one["shortest_s"]),
+            format_seconds(one["longest_s"]),
+        )
+        for one in found["operators"]
+    ]
+    return [facts(pairs, width), table(("operator", "dtype", "points", "shortest", "longest"), rows, width)]
+
+
 def _run_log(found: Facts, width: int) -> list[str]:
     pairs = [
         ("layout", _layout(found)),
@@ -198,6 +216,7 @@ SHOWN: dict[str, Callable[[Facts, int], list[str]]] = {
     "workload": _workload,
     "timeline": _timeline,
     "sweep": _sweep,
+    "operator times": _operator_times,
     "run log": _run_log,
     "model": _model,
 }

@@ -1,0 +1,15 @@
+"""Corrections from tables of measured operators."""
+
+import argparse
+from collections.abc import Sequence
+
+from stepcast.cli.calibrate import Facts, of_kind
+from stepcast.cli.calibrate_classes import calibrate_operators
+from stepcast.inputs.table import read
+
+FORMAT = "op-times"
+
+
+def calibrate(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
+    measured = [read(path, FORMAT) for path in of_kind(paths, FORMAT)]
+    return calibrate_operators(measured, args.gpu, FORMAT)

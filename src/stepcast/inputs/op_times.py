@@ -1,0 +1,144 @@
+"""Measured operator times: a table with one measured call per row, tab or comma separated.
+
+Columns are op, dtype, the sizes that the operator has (B, M, N, K of matmuls; B, S, heads, kv, D of
+attention; rows, cols or numel of others) and ms, the time of one call.
+"""
+
+import csv
+from collections.abc import Mapping
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.numbers import parse_amount, parse_count, shorten
+from stepcast.inputs.source import Source
+from stepcast.ir.dtype import DType
+from stepcast.ir.operator_times import OperatorTime, OperatorTimes
+from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.units import MS
+
+K = ElementwiseKind
+NEEDED = ("op", "dtype", "ms")
+Row = Mapping[str, str]
+# Kind, and tensors of rows x columns read and written.
+STREAMS = {
+    "add": (K.ADD, 2, 1),
+    "gelu": (K.GELU, 1, 1),
+    "dropout": (K.DROPOUT, 1, 1),
+    "layernorm": (K.LAYER_NORM, 1, 1),
+    "rmsnorm": (K.RMS_NORM, 1, 1),
+    "softmax": (K.SOFTMAX, 1, 1),
+    "embedding": (K.EMBEDDING, 1, 1),
+    "adamw_fused": (K.OPTIMIZER, 4, 3),
+}
+
+
+class UnknownOperatorError(ValueError):
+    """An operator that has no work of ours."""
+
+
+def looks_like(head: str) -> bool:
+    first = head.lstrip("\ufeff").split("\n", 1)[0].strip()
+    names = [name.strip() for name in first.split("\t" if "\t" in first else ",")]
+    return all(name in names for name in NEEDED)
+
+
+def read(source: Source) -> OperatorTimes:
+    """Every row whose operator is known; the others are counted."""
+    lines = source.each_line()
+    header = next(lines, "")
+    separator = "\t" if "\t" in header else ","
+    columns = [name.strip() for name in header.split(separator)]
+    found: list[OperatorTime] = []
+    left_out: dict[str, int] = {}
+    for number, cells in enumerate(csv.reader(lines, delimiter=separator), start=2):
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) != len(columns):
+            raise FormatError(f"has {len(cells)} columns; expected {len(columns)}", line=number)
+        row = dict(zip(columns, (cell.strip() for cell in cells), strict=True))
+        seconds = parse_amount(row["ms"], "ms", number) * MS
+        if not seconds:
+            raise FormatError("ms is 0; expected the time of a call", line=number)
+        try:
+            found.append(OperatorTime(row["op"], works_of(row, number), seconds))
+        except UnknownOperatorError as error:
+            left_out[str(error)] = left_out.get(str(error), 0) + 1
+    if not found and not left_out:
+        raise FormatError("table has a header but no rows; expected one row per measured operator", line=1)
+    return OperatorTimes(tuple(found), source.path, left_out=left_out)
+
+
+def works_of(row: Row, line: int | None = None) -> tuple[Compute, ...]:
+    """The kernels of one measured call; UnknownOperatorError for an operator or format that is not known."""
+    op = row["op"]
+    if row["dtype"] not in set(DType):
+        raise UnknownOperatorError(f"number format {shorten(row['dtype'])} is not known")
+    dtype = DType(row["dtype"])
+    sizes = _Sizes(row, line)
+    match op:
+        case "linear" | "bmm":
+            return (Matmul(sizes["M"], sizes["N"], sizes["K"], sizes.optional("B"), dtype),)
+        case "grouped_linear":
+            groups = sizes["B"]
+            return (GroupedMatmul(sizes["M"] * groups, sizes["N"], sizes["K"], groups, dtype),)
+        case "sdpa_fwd" | "sdpa_bwd":
+            seq, dim, heads = sizes["S"], sizes["D"], sizes["heads"]
+            kv_heads = sizes.optional("kv", heads)
+            backward = op == "sdpa_bwd"
+            batch = sizes.optional("B")
+            return (Attention(batch, seq, seq, heads, kv_heads, dim, dim, True, backward, dtype),)
+        case "silu_mul" | "cast_fp32" | "quantize_fp8" | "cross_entropy":
+            return _mixed(op, *sizes.rows_and_columns(), dtype)
+    if op not in STREAMS:
+        raise UnknownOperatorError(f"operator {shorten(op)} is not known")
+    kind, reads, writes = STREAMS[op]
+    return (_stream(kind, *sizes.rows_and_columns(), reads, writes, dtype),)
+
+
+def _mixed(op: str, rows: int, columns: int, dtype: DType) -> tuple[Compute, ...]:
+    """Operators of two kernels, and casts, which read one format and write another."""
+    match op:
+        case "silu_mul":
+            return _stream(K.SILU, rows, columns, 1, 1, dtype), _stream(K.MUL, rows, columns, 2, 1, dtype)
+        case "cast_fp32":
+            return (_cast(rows, columns, dtype.bytes, 4.0, dtype),)
+        case "quantize_fp8":
+            # Read once for the largest magnitude, once to scale.
+            return (_cast(rows, columns, 2 * dtype.bytes, 1.0, DType.FP8),)
+        case _:
+            raised = _cast(rows, columns, dtype.bytes, 4.0, dtype)
+            return raised, _stream(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
+
+
+class _Sizes:
+    """The size columns of one row as whole numbers."""
+
+    def __init__(self, row: Row, line: int | None) -> None:
+        self._row, self._line = row, line
+
+    def __getitem__(self, name: str) -> int:
+        text = self._row.get(name, "")
+        if not text:
+            raise FormatError(f"{self._row['op']} without {name}; expected a size", line=self._line)
+        return parse_count(text, name, self._line, at_least=1)
+
+    def optional(self, name: str, default: int = 1) -> int:
+        return self[name] if self._row.get(name) else default
+
+    def rows_and_columns(self) -> tuple[int, int]:
+        if self._row.get("cols"):
+            return self.optional("rows"), self["cols"]
+        return 1, self["numel"]
+
+
+def _stream(
+    kind: ElementwiseKind, rows: int, columns: int, reads: int, writes: int, dtype: DType
+) -> Elementwise:
+    size = rows * columns * dtype.bytes
+    return Elementwise(kind, rows, columns, reads * size, writes * size, False, dtype)
+
+
+def _cast(rows: int, columns: int, read_bytes: float, write_bytes: float, dtype: DType) -> Elementwise:
+    elements = rows * columns
+    return Elementwise(
+        K.CAST, rows, columns, read_bytes * elements, write_bytes * elements, False, dtype
+    )  # fmt: skip
