@@ -51,7 +51,8 @@ def format_seconds(seconds: float) -> str:
     """Three or four significant digits in the unit a person would choose."""
     size = abs(seconds)
     if size >= 3600:
-        return f"{seconds / 3600:.2f} h"
+        hours = seconds / 3600
+        return f"{hours:.2f} h" if size < 3.6e9 else f"{hours:.3g} h"
     if size >= 100:
         return f"{seconds:.1f} s"
     if size >= 1:

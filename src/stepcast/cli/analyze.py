@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import expand
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
 from stepcast.cli.progress import open_source
 from stepcast.inputs.table import FORMATS, Format, read_as_one
 
@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration", metavar="C.toml", help="OptimusPrime: constants that 'stepcast calibrate' wrote"
     )
     parser.add_argument(
-        "--trace", metavar="FILE", help="write the run, waits told apart, as Perfetto / Chrome JSON"
+        "--trace",
+        type=new_file,
+        metavar="FILE",
+        help="write the run, waits told apart, as Perfetto / Chrome JSON",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

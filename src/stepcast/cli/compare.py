@@ -5,7 +5,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import ANALYSES, read_measured, write_trace
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import Played
@@ -16,7 +16,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("predicted", metavar="PREDICTED", help=kinds)
     parser.add_argument("measured", metavar="MEASURED", help=kinds)
     parser.add_argument(
-        "--trace", metavar="FILE", help="write both runs, aligned at their start, as Perfetto / Chrome JSON"
+        "--trace",
+        type=new_file,
+        metavar="FILE",
+        help="write both runs, aligned at their start, as Perfetto / Chrome JSON",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.numbers import MOST_LAYERS, count
 from stepcast.cli.progress import open_source
 from stepcast.inputs.table import FORMATS, folder_files, read_as_one
 from stepcast.ir.edits import repeat_layers, scale_backward
@@ -23,7 +24,7 @@ def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--repeat-layers",
-        type=int,
+        type=count(1, MOST_LAYERS),
         metavar="N",
         help="operator tables: the model has N of the one layer given",
     )

@@ -3,9 +3,11 @@
 import argparse
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from typing import NoReturn
 
 from stepcast import __version__
 
@@ -43,9 +45,16 @@ VERBS: tuple[Verb, ...] = (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with the arguments in one line, like every other mistake."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"stepcast: {message}; usage: {self.prog} --help\n")
+
+
 def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.ArgumentParser:
     """The parser of *verbs*; without *load* their own arguments are left out, which starts faster."""
-    parser = argparse.ArgumentParser(prog="stepcast", description=DESCRIPTION)
+    parser = Parser(prog="stepcast", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"stepcast {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
     chosen = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -67,7 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     args = parser.parse_args(arguments)
     try:
-        return int(import_module(named[0].module).run(args))
+        with warnings.catch_warnings():
+            # An array that overflowed is a wrong answer: stop instead of printing it.
+            warnings.simplefilter("error", RuntimeWarning)
+            return int(import_module(named[0].module).run(args))
     except BrokenPipeError:
         # The reader of our output has gone; keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -75,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stepcast: interrupted", file=sys.stderr)
         return 130
-    except (ValueError, OSError, MemoryError) as error:
+    except (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning) as error:
         if args.debug:
             raise
         print(f"stepcast: {_one_line(error)}", file=sys.stderr)
@@ -85,6 +97,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    if isinstance(error, ArithmeticError | RuntimeWarning):
+        return f"a number is too large to compute with ({error}); look for a nonsense value in the input"
     if isinstance(error, MemoryError):
         return "out of memory; try a smaller input"
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,5 +1,6 @@
 """How verbs print: JSON alone on standard output, or text that fits the terminal; warnings aside."""
 
+import argparse
 import shutil
 import sys
 from collections.abc import Iterable
@@ -20,6 +21,13 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"cannot write {type(value).__name__} as JSON")
+
+
+def new_file(name: str) -> str:
+    """A file to write beside what is printed, as an argparse type: it cannot be standard output."""
+    if name in ("", "-"):
+        raise argparse.ArgumentTypeError(f"expected the name of a file to write, not {name!r}")
+    return name
 
 
 def terminal_width() -> int:

@@ -1,16 +1,18 @@
 """``stepcast predict --model M --cluster C --gpus N ...``"""
 
 import argparse
+import gzip
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import load_calibration
-from stepcast.cli.output import terminal_width
+from stepcast.cli.output import new_file, terminal_width
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import add_strategy_arguments, strategy_of
 
 if TYPE_CHECKING:
+    from stepcast.cost.calibration import Calibration
     from stepcast.hardware import Cluster
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Strategy
@@ -27,8 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
     parser.add_argument(
         "--to-workload",
+        type=new_file,
         metavar="FILE",
-        help="also write the workload: SimAI text, or Chakra if it ends in .et",
+        help="also write the workload: SimAI text, or Chakra if it ends in .et (.gz compresses)",
     )
     parser.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
     add_result_arguments(parser)
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     prediction = predict(model, cluster, strategy, calibration=calibration)
     report = replace(prediction.report, assumptions=(*assumptions, *prediction.report.assumptions))
     if args.to_workload:
-        _write_workload(Path(args.to_workload), model, strategy, cluster)
+        _write_workload(Path(args.to_workload), model, strategy, cluster, calibration)
     show_prediction(replace(prediction, report=report), args)
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text
@@ -55,7 +58,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _write_workload(path: Path, model: "Model", strategy: "Strategy", cluster: "Cluster") -> None:
+def _write_workload(
+    path: Path,
+    model: "Model",
+    strategy: "Strategy",
+    cluster: "Cluster",
+    calibration: "Calibration | None",
+) -> None:
     """One stage of the generated workload with its priced times, for other simulators."""
     from stepcast.generate.aicb import aicb_workload
     from stepcast.generate.workload import generate
@@ -64,13 +73,15 @@ def _write_workload(path: Path, model: "Model", strategy: "Strategy", cluster: "
     from stepcast.predict import compute_pricer
 
     workload = generate(model, strategy)
-    price = compute_pricer(workload, cluster)
+    price = compute_pricer(workload, cluster, calibration)
 
     def seconds(work: "Work") -> float:
         return price(work).seconds  # type: ignore[arg-type]
 
-    if path.suffix == ".et":
-        path.write_bytes(chakra.write(recorded(workload, seconds, stage=0)))
+    packed = path.suffix == ".gz"
+    if (path.with_suffix("") if packed else path).suffix == ".et":
+        data = chakra.write(recorded(workload, seconds, stage=0))
     else:
         times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
-        path.write_bytes(simai.write(aicb_workload(model, strategy, times)))
+        data = simai.write(aicb_workload(model, strategy, times))
+    path.write_bytes(gzip.compress(data, mtime=0) if packed else data)

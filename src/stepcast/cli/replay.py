@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import read_measured, write_trace
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
 
 if TYPE_CHECKING:
     from stepcast.analyze.replay import Replay
@@ -35,7 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
     parser.add_argument(
-        "--trace", metavar="FILE", help="write the timeline (before and after) as Perfetto / Chrome JSON"
+        "--trace",
+        type=new_file,
+        metavar="FILE",
+        help="write the timeline (before and after) as Perfetto / Chrome JSON",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -6,7 +6,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.numbers import MOST_RUNS, count
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
 
 if TYPE_CHECKING:
     from stepcast.predict import Prediction
@@ -16,10 +17,15 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jitter", type=float, metavar="X", help="random deviation of each computation, such as 0.05"
     )
-    parser.add_argument("--runs", type=int, default=100, metavar="N", help="runs with jitter (default 100)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the jitter")
     parser.add_argument(
-        "--trace", metavar="FILE", help="write the timeline as Perfetto / Chrome JSON (.gz compresses)"
+        "--runs", type=count(1, MOST_RUNS), default=100, metavar="N", help="runs with jitter (default 100)"
+    )
+    parser.add_argument("--seed", type=count(0, 2**63), default=0, metavar="N", help="seed of the jitter")
+    parser.add_argument(
+        "--trace",
+        type=new_file,
+        metavar="FILE",
+        help="write the timeline as Perfetto / Chrome JSON (.gz compresses)",
     )
     parser.add_argument("--gantt", action="store_true", help="draw the timeline as text")
     parser.add_argument(

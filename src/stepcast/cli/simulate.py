@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import add_edit_arguments, read_document
+from stepcast.cli.numbers import gpu_count
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.ir.workload import Workload
 
@@ -17,6 +18,8 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe
 SENDS = ("eager", "rendezvous", "blocking")
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical")
 
+MOST_TIMES = 1e6  # a slower part than that has stopped
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a workload file: SimAI text, operator table or Chakra")
@@ -25,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
     parser.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs in all; data parallelism takes what is left"
+        "--gpus", type=gpu_count, metavar="N", help="GPUs in all; data parallelism takes what is left"
     )
     parser.add_argument(
         "--engine", choices=ENGINES, default="fast", help="simai: SimAI-analytical's own pricing"
@@ -147,16 +150,17 @@ def _factors(entries: list[str], option: str) -> list[tuple[str, float]]:
             value = float(factor.removesuffix("x"))
         except ValueError:
             value = -1.0
-        if not equals or value <= 0:
+        if not equals or not 0 < value <= MOST_TIMES:
             raise ValueError(
-                f"{option} {entry!r}: expected NAME=FACTOR with a factor above zero, such as 3=1.2"
+                f"{option} {entry!r}: expected NAME=FACTOR with a factor above zero (and below a million), "
+                "such as 3=1.2"
             )
         found.append((name, value))
     return found
 
 
 def _count(name: str, option: str) -> int:
-    if not name.isdigit():
+    if not (name.isascii() and name.isdigit()):
         raise ValueError(f"{option} {name!r}: expected a number, such as 3=1.2")
     return int(name)
 

@@ -4,6 +4,8 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stepcast.cli.numbers import MOST_LAYERS, MOST_SEQUENCES, MOST_TOKENS, amount, count, gpu_count
+
 if TYPE_CHECKING:
     from stepcast.ir.layout import Layout
     from stepcast.ir.model import Model
@@ -17,27 +19,31 @@ OVERLAPS = ("gradients", "parameters", "tensor", "transfers", "experts")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
 USUAL_SEQ = 4096
+MOST_MICRO_BATCHES = 1_000_000
 
 
 def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     layout = parser.add_argument_group("layout (data parallelism takes the GPUs that are left)")
-    layout.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs in all")
+    layout.add_argument("--gpus", type=gpu_count, required=True, metavar="N", help="GPUs in all")
     for name, what in (("tp", "tensor"), ("cp", "context"), ("ep", "expert"), ("pp", "pipeline")):
-        layout.add_argument(f"--{name}", type=int, default=1, metavar="N", help=f"{what} parallel")
-    layout.add_argument("--vpp", type=int, default=1, metavar="N", help="model chunks per pipeline stage")
+        layout.add_argument(f"--{name}", type=gpu_count, default=1, metavar="N", help=f"{what} parallel")
     layout.add_argument(
-        "--expert-tp", type=int, default=0, metavar="N", help="tensor parallel of experts (default: tp)"
+        "--vpp", type=count(1, MOST_LAYERS), default=1, metavar="N", help="model chunks per pipeline stage"
     )
     layout.add_argument(
-        "--shard", type=int, default=0, metavar="N", help="ranks that split states in hybrid FSDP"
+        "--expert-tp", type=gpu_count, default=0, metavar="N", help="tensor parallel of experts (default: tp)"
+    )
+    layout.add_argument(
+        "--shard", type=gpu_count, default=0, metavar="N", help="ranks that split states in hybrid FSDP"
     )
     layout.add_argument(
         "--stage-layers", metavar="A,B,...", help="layers of each stage and chunk, in model order"
     )
     batch = parser.add_argument_group("batch")
-    batch.add_argument("--micro-batch", type=int, default=1, metavar="N")
-    batch.add_argument("--global-batch", type=int, metavar="N", help="sequences in a step")
-    batch.add_argument("--seq", type=int, metavar="N", help="tokens in a sequence")
+    sequences = count(1, MOST_SEQUENCES)
+    batch.add_argument("--micro-batch", type=sequences, default=1, metavar="N")
+    batch.add_argument("--global-batch", type=sequences, metavar="N", help="sequences in a step")
+    batch.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
     how = parser.add_argument_group("execution")
     how.add_argument("--schedule", choices=SCHEDULES, help="default: interleaved with vpp, else 1f1b")
     how.add_argument("--precision", choices=PRECISIONS, default="bf16")
@@ -55,10 +61,16 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--overlap", metavar="A,B,...", help=f"what runs beside computation: {', '.join(OVERLAPS)}, or none"
     )
-    how.add_argument("--bucket-mb", type=float, metavar="X", help="size of gradient buckets; 0: one for all")
-    how.add_argument("--lora-rank", type=int, default=0, metavar="N", help="train low-rank adapters alone")
+    how.add_argument("--bucket-mb", type=amount, metavar="X", help="size of gradient buckets; 0: one for all")
     how.add_argument(
-        "--expert-imbalance", type=float, default=1.0, metavar="X", help="busiest expert rank over the mean"
+        "--lora-rank",
+        type=count(0, MOST_TOKENS),
+        default=0,
+        metavar="N",
+        help="train low-rank adapters alone",
+    )
+    how.add_argument(
+        "--expert-imbalance", type=amount, default=1.0, metavar="X", help="busiest expert rank over the mean"
     )
     how.add_argument("--kernels", choices=("fused", "plain", "compiled"), default="fused")
     how.add_argument(
@@ -92,7 +104,7 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
     schedule = args.schedule or ("interleaved" if layout.vpp > 1 else "1f1b")
     pieces = layout.pp * layout.vpp
     stage_layers: tuple[int, ...] = ()
-    if args.stage_layers:
+    if args.stage_layers is not None:
         stage_layers = _numbers(args.stage_layers)
     elif model.layers % pieces and model.layers >= pieces:
         stage_layers = even_layers(model.layers, pieces)
@@ -118,6 +130,11 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         kernels=Kernels(args.kernels),
         expert_imbalance=args.expert_imbalance,
     )
+    if strategy.micro_batches > MOST_MICRO_BATCHES:
+        raise ValueError(
+            f"{strategy.micro_batches:,} micro-batches in a step are more than {MOST_MICRO_BATCHES:,}: "
+            "lower --global-batch, or raise --micro-batch or --gpus"
+        )
     return _with_overlap(strategy, args)
 
 
@@ -156,14 +173,14 @@ def _recompute(text: str) -> "Recompute":
     from stepcast.ir.strategy import Recompute, RecomputeKind
 
     kind, _, layers = text.partition(":")
-    if kind not in set(RecomputeKind) or (layers and not layers.isdigit()):
+    if kind not in set(RecomputeKind) or (layers and not (layers.isascii() and layers.isdigit())):
         raise ValueError(f"--recompute {text!r}: expected none, selective, full, or block:N")
     return Recompute(RecomputeKind(kind), int(layers or 0))
 
 
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
-    if not all(part.strip().isdigit() for part in parts):
+    if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
         raise ValueError(f"--stage-layers {text!r}: expected whole numbers, such as 7,8,8,7")
     return tuple(int(part) for part in parts)
 

@@ -1,0 +1,68 @@
+"""Nonsense on the command line gets one line that names the option, and never a traceback or a number."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from stepcast.inputs.table import read
+from tests.cli.test_main import EXAMPLES, run
+
+LLAMA = str(EXAMPLES / "simai-llama-405b.txt")
+TABLE = str(EXAMPLES / "optable-gpt2-large.tsv")
+SIMULATE = ("simulate", LLAMA, "--cluster", "dgx-h100")
+PREDICT = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64")
+EXPERTS = ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "64", "--ep", "8")
+COLLECTIVE = ("collective", "all-to-all", "--cluster", "dgx-h100", "--size", "1GiB", "--ranks", "16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((*SIMULATE, "--gpus", "9" * 40), "--gpus"),
+        ((*SIMULATE, "--gpus", "0"), "--gpus"),
+        ((*SIMULATE, "--slow-stage", "3=1e300"), "--slow-stage"),
+        ((*SIMULATE, "--slow-stage", "\u0663=2"), "--slow-stage"),
+        ((*SIMULATE, "--jitter", "0.1", "--seed", "-1"), "--seed"),
+        ((*SIMULATE, "--trace", "-"), "--trace"),
+        ((*SIMULATE, "--trace", ""), "--trace"),
+        (("simulate", TABLE, "--cluster", "dgx-h100", "--repeat-layers", "99999999"), "--repeat-layers"),
+        (("show", TABLE, "--backward-factor", "1e308"), "backward factor"),
+        ((*PREDICT, "--tp", "0"), "--tp"),
+        ((*PREDICT, "--bucket-mb", "inf"), "--bucket-mb"),
+        ((*PREDICT, "--global-batch", "640000000"), "--global-batch"),
+        ((*PREDICT, "--pp", "2", "--stage-layers", ""), "--stage-layers"),
+        ((*PREDICT, "--to-workload", "-"), "--to-workload"),
+        ((*EXPERTS, "--expert-imbalance", "inf"), "--expert-imbalance"),
+        ((*EXPERTS, "--expert-imbalance", "nan"), "--expert-imbalance"),
+        ((*EXPERTS, "--expert-imbalance", "0"), "imbalance"),
+    ],
+)
+def test_nonsense_is_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("stepcast: ")
+    assert err.count("\n") == 1
+    assert expected in err
+
+
+def test_overflow_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The file's own numbers may be finite and their sum not."""
+    header, rows = Path(TABLE).read_text().split("\n", 1)
+    cells = rows.split("\n", 1)[0].split("\t")
+    at = header.split("\t").index("forward_compute_time")
+    huge = "\n".join("\t".join([*cells[:at], "1e308", *cells[at + 1 :]]) for _ in range(5000))
+    path = tmp_path / "huge.tsv"
+    path.write_text(f"{header}\n{huge}\n")
+    status, out, err = run(capsys, "simulate", str(path), "--cluster", "dgx-h100")
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+
+
+def test_workload_is_packed_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "workload.et.gz"
+    assert run(capsys, *PREDICT, "--to-workload", str(path))[0] == 0
+    gzip.decompress(path.read_bytes())
+    assert read(path).layout.dp == 64
