@@ -123,3 +123,24 @@ def test_mistakes_are_one_line(
     assert status == 2
     assert err.count("\n") == 1
     assert message in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--model", "llama-3.1-8b"),
+        ("--model", "llama-3.1-8b", "--tp", "2"),
+        ("--model", "llama-3.1-8b", "--tp", "2", "--no-sequence-parallel"),
+        ("--model", "mixtral-8x7b", "--ep", "8"),
+        ("--model", "mixtral-8x7b", "--tp", "2", "--ep", "4"),
+    ],
+    ids=" ".join,
+)
+def test_simai_text_holds_all_computation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    path = str(tmp_path / "workload.txt")
+    machine = ("--cluster", "dgx-h100", "--gpus", "64")
+    found = run_json(capsys, "predict", *arguments, *machine, "--to-workload", path)
+    written = run_json(capsys, "simulate", path, *machine)
+    assert written["breakdown_s"]["compute"] == pytest.approx(found["breakdown_s"]["compute"], rel=1e-3)

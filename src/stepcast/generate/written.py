@@ -1,10 +1,10 @@
 """Generated workloads for other simulators: shapes become seconds, because their files hold times."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from stepcast.generate.aicb import Times
+from stepcast.generate.aicb import EXPERT_LINES, Times
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
 from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
@@ -20,7 +20,17 @@ LINES = (
     ("mlp", "mlp_column"),
     ("expert", "mlp_moelayer"),
     ("router", "mlp_moelayer"),
+    ("final", "final_column"),
+    ("head", "final_column"),
+    ("loss", "final_column"),
 )
+# Lines that stand for several: AICB's form without sequence parallelism.
+JOINED = {
+    "both_embeddings": ("embedding_layer", "final_column"),
+    "attention_layer": ("attention_column", "attention_row"),
+    "mlp_layer": ("mlp_column", "mlp_row", "mlp_moelayer"),
+}
+ONCE = ("embedding_layer", "final_column")  # per micro-batch; the others per layer
 
 
 def recorded(workload: Workload, seconds: Seconds, stage: int) -> Workload:
@@ -73,8 +83,16 @@ def aicb_times(workload: Workload, seconds: Seconds, layers_per_stage: int) -> T
             totals[line][at] += sum(
                 seconds(op.work) for op in each.ops(phase) if not isinstance(op.work, Collective | Transfer)
             )
-    once = ("embedding_layer",)
-    return {
-        line: tuple(each if line in once else each / layers_per_stage for each in times)  # type: ignore[misc]
-        for line, times in totals.items()
-    }
+    times = {line: _scaled(spent, 1 if line in ONCE else layers_per_stage) for line, spent in totals.items()}
+    for joined, lines in JOINED.items():
+        if parts := [times[line] for line in lines if line in times]:
+            forward, inputs, weights = (sum(phase) for phase in zip(*parts, strict=True))
+            times[joined] = (forward, inputs, weights)
+    if "mlp_moelayer" in times:
+        times["mlp_moelayer"] = _scaled(times["mlp_moelayer"], EXPERT_LINES)
+    return times
+
+
+def _scaled(spent: Sequence[float], share: int) -> tuple[float, float, float]:
+    forward, inputs, weights = spent
+    return forward / share, inputs / share, weights / share
