@@ -66,3 +66,25 @@ def test_workload_is_packed_when_asked(tmp_path: Path, capsys: pytest.CaptureFix
     assert run(capsys, *PREDICT, "--to-workload", str(path))[0] == 0
     gzip.decompress(path.read_bytes())
     assert read(path).layout.dp == 64
+
+
+def test_convert_does_not_overwrite_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "workload.txt"
+    path.write_bytes(Path(LLAMA).read_bytes())
+    status, out, err = run(capsys, "convert", str(path), str(path), "--to", "json")
+    assert (status, out) == (2, "")
+    assert "another name" in err
+    assert path.read_bytes() == Path(LLAMA).read_bytes()
+
+
+def test_convert_prints_one_thing(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "convert", LLAMA, "-", "--to", "simai", "--json")
+    assert (status, out) == (2, "")
+    assert "standard output" in err
+
+
+def test_convert_says_what_a_table_cannot_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "convert", LLAMA, str(tmp_path / "table.tsv"), "--to", "optable")
+    assert status == 0
+    assert "one of 16" in err
+    assert "1,024" in err

@@ -2,6 +2,7 @@
 
 import argparse
 import gzip
+import os
 import sys
 from pathlib import Path
 
@@ -25,24 +26,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    to_stdout = args.output == "-"
+    if to_stdout and args.json:
+        raise ValueError("--json and - both take standard output: write to a file, or leave --json out")
+    if os.path.exists(args.output) and os.path.samefile(args.input, args.output):
+        raise ValueError(f"{args.output}: is the file to read; give another name to write")
     document = read_document([args.input], args)
     target = target_named(args.to)
     data = target.write(document)
-    warnings = [*getattr(document, "warnings", ())]
-    if args.to == "chakra":
-        from stepcast.outputs.chakra import losses
-
-        warnings += losses(document)
-    if args.output == "-":
+    warnings = [*getattr(document, "warnings", ()), *target.losses(document)]
+    if to_stdout:
         sys.stdout.buffer.write(data)
     else:
         if args.output.endswith(".gz"):
             data = gzip.compress(data, mtime=0)
         Path(args.output).write_bytes(data)
-    if args.json and args.output != "-":
+    if args.json:
         print_json({"format": target.name, "output": args.output, "bytes": len(data), "warnings": warnings})
     else:
         print_warnings(warnings)
-        if args.output != "-":
+        if not to_stdout:
             print(f"wrote {args.output}: {target.title}, {len(data):,} bytes")
     return 0

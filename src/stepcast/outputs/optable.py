@@ -21,6 +21,20 @@ def write(workload: Workload) -> bytes:
     return ("\n".join(rows) + "\n").encode()
 
 
+def losses(workload: Workload) -> tuple[str, ...]:
+    """What of *workload* a table does not hold."""
+    lost = []
+    if workload.micro_batches > 1:
+        lost.append(f"micro-batches: one of {workload.micro_batches} is written")
+    if workload.layout.gpus > 1:
+        lost.append(f"layout: a table is read as one GPU, and this ran on {workload.layout.gpus:,}")
+    if len(workload.stages) > 1:
+        lost.append("which stage a row belongs to: the stages follow one another")
+    if any(stage.prologue or stage.epilogue for stage in workload.stages):
+        lost.append("what runs once per step: its rows stand among those of the micro-batch")
+    return tuple(lost)
+
+
 def _body_rows(workload: Workload, stage: Stage) -> list[Layer]:
     """The layers of a micro-batch; a table that marks its one model layer keeps that layer once."""
     marked = workload.note(LAYER_BLOCK)

@@ -1,10 +1,11 @@
 """Every format stepcast writes, in one plain table."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from stepcast.ir.workload import Workload
+NOUNS = {"RunLog": "run log", "CollectiveSweep": "collective sweep"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +18,16 @@ class Target:
     module: str
 
     def write(self, document: Any) -> bytes:
-        kind = "workload" if isinstance(document, Workload) else type(document).__name__.lower()
+        kind = NOUNS.get(type(document).__name__, type(document).__name__.lower())
         if self.takes and kind != self.takes:
             raise ValueError(f"{self.name} is written from a {self.takes}, and this file holds a {kind}")
         data: bytes = import_module(self.module).write(document)
         return data
+
+    def losses(self, document: Any) -> tuple[str, ...]:
+        """What of *document* the format cannot hold."""
+        lost: Callable[[Any], tuple[str, ...]] | None = getattr(import_module(self.module), "losses", None)
+        return lost(document) if lost else ()
 
 
 TARGETS: tuple[Target, ...] = (
