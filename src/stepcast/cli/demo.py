@@ -114,5 +114,7 @@ def _essence(found: dict[str, Any]) -> str:
             return f"{found['layer_records']} layer times, batch {format_seconds(found['median_batch_s'])}"
         case "sweep":
             return f"{found['collective']}, {found['ranks']} ranks, {found['sizes']} sizes"
-        case _:
+        case "model":
             return f"{found['parameters']:,} parameters"
+        case kind:
+            return str(kind)
