@@ -106,8 +106,26 @@ def predict(
         tflops_per_gpu=per_gpu / TFLOPS,
         mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
     )
-    memory_bytes = memory_facts(memory(model, strategy, cluster.gpu))
-    return replace(prediction, report=replace(report, throughput=throughput, memory_bytes=memory_bytes))
+    return replace(
+        prediction,
+        report=replace(
+            report,
+            throughput=throughput,
+            memory_bytes=memory_facts(memory(model, strategy, cluster.gpu)),
+            warnings=(*report.warnings, *_precision_warnings(cluster, str(strategy.precision))),
+        ),
+    )
+
+
+def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
+    """A format that the GPU does not multiply in runs as another, and MFU is counted against that one."""
+    used = cluster.gpu.runs_as(precision)
+    if used == precision:
+        return []
+    return [
+        f"{cluster.gpu.name} has no {precision} matrix units: matrix products run as {used}; "
+        f"it has {', '.join(cluster.gpu.matrix_flops)}"
+    ]
 
 
 def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
@@ -236,6 +254,11 @@ def _with_slow_ranks(
     can be reduced. Slow ranks in several replicas are put into one pipeline, which may be too slow.
     """
     slow_stages = dict(conditions.slow_stages)
+    for stage in slow_stages:
+        if not 0 <= stage < layout.pp:
+            raise ValueError(
+                f"stage {stage} is outside the layout's {layout.pp} stages, 0 to {layout.pp - 1}"
+            )
     replicas = set()
     per_stage = layout.tp * layout.cp * layout.dp
     for rank, factor in slow_ranks.items():

@@ -88,3 +88,46 @@ def test_convert_says_what_a_table_cannot_hold(tmp_path: Path, capsys: pytest.Ca
     assert status == 0
     assert "one of 16" in err
     assert "1,024" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((*SIMULATE, "--slow-stage", "16=2"), "stage 16"),
+        (("simulate", LLAMA, "--engine", "simai", "--trace", "run.json"), "--trace"),
+        (("simulate", LLAMA, "--engine", "simai", "--gantt"), "--gantt"),
+        (("simulate", LLAMA, "--engine", "simai", "--slow-group", "tp=2"), "--slow-group"),
+        ((*SIMULATE, "--nics-per-server", "4"), "--nics-per-server"),
+        ((*SIMULATE, "--overlap", "tp=0.5"), "--overlap"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert expected in err
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision", "warned"),
+    [
+        ("dgx-a100", "fp8", "no fp8 matrix units: matrix products run as bf16"),
+        ("dgx-h100", "nvfp4", "run as fp8"),
+        ("dgx-2", "bf16", "run as fp32"),
+        ("dgx-h100", "fp8", ""),
+    ],
+)
+def test_missing_matrix_units_are_said(
+    capsys: pytest.CaptureFixture[str], cluster: str, precision: str, warned: str
+) -> None:
+    arguments = ("--cluster", cluster, "--gpus", "16", "--precision", precision)
+    status, _, err = run(capsys, "predict", "--model", "llama-3.2-1b", *arguments)
+    assert status == 0
+    assert (warned in " ".join(err.split())) if warned else err == ""
+
+
+def test_compare_takes_every_measured_format(capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [str(EXAMPLES / name) for name in ("optimus-llama-1b.txt", "kineto-llama-1b.json.gz")]
+    for first, second in (paths, reversed(paths)):
+        assert run(capsys, "compare", first, second)[0] == 0

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepcast.analyze.compare import compare
 
-    args.cluster, args.set = None, []
+    args.cluster, args.set, args.calibration = None, [], None
     trace, args.trace = args.trace, None
     sides = [_facts(path, args) for path in (args.predicted, args.measured)]
     found = compare(*sides).facts()

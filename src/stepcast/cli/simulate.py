@@ -18,6 +18,29 @@ SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe
 SENDS = ("eager", "rendezvous", "blocking")
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical")
 
+# Options of one engine alone, with their defaults.
+SIMAI_ONLY: dict[str, Any] = {
+    "nvlink_gb_per_s": 360.0,
+    "nic_gb_per_s": 48.5,
+    "gpus_per_server": 8,
+    "nics_per_server": 8,
+    "overlap": [],
+}
+FAST_ONLY: dict[str, Any] = {
+    "set": [],
+    "schedule": None,
+    "body": "stage",
+    "messages": "eager",
+    "ideal_communication": False,
+    "all_reduce": None,
+    "slow_stage": [],
+    "slow_rank": [],
+    "slow_group": [],
+    "jitter": None,
+    "trace": None,
+    "gantt": False,
+    "critical_path": False,
+}
 MOST_TIMES = 1e6  # a slower part than that has stopped
 
 
@@ -61,13 +84,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_result_arguments(parser)
     add_edit_arguments(parser)
+    parser.set_defaults(**SIMAI_ONLY)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
-    simai.add_argument(
-        "--nvlink-gb-per-s", type=float, default=360.0, metavar="V", help="NVLink rate of a GPU"
-    )
-    simai.add_argument("--nic-gb-per-s", type=float, default=48.5, metavar="W", help="rate of a NIC")
-    simai.add_argument("--gpus-per-server", type=int, default=8, metavar="G")
-    simai.add_argument("--nics-per-server", type=int, default=8, metavar="N")
+    simai.add_argument("--nvlink-gb-per-s", type=float, metavar="V", help="NVLink rate of a GPU")
+    simai.add_argument("--nic-gb-per-s", type=float, metavar="W", help="rate of a NIC")
+    simai.add_argument("--gpus-per-server", type=int, metavar="G")
+    simai.add_argument("--nics-per-server", type=int, metavar="N")
     simai.add_argument(
         "--overlap",
         action="append",
@@ -84,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.file}: holds a {kind}, which says what happened; simulate needs a workload file"
         )
+    _check_engine(args)
     if args.engine == "simai":
         from stepcast.cli.simai import run_simai
 
@@ -100,6 +123,15 @@ def run(args: argparse.Namespace) -> int:
     )
     show_prediction(prediction, args)
     return 0
+
+
+def _check_engine(args: argparse.Namespace) -> None:
+    """An option that the chosen engine does not know would be left out without a word."""
+    other = FAST_ONLY if args.engine == "simai" else SIMAI_ONLY
+    for name, default in other.items():
+        if getattr(args, name) != default:
+            option = "--" + name.replace("_", "-")
+            raise ValueError(f"{option} has no meaning with --engine {args.engine}; leave one of them out")
 
 
 def _options(args: argparse.Namespace) -> "Options":
