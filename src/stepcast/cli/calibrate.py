@@ -28,6 +28,7 @@ CLASSES = "stepcast.report.calibration"
 CALIBRATIONS = {
     "op-times": Place("stepcast.cli.calibrate_operators", CLASSES),
     "kineto": Place("stepcast.cli.calibrate_kineto", CLASSES),
+    "megatron": Place("stepcast.cli.calibrate_megatron", CLASSES),
     "optimus": Place("stepcast.cli.calibrate_optimus", "stepcast.report.optimus"),
 }
 

@@ -51,7 +51,9 @@ def calibrate_operators(
         raise ValueError(f"{where}: no operator of a known kind; expected matmuls, attention or others")
     device = next((one.device for one in measured if one.device), "")
     named = f"stepcast calibrate on {', '.join(os.path.basename(one.source) for one in measured)}"
-    document = Document(gpu.name, device, named, points, {entry.kind: entry.correction for entry in fitted})
+    document = Document(
+        gpu.name, device, named, points, {entry.kind: entry.correction for entry in fitted if entry.helps}
+    )
     found = {
         "kind": "calibration",
         "source": source,
@@ -108,7 +110,7 @@ def _fitted(
 
 def _class_facts(entry: Fitted) -> Facts:
     facts = {key: value for key, value in asdict(entry).items() if key not in ("kind", "correction")}
-    return {**asdict(entry.correction), **facts}
+    return {**asdict(entry.correction), **facts, "used": entry.helps}
 
 
 def _overall(fitted: Sequence[Fitted]) -> Facts:
@@ -151,6 +153,11 @@ def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[Fitted], in_st
             texts.append(
                 f"least time not identified for {_named(unseen)}, left at 0: no operator is small enough"
             )
+    useless = [entry.kind for entry in fitted if not entry.helps]
+    if useless:
+        texts.append(
+            f"{_named(useless)}: not corrected: points left out of the fit come no closer with it"
+        )
     texts += _left_out(measured)
     return texts
 
@@ -178,6 +185,8 @@ def quality_toml(fitted: Sequence[Fitted]) -> str:
         lines += ["", f'[fit."{entry.kind}"]  # mean errors', f"points = {entry.points}"]
         errors = {"before": entry.before, "after": entry.after, "left_out": entry.left_out}
         lines += [f"{name} = {error:.4g}" for name, error in errors.items() if error is not None]
+        if not entry.helps:
+            lines.append("used = false")
         if entry.unidentified:
             listed = ", ".join(f'"{name}"' for name in entry.unidentified)
             lines.append(f"unidentified = [{listed}]")

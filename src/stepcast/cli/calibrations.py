@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
 
 Facts = dict[str, Any]
-CLASS = re.compile(r'^\[class\."?[\w.-]+"?\]', re.MULTILINE)
+CLASS = re.compile(r'^\[(?:class\."?[\w.-]+"?|constants)\]', re.MULTILINE)
 
 
 def looks_like_calibration(head: str) -> bool:
@@ -31,6 +31,7 @@ def calibration_facts(calibration: "Calibration") -> Facts:
             }
             for name, correction in calibration.corrections.items()
         },
+        "constants": dict(calibration.constants),
     }
 
 
@@ -39,5 +40,11 @@ def calibration_text(found: Facts, width: int) -> str:
         (name, f"{one['factor']:.3f}", format_seconds(one["least_s"]), format_percent(one["spread"]))
         for name, one in found["classes"].items()
     ]
-    listed = table(("class", "measured / predicted", "least time", "nine in ten within"), rows, width)
-    return f"prices of {found['gpu']} corrected by measurements\n\n{listed}"
+    blocks = []
+    if rows:
+        heads = ("class", "measured / predicted", "least time", "nine in ten within")
+        blocks += [f"prices of {found['gpu']} corrected by measurements", table(heads, rows, width)]
+    if found["constants"]:
+        constants = [(name, f"{value:.6g}") for name, value in found["constants"].items()]
+        blocks += [f"constants of runs on {found['gpu']}", table(("constant", "value"), constants, width)]
+    return "\n\n".join(blocks)

@@ -50,6 +50,8 @@ class Calibration:
 
     gpu: str
     corrections: Mapping[str, Correction] = field(hash=False)
+    # Named constants of a run (latencies, bandwidths, ...): shown, not used by prices.
+    constants: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def price(self, work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
         """The corrected price, or the fitted one where the class was not measured.
@@ -136,4 +138,9 @@ def calibration(table: Mapping[str, Any], where: str = "calibration") -> Calibra
             corrections[str(name)] = Correction(**{key: float(value) for key, value in entry.items()})
         except (TypeError, ValueError, AttributeError) as error:
             raise CalibrationError(f"{where}: class {name!r}: {error}") from None
-    return Calibration(str(table["gpu"]), corrections)
+    constants = table.get("constants", {})
+    if not isinstance(constants, Mapping) or not all(
+        isinstance(value, int | float) for value in constants.values()
+    ):
+        raise CalibrationError(f"{where}: [constants] holds names and numbers alone")
+    return Calibration(str(table["gpu"]), corrections, dict(constants))

@@ -147,7 +147,8 @@ class _Collected:
     def __init__(self) -> None:
         self.kernel_us: dict[int, float] = {}
         self.tf32: set[int] = set()
-        self.untied_us: dict[int, float] = {}  # by correlation, until the launch names the operator
+        # By correlation, until the launch names the operator: time, and whether on tensor cores.
+        self.untied: dict[int, tuple[float, bool]] = {}
         self.launched_by: dict[int, int] = {}
         self.operators: dict[int, int] = {}  # to the number of its call
         self.calls: dict[bytes, int] = {}  # name and inputs: few, however often each is called
@@ -175,12 +176,15 @@ class _Collected:
         self.total_us += duration
         args = KERNEL_ARGS.decode(event.args)
         operator = _first(args.operator, args.old_operator)
-        if operator is None:
-            if args.correlation is not None:
-                self.untied_us[args.correlation] = duration
-            return
-        self.kernel_us[operator] = self.kernel_us.get(operator, 0.0) + duration
-        if TF32_KERNEL.search(event.name):
+        tensor_cores = TF32_KERNEL.search(event.name) is not None
+        if operator is not None:
+            self._spend(operator, duration, tensor_cores)
+        elif args.correlation is not None:
+            self.untied[args.correlation] = duration, tensor_cores
+
+    def _spend(self, operator: int, duration_us: float, tensor_cores: bool) -> None:
+        self.kernel_us[operator] = self.kernel_us.get(operator, 0.0) + duration_us
+        if tensor_cores:
             self.tf32.add(operator)
 
     def _add_operator(self, event: Event) -> None:
@@ -196,10 +200,10 @@ class _Collected:
 
     def tie(self) -> None:
         """Kernels that name no operator go to that of their launch."""
-        for correlation, duration in self.untied_us.items():
+        for correlation, (duration_us, tensor_cores) in self.untied.items():
             operator = self.launched_by.get(correlation)
             if operator is not None:
-                self.kernel_us[operator] = self.kernel_us.get(operator, 0.0) + duration
+                self._spend(operator, duration_us, tensor_cores)
 
 
 def read_operators(sources: Sequence[Source]) -> OperatorTimes:

@@ -30,6 +30,11 @@ class Fitted:
     left_out: float | None  # each point by a correction that has not seen it; None where there is one point
     unidentified: tuple[str, ...] = ()  # constants that the points do not show
 
+    @property
+    def helps(self) -> bool:
+        """Whether points that a correction has not seen come closer with it; of one point it is not known."""
+        return self.left_out is None or self.left_out < self.before
+
 
 def fit_classes(
     cases: Sequence[Case], seconds: Mapping[str, float], gpu: Gpu, fit: ComputeFit

@@ -12,9 +12,10 @@ def calibration_text(found: Facts, width: int) -> str:
     blocks = []
     if found.get("constants"):
         blocks.append(_constants(found["constants"], width))
-    if found["classes"]:
+    elif found["classes"]:
         blocks.append(_classes(found["classes"], width))
     pairs = [("gpu", found["gpu"]), ("points", found["points"])]
+    pairs += [("assumed", text) for text in found.get("assumptions", ())]
     if found["before"] is not None:
         pairs.append(("mean error", _errors(found)))
     return "\n\n".join([facts(pairs, width), *blocks])
@@ -35,7 +36,7 @@ def _classes(classes: dict[str, Facts], width: int) -> str:
             format_percent(one["before"]),
             format_percent(one["after"]),
             "-" if one["left_out"] is None else format_percent(one["left_out"]),
-            f"{one['factor']:.3f}",
+            f"{one['factor']:.3f}" if one["used"] else "not used",
             "-" if "slope" in one["unidentified"] else f"{one['slope']:+.3f}",
             "-" if "least_s" in one["unidentified"] else format_seconds(one["least_s"]),
         )
