@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.inputs.table import read
-from tests.cli.test_main import EXAMPLES, run
+from tests.cli.test_main import EXAMPLES, run, run_json
 
 LLAMA = str(EXAMPLES / "simai-llama-405b.txt")
 TABLE = str(EXAMPLES / "optable-gpt2-large.tsv")
@@ -131,3 +131,46 @@ def test_compare_takes_every_measured_format(capsys: pytest.CaptureFixture[str])
     paths = [str(EXAMPLES / name) for name in ("optimus-llama-1b.txt", "kineto-llama-1b.json.gz")]
     for first, second in (paths, reversed(paths)):
         assert run(capsys, "compare", first, second)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((*COLLECTIVE, "--imbalance", "nan"), "--imbalance"),
+        ((*COLLECTIVE, "--imbalance", "inf"), "--imbalance"),
+        ((*COLLECTIVE, "--ranks", "100000000000"), "--ranks"),
+        ((*COLLECTIVE, "--ranks-per-node", "0"), "--ranks-per-node"),
+        ((*COLLECTIVE, "--sweep", "--size", "0"), "--size"),
+    ],
+)
+def test_nonsense_collectives(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], expected: str
+) -> None:
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert expected in err
+
+
+@pytest.mark.parametrize(
+    ("what", "key", "name", "number"),
+    [
+        ("gpus", "gpu", "h100-sxm", "memory_bytes"),
+        ("clusters", "cluster", "azure-nd-a100-v4", "nics_per_node"),
+        ("models", "model", "llama-3.1-8b", "parameters"),
+    ],
+)
+def test_lists_give_numbers_to_programs_and_whole_names_to_people(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+    key: str,
+    name: str,
+    number: str,
+) -> None:
+    rows = {row[key]: row for row in run_json(capsys, "list", what)[what]}
+    assert rows[name][number] > 0
+    monkeypatch.setenv("COLUMNS", "60")
+    status, out, _ = run(capsys, "list", what)
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[2:]] == list(rows)

@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from stepcast.cli.numbers import amount, gpu_count
 from stepcast.cli.output import print_json, terminal_width
 from stepcast.ir.work import CollectiveKind
 from stepcast.report.text import facts, table
@@ -24,21 +25,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=_size, metavar="SIZE", help="the whole buffer, such as 1GiB; with --sweep the largest"
     )
-    parser.add_argument("--ranks", type=int, required=True, metavar="N", help="GPUs that take part")
+    parser.add_argument("--ranks", type=gpu_count, required=True, metavar="N", help="GPUs that take part")
     parser.add_argument("--cluster", required=True, metavar="C", help="name in the catalogue, or a TOML file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
     parser.add_argument(
-        "--ranks-per-node", type=int, metavar="N", help="GPUs of each node that take part (default: all)"
+        "--ranks-per-node",
+        type=gpu_count,
+        metavar="N",
+        help="GPUs of each node that take part (default: all)",
     )
     parser.add_argument("--algorithm", choices=ALGORITHMS, help="force one instead of the fastest")
     parser.add_argument(
-        "--imbalance", type=float, default=1.0, metavar="X", help="busiest rank over the mean, for all-to-all"
+        "--imbalance",
+        type=amount,
+        default=1.0,
+        metavar="X",
+        help="busiest rank over the mean, for all-to-all",
     )
     parser.add_argument(
         "--ranks-per-thread",
-        type=int,
+        type=gpu_count,
         default=1,
         metavar="N",
         help="GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)",
@@ -54,7 +62,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
     cluster = load_cluster(args.cluster, args.set)
     route = _route(args, cluster)
-    sizes = _sweep_sizes(args.size or LARGEST_OF_SWEEP) if args.sweep else [args.size or 0]
+    sizes = [args.size or 0]
+    if args.sweep:
+        sizes = _sweep_sizes(LARGEST_OF_SWEEP if args.size is None else args.size)
     prices = [_price(args, size, route) for size in sizes]
     about = {
         "collective": args.kind,
@@ -97,8 +107,6 @@ def _route(args: argparse.Namespace, cluster: "Cluster") -> "Route":
     from stepcast.cost.collectives import route_of
     from stepcast.hardware import resolve
 
-    if args.ranks < 1 or args.ranks_per_thread < 1:
-        raise ValueError("--ranks and --ranks-per-thread must be at least 1")
     held = args.ranks_per_node or cluster.domain_gpus
     if not 1 <= held <= cluster.domain_gpus:
         raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")

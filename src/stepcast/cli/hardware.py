@@ -107,40 +107,39 @@ def _rate(link: Facts) -> str:
     return f"{link['bandwidth_bytes_per_s'] / GB:g} GB/s{reached} each way, {link['latency_s'] / US:.2g} us"
 
 
-def gpu_rows() -> list[Facts]:
-    rows = []
-    for gpu in map(load_gpu, gpu_names()):
-        peak = {name: f"{flops / TFLOPS:g}" for name, flops in gpu.matrix_flops.items()}
-        rows.append(
-            {
-                "gpu": gpu.name,
-                "architecture": gpu.architecture,
-                "fp32": peak.get("fp32", "-"),
-                "bf16": peak.get("bf16", "-"),
-                "fp8": peak.get("fp8", "-"),
-                "fp4": peak.get("fp4", peak.get("nvfp4", "-")),
-                "GiB": f"{gpu.memory_bytes / GIB:.0f}",
-                "TB/s": f"{gpu.memory_bandwidth_bytes_per_s / 1e12:.2f}",
-                "SMs": gpu.sms,
-                "W": f"{gpu.power_w:.0f}",
-            }
-        )
-    return rows
+def all_gpus() -> list[Facts]:
+    return [{"gpu": name, **gpu_facts(load_gpu(name))} for name in gpu_names()]
 
 
-def cluster_rows() -> list[Facts]:
-    rows = []
-    for cluster in map(load_cluster, cluster_names()):
-        nic = cluster.node.nic
-        rows.append(
-            {
-                "cluster": cluster.name,
-                "node": f"{cluster.node.gpus} x {cluster.gpu.name}",
-                "fabric": str(cluster.node.fabric.kind),
-                "GB/s": f"{cluster.node.fabric.link.bandwidth_bytes_per_s / GB:g}",
-                "NICs": cluster.node.nics,
-                "Gb/s": f"{nic.bandwidth_bytes_per_s * 8 / GB:g}" if nic else "-",
-                "network": str(cluster.topology.kind),
-            }
-        )
-    return rows
+def all_clusters() -> list[Facts]:
+    return [{"cluster": name, **cluster_facts(load_cluster(name))} for name in cluster_names()]
+
+
+def gpu_row(found: Facts) -> Facts:
+    """A GPU as a row for a person; peaks in TFLOP/s."""
+    peak = {name: f"{flops / TFLOPS:g}" for name, flops in found["matrix_flops"].items()}
+    return {
+        "gpu": found["name"],
+        "architecture": found["architecture"],
+        "fp32": peak.get("fp32", "-"),
+        "bf16": peak.get("bf16", "-"),
+        "fp8": peak.get("fp8", "-"),
+        "fp4": peak.get("fp4", peak.get("nvfp4", "-")),
+        "GiB": f"{found['memory_bytes'] / GIB:.0f}",
+        "TB/s": f"{found['memory_bandwidth_bytes_per_s'] / 1e12:.2f}",
+        "SMs": found["sms"],
+        "W": f"{found['power_w']:.0f}",
+    }
+
+
+def cluster_row(found: Facts) -> Facts:
+    nic = found["nic"]
+    return {
+        "cluster": found["name"],
+        "node": f"{found['gpus_per_node']} x {found['gpu']['name']}",
+        "fabric": found["fabric"]["kind"],
+        "GB/s": f"{found['fabric']['bandwidth_bytes_per_s'] / GB:g}",
+        "NICs": found["nics_per_node"],
+        "Gb/s": f"{nic['bandwidth_bytes_per_s'] * 8 / GB:g}" if nic else "-",
+        "network": found["network"],
+    }

@@ -1,10 +1,15 @@
 """``stepcast list formats|gpus|clusters|models``."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from stepcast.cli.output import print_json, terminal_width
 from stepcast.report.text import table
+
+Facts = dict[str, Any]
+Listing = tuple[list[Facts], Callable[[Facts], Facts]]
+"""What there is, with numbers as numbers, and how one of it looks as a row for a person."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -13,72 +18,96 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = LISTED[args.what]()
+    found, row = LISTED[args.what]()
     if args.json:
-        print_json({args.what: rows})
-    else:
-        headers = list(rows[0])
-        print(table(headers, [[row[name] for name in headers] for row in rows], terminal_width()))
+        print_json({args.what: found})
+        return 0
+    rows = list(map(row, found))
+    headers = list(rows[0])
+    cells = [[each[name] for name in headers] for each in rows]
+    print(table(headers, cells, terminal_width(), whole=(0,)))
     return 0
 
 
-def _formats() -> list[dict[str, Any]]:
+def _formats() -> Listing:
     from stepcast.inputs.table import FORMATS
     from stepcast.outputs.table import TARGETS
 
-    written = {target.name: target.title for target in TARGETS}
-    rows = [
+    written = {target.name for target in TARGETS}
+    found: list[Facts] = [
         {
             "format": entry.name,
             "holds": entry.gives,
-            "read": "yes",
-            "written": "yes" if entry.name in written else "no",
-            "what it is": entry.title,
+            "read": True,
+            "written": entry.name in written,
+            "title": entry.title,
         }
         for entry in FORMATS
     ]
     read = {entry.name for entry in FORMATS}
-    return rows + [
+    found += [
         {
             "format": target.name,
             "holds": target.takes or "anything",
-            "read": "no",
-            "written": "yes",
-            "what it is": target.title,
+            "read": False,
+            "written": True,
+            "title": target.title,
         }
         for target in TARGETS
         if target.name not in read
     ]
+    return found, _format_row
 
 
-def _gpus() -> list[dict[str, Any]]:
-    from stepcast.cli.hardware import gpu_rows
-
-    return gpu_rows()
-
-
-def _clusters() -> list[dict[str, Any]]:
-    from stepcast.cli.hardware import cluster_rows
-
-    return cluster_rows()
+def _format_row(found: Facts) -> Facts:
+    return {
+        "format": found["format"],
+        "holds": found["holds"],
+        "read": "yes" if found["read"] else "no",
+        "written": "yes" if found["written"] else "no",
+        "what it is": found["title"],
+    }
 
 
-def _models() -> list[dict[str, Any]]:
+def _gpus() -> Listing:
+    from stepcast.cli.hardware import all_gpus, gpu_row
+
+    return all_gpus(), gpu_row
+
+
+def _clusters() -> Listing:
+    from stepcast.cli.hardware import all_clusters, cluster_row
+
+    return all_clusters(), cluster_row
+
+
+def _models() -> Listing:
     from stepcast.models.catalog import load_model, model_names
 
-    return [
+    found: list[Facts] = [
         {
             "model": model.name,
-            "parameters": f"{model.parameters:,}",
+            "parameters": model.parameters,
             "layers": model.layers,
             "hidden": model.hidden,
             "heads": model.heads,
-            "kv": model.kv_heads,
-            "experts": model.experts.count if model.experts else "-",
+            "kv_heads": model.kv_heads,
+            "experts": model.experts.count if model.experts else 0,
             "vocab": model.vocab,
         }
         for model in map(load_model, model_names())
     ]
+    return found, _model_row
 
 
-LISTED = {"formats": _formats, "gpus": _gpus, "clusters": _clusters, "models": _models}
+def _model_row(found: Facts) -> Facts:
+    shown = {name.removesuffix("_heads"): value for name, value in found.items()}
+    return shown | {"parameters": f"{found['parameters']:,}", "experts": found["experts"] or "-"}
+
+
+LISTED: dict[str, Callable[[], Listing]] = {
+    "formats": _formats,
+    "gpus": _gpus,
+    "clusters": _clusters,
+    "models": _models,
+}

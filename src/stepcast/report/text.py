@@ -8,12 +8,17 @@ GAP = "  "
 NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[object]], width: int = 100) -> str:
-    """Aligned columns: numbers to the right, words to the left; the widest word column gives way."""
+def table(
+    headers: Sequence[str], rows: Iterable[Sequence[object]], width: int = 100, whole: Sequence[int] = ()
+) -> str:
+    """Aligned columns: numbers to the right, words to the left; the widest word column gives way.
+
+    Columns in *whole* never do: names that someone has to type.
+    """
     cells = [[str(cell) for cell in row] for row in rows]
     sizes = [max([len(head), *(len(row[at]) for row in cells)]) for at, head in enumerate(headers)]
     numeric = [all(_numeric(row[at]) for row in cells) for at in range(len(headers))]
-    _shrink(sizes, numeric, width)
+    _shrink(sizes, [right or at in whole for at, right in enumerate(numeric)], width)
 
     def line(row: Sequence[str]) -> str:
         parts = [
@@ -60,10 +65,10 @@ def _numeric(cell: str) -> bool:
     return cell in ("", "-") or NUMBER.fullmatch(cell) is not None
 
 
-def _shrink(sizes: list[int], numeric: list[bool], width: int) -> None:
+def _shrink(sizes: list[int], fixed: list[bool], width: int) -> None:
     """Narrow the widest word columns until the row fits; never below eight characters."""
     while sum(sizes) + len(GAP) * (len(sizes) - 1) > width:
-        words = [at for at in range(len(sizes)) if not numeric[at] and sizes[at] > 8]
+        words = [at for at in range(len(sizes)) if not fixed[at] and sizes[at] > 8]
         if not words:
             return
         sizes[max(words, key=lambda at: sizes[at])] -= 1
