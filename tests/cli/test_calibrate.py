@@ -300,3 +300,21 @@ def test_slow_ranks_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     assert any("rank 7 is 2.26 times as slow and left out" in text for text in found["warnings"])
     last = [one for one in found["stages"] if one["stage"] == 3 and one["phase"] == "forward"]
     assert last[0]["measured_s"] == pytest.approx(0.2497, rel=0.01), "rank 6 alone"
+
+
+def test_a_trace_that_lacks_its_passes_gives_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rank7.txt"
+    kept = [line for line in RANK.read_text().splitlines() if "backward_step" not in line]
+    path.write_text("\n".join(kept) + "\n")
+    found = calibrate(capsys, str(path), "--gpu", "a800-sxm-80gb")
+    assert found["classes"] == {}
+    assert found["points"] == 0
+    assert "no rank that is not slow has both a forward and a backward" in " ".join(found["warnings"])
+    assert found["constants"]["tp_bandwidth_bytes_per_s"]["value"] == pytest.approx(123e9, rel=0.01)
+
+
+def test_another_model_than_the_traced_one_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    error = one_line(capsys, str(RANK), "--gpu", "a800-sxm-80gb", "--model", "llama-2-7b")
+    assert "was traced with hidden 5120, but llama-2-7b has 4096" in error

@@ -168,8 +168,8 @@ def _ratios(points: Sequence[ComputePoint]) -> list[float]:
     return [
         seconds[run, stage, BlockKind.BACKWARD] / forward_s
         for (run, stage, phase), forward_s in seconds.items()
-        if phase is BlockKind.FORWARD and (run, stage, BlockKind.BACKWARD) in seconds
-    ] or [1.0]
+        if phase is BlockKind.FORWARD
+    ]
 
 
 def _known(fitted: FactorFit) -> str:
@@ -283,7 +283,8 @@ def _warnings(runs: Mapping[str, MegatronAnalysis], found: Sequence[RunPoints]) 
         texts.append(
             "one micro-batch per step cannot split the fixed overhead of a step from that of a micro-batch"
         )
-    if len({one.recording.facts.get("hidden") for one in runs.values()}) == 1:
+    widths = {one.recording.facts.get("hidden") for one in runs.values()}
+    if len(widths) == 1 and any(run.points for run in found):
         texts.append("one model width cannot show how the factor changes with size; slopes are left at 0")
     return texts
 

@@ -61,9 +61,15 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
     if model is None:
         reason = "the trace does not tell its model; say which with --model"
         return RunPoints((), warnings=(f"{run}: computation left out: {reason}",))
+    if model_name:
+        _check_model(model, recording.facts, source)
+    missing = [name for name in ("dtype", "micro_batch", "seq") if recording.facts.get(name) is None]
+    if missing:
+        reason = f"the trace does not tell its {' and '.join(missing)}"
+        return RunPoints((), warnings=(f"{run}: computation left out: {reason}",))
     measured = _measured(analysis)
     if not measured:
-        reason = "every rank of it is slow, so that no pace is known"
+        reason = "no rank that is not slow has both a forward and a backward"
         return RunPoints((), warnings=(f"{run}: computation left out: {reason}",))
     dtype = DType(str(recording.facts["dtype"]))
     workload = _workload(analysis, model, dtype)
@@ -79,6 +85,13 @@ def compute_points(analysis: MegatronAnalysis, source: str, gpu: Gpu, model_name
     ]
     classes = {work_class(work) for stage in workload.stages for work in _works(stage.body_layers(), Phase)}
     return RunPoints(tuple(points), tuple(sorted(classes)), tuple(assumptions), tuple(analysis.warnings))
+
+
+def _check_model(model: Model, facts: Mapping[str, Any], source: str) -> None:
+    for name in ("hidden", "layers"):
+        traced, own = facts.get(name), getattr(model, name)
+        if traced is not None and traced != own:
+            raise ValueError(f"{source}: was traced with {name} {traced}, but {model.name} has {own}")
 
 
 def _model(facts: Mapping[str, Any], assumptions: list[str]) -> Model | None:
@@ -129,7 +142,10 @@ def _workload(analysis: MegatronAnalysis, model: Model, dtype: DType) -> Workloa
 
 
 def _measured(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind], float]:
-    """Seconds per micro-batch by stage and phase: the median of the ranks that are not slow."""
+    """Seconds per micro-batch by stage and phase: the median of the ranks that are not slow.
+
+    Stages that lack a phase are left out: their trace is cut.
+    """
     recording = analysis.recording
     slow = {one.rank for one in analysis.stragglers}
     listed: dict[tuple[int, BlockKind], list[float]] = {}
@@ -138,7 +154,8 @@ def _measured(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind], float]:
             seconds = recording.compute_s(record, phase) / max(1, recording.micro_batches)
             if record.rank not in slow and seconds > 0:
                 listed.setdefault((record.stage, phase), []).append(seconds)
-    return {key: median(seconds) for key, seconds in sorted(listed.items())}
+    whole = [stage for stage, _ in listed if all((stage, phase) in listed for phase in PHASES)]
+    return {key: median(seconds) for key, seconds in sorted(listed.items()) if key[0] in whole}
 
 
 def _works(layers: Sequence[Layer], phases: Any) -> list[Compute]:
