@@ -1,6 +1,8 @@
 """Nonsense on the command line gets one line that names the option, and never a traceback or a number."""
 
 import gzip
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -174,3 +176,20 @@ def test_lists_give_numbers_to_programs_and_whole_names_to_people(
     status, out, _ = run(capsys, "list", what)
     assert status == 0
     assert [line.split()[0] for line in out.splitlines()[2:]] == list(rows)
+
+
+@pytest.mark.parametrize("name", ["simai-gpt-13b.txt", "kineto-llama-1b.json.gz"])
+def test_pipes_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_bytes((EXAMPLES / name).read_bytes()))
+    writer.start()
+    found = run_json(capsys, "show", str(pipe))
+    writer.join()
+    assert found["format"] == name.split("-")[0]
+
+
+def test_blank_files_are_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "blank"
+    path.write_text("\n\n \n")
+    assert "is empty" in run(capsys, "show", str(path))[2]

@@ -43,7 +43,12 @@ class Source:
             return io.BytesIO(self._data)
         if self._progress is not None:
             return _Watched(self.path, self._progress)
-        return open(self.path, "rb")
+        file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
+        if file.seekable():
+            return file
+        with file:  # a pipe gives its bytes once, and readers look at the beginning first
+            self._data = file.read()
+        return io.BytesIO(self._data)
 
     def open(self) -> BinaryIO:
         """The decompressed bytes as a stream."""

@@ -61,7 +61,7 @@ def format_named(name: str) -> Format:
 
 def recognise(source: Source) -> Format:
     """The format of *source*, by its content."""
-    if not source.head_bytes:
+    if not source.head_bytes.strip():
         raise FormatError("is empty; expected a workload, trace, log or model file", source.path)
     for entry in FORMATS:
         module = entry.load()
