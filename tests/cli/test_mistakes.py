@@ -193,3 +193,16 @@ def test_blank_files_are_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str
     path = tmp_path / "blank"
     path.write_text("\n\n \n")
     assert "is empty" in run(capsys, "show", str(path))[2]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_predictions_fit_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    status, out, _ = run(
+        capsys, *PREDICT, "--tp", "2", "--pp", "4", "--explain-memory", "--gantt", "--critical-path"
+    )
+    assert status == 0
+    assert max(map(len, out.splitlines())) <= columns
+    assert "activations" in out

@@ -95,7 +95,7 @@ def _apply_of(key: str) -> Apply:
 
 def _count(key: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,6}", text) or int(text) < 1:
-        raise WhatIfError(f"{key} must be a whole number of at least 1, not {text!r}")
+        raise WhatIfError(f"{key} must be a whole number from 1 to 999,999, not {text!r}")
     return int(text)
 
 

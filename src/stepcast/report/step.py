@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepcast.report.text import bullet, facts, table
+from stepcast.report.text import GAP, bullet, facts, table
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 16
 BAR_WIDTH = 24
+STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
 PART_NAMES = {
     "compute": "compute",
     "tp": "tensor parallel, exposed",
@@ -31,13 +32,17 @@ def step_text(found: Facts, width: int) -> str:
     return "\n\n".join(parts)
 
 
+def _micro_batches(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
+
+
 def _headline(found: Facts) -> list[tuple[str, object]]:
     band = found["uncertainty"]
     pairs: list[tuple[str, object]] = [
         ("step", format_seconds(found["step_s"])),
         ("likely within", f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"),
         ("GPUs", f"{found['gpus']:,}"),
-        ("schedule", f"{found['schedule']}, {found['micro_batches']} micro-batches"),
+        ("schedule", f"{found['schedule']}, {_micro_batches(found['micro_batches'])}"),
     ]
     if found["tokens_per_s"] is not None:
         pairs += [
@@ -107,13 +112,21 @@ def path_text(rows: list[tuple[str, int, float]], step_s: float, width: int) -> 
 
 
 def memory_text(memory: Mapping[str, Any], width: int) -> str:
-    """What fills the GPUs of each stage."""
+    """What fills the GPUs of each stage; on a narrow terminal the small parts stand together."""
     names = [name for name in memory["stages"][0] if name not in ("stage", "total")]
     used = [name for name in names if any(stage[name] for stage in memory["stages"])]
+    parts = {name: (name,) for name in used}
+    if sum(len(name) + len(GAP) for name in ("stage", *used, "total")) > width:
+        parts = {name: (name,) for name in used if name in STATED}
+        parts["other"] = tuple(name for name in used if name not in STATED)
     rows = [
-        (stage["stage"], *(f"{stage[name] / GIB:.2f}" for name in used), f"{stage['total'] / GIB:.2f}")
+        (
+            stage["stage"],
+            *(f"{sum(stage[name] for name in group) / GIB:.2f}" for group in parts.values()),
+            f"{stage['total'] / GIB:.2f}",
+        )
         for stage in memory["stages"]
     ]
     shown = rows if len(rows) <= MOST_STAGES else [*rows[: MOST_STAGES - 1], rows[-1]]
     capacity = f"GiB of each GPU at its fullest moment; it has {memory['capacity'] / GIB:.2f}"
-    return table(("stage", *used, "total"), shown, width) + "\n" + capacity
+    return table(("stage", *parts, "total"), shown, width) + "\n" + capacity
