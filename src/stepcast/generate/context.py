@@ -82,12 +82,12 @@ class _Core:
             value_dim=model.value_dim,
             causal=self.causal,
             backward=backward,
-            dtype=self.sizes.stored,
+            dtype=self.sizes.unquantised,
         )
 
     def _unfused(self) -> Ops:
         """The whole square is computed and stored; a mask hides the future."""
-        sizes, dtype = self.sizes, self.sizes.stored
+        sizes, dtype = self.sizes, self.sizes.unquantised
         batch = sizes.strategy.micro_batch * self.heads
         rows, columns = batch * self.query_len, self.key_len
         scores = Matmul(self.query_len, self.key_len, sizes.model.head_dim, batch, dtype)
@@ -102,7 +102,7 @@ class _Core:
         return (Op("scores", scores), *softmax, Op("values", values))
 
     def _unfused_gradient(self) -> Ops:
-        sizes, dtype = self.sizes, self.sizes.stored
+        sizes, dtype = self.sizes, self.sizes.unquantised
         batch = sizes.strategy.micro_batch * self.heads
         rows, columns = batch * self.query_len, self.key_len
         query_len, key_len = self.query_len, self.key_len

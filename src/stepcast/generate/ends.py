@@ -68,7 +68,7 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
                 project.weight_gradient(sizes),
             )
         )
-    logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.stored, adapted=False)
+    logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.unquantised, adapted=False)
     head = column_layer(sizes, "head", (logits,), width=width)
     return (*layers, head, _loss(sizes))
 

@@ -47,6 +47,11 @@ class Sizes:
         return self.strategy.stored
 
     @property
+    def unquantised(self) -> DType:
+        """The format of matmuls that stay out of fp8 and fp4: attention and the logits."""
+        return DType.TF32 if self.dtype is DType.TF32 else self.stored
+
+    @property
     def element(self) -> int:
         return int(self.stored.bytes)
 
