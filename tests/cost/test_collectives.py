@@ -99,8 +99,7 @@ def test_latency_is_the_floor(kind: CollectiveKind, size: float, route: Route) -
     for algorithm in all_algorithms(kind, route):
         seconds = price(kind, size, route, algorithm).seconds
         assert seconds >= launch_s
-        if algorithm is not Algorithm.NVLS:  # its latency is a figure of its own
-            assert seconds >= hop_s
+        assert seconds >= hop_s
 
 
 @settings(max_examples=200)

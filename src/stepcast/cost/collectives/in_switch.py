@@ -28,7 +28,9 @@ def nvls(kind: CollectiveKind, route: Route) -> Curve:
     ring. On 8 H100 that makes 280 GB/s; NCCL's author states about 275 (NVIDIA/nccl-tests issue 212).
     """
     ramps = opening_channels(route, BYTES_PER_CHANNEL * route.ranks)
-    return Curve(start_s(route, NVLS_LATENCY_S), _nvls_s_per_byte(kind, route), ramps)
+    # NCCL's figure holds for NVLink; a slower fabric cannot answer before its own latency.
+    latency_s = max(NVLS_LATENCY_S, route.intra_latency_s)
+    return Curve(start_s(route, latency_s), _nvls_s_per_byte(kind, route), ramps)
 
 
 def nvls_tree(route: Route) -> Curve:
@@ -37,7 +39,7 @@ def nvls_tree(route: Route) -> Curve:
     Two nodes exchange the buffer once; with more, a node sends it up and down.
     """
     hop_s = NVLS_TREE_HOP_S + route.inter_latency_s
-    latency_s = NVLS_LATENCY_S + 2 * levels(route.nodes) * hop_s
+    latency_s = max(NVLS_LATENCY_S, route.intra_latency_s) + 2 * levels(route.nodes) * hop_s
     between = (1 if route.nodes == 2 else 2) / route.inter_bytes_per_s
     per_byte = max(_nvls_s_per_byte(CollectiveKind.ALL_REDUCE, route.within()), between)
     return Curve(start_s(route, latency_s), per_byte, opening_channels(route, BYTES_PER_CHANNEL))
