@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from stepcast.inputs.protobuf import Kind, attribute, bytes_field, delimited, number_field, varint
+from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited, number_field, varint
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind, Recorded

@@ -12,7 +12,7 @@ from stepcast.cli.main import main
 from stepcast.cost.compute import ALONE, compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
-from stepcast.inputs import kineto_ops
+from stepcast.inputs.kineto import ops as kineto_ops
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Matmul
 from tests.shared import DATA, ROOT, needs_shared

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.inputs import chakra
-from stepcast.inputs.chakra_nodes import KNOWN_ATTRIBUTES, read_node
-from stepcast.inputs.chakra_walk import decode
-from stepcast.inputs.errors import FormatError
-from stepcast.inputs.protobuf import (
+from stepcast.inputs.chakra import reader as chakra
+from stepcast.inputs.chakra.nodes import KNOWN_ATTRIBUTES, read_node
+from stepcast.inputs.chakra.protobuf import (
     Kind,
     WireError,
     attribute,
@@ -24,6 +22,8 @@ from stepcast.inputs.protobuf import (
     read_varint,
     varint,
 )
+from stepcast.inputs.chakra.walk import decode
+from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.group import Group

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface import FAMILIES, looks_like, read, read_config
+from stepcast.inputs.huggingface.reader import FAMILIES, looks_like, read, read_config
 from stepcast.inputs.source import Source
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import QkNorm

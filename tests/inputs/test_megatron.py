@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.megatron import looks_like, read_run
+from stepcast.inputs.megatron.reader import looks_like, read_run
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read, recognise
 from stepcast.ir.group import Group

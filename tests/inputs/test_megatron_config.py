@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.megatron import read_run
-from stepcast.inputs.megatron_config import infer
-from stepcast.inputs.megatron_evidence import RankEvidence, file_name_hints
+from stepcast.inputs.megatron.config import infer
+from stepcast.inputs.megatron.evidence import RankEvidence, file_name_hints
+from stepcast.inputs.megatron.reader import read_run
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read
 from stepcast.ir.dtype import DType

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.optimus import looks_like, read
+from stepcast.inputs.optimus.reader import looks_like, read
 from stepcast.inputs.source import HEAD_BYTES, Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.runlog import RunLog

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.simai import read
-from stepcast.inputs.simai_header import POLICIES, parse_header
+from stepcast.inputs.simai.header import POLICIES, parse_header
+from stepcast.inputs.simai.reader import read
 from stepcast.inputs.source import Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind

@@ -113,6 +113,7 @@ def test_the_range_is_that_of_points_left_out() -> None:
         for case in cases
     }
     (entry,) = fit_classes(cases, seconds, H200, FIT)
+    assert entry.left_out is not None
     assert entry.left_out >= entry.after
     assert 0.1 < entry.correction.spread < 0.35
     assert not fit_classes(cases[:2], seconds, H200, FIT)

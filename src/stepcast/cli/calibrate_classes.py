@@ -155,9 +155,7 @@ def _warnings(measured: Sequence[OperatorTimes], fitted: Sequence[Fitted], in_st
             )
     useless = [entry.kind for entry in fitted if not entry.helps]
     if useless:
-        texts.append(
-            f"{_named(useless)}: not corrected: points left out of the fit come no closer with it"
-        )
+        texts.append(f"{_named(useless)}: not corrected: points left out of the fit come no closer with it")
     texts += _left_out(measured)
     return texts
 

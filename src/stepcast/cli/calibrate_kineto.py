@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from stepcast.cli.calibrate import Facts, of_kind
 from stepcast.cli.calibrate_classes import calibrate_operators
 from stepcast.cli.progress import open_source
-from stepcast.inputs.kineto_ops import read_operators
+from stepcast.inputs.kineto.ops import read_operators
 
 
 def calibrate(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.process_groups import dtype_named
+from stepcast.inputs.kineto.process_groups import dtype_named
 from stepcast.inputs.source import Source
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.numbers import parse_amount, parse_count, shorten
-from stepcast.inputs.simai import KINDS
+from stepcast.inputs.simai.reader import KINDS
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.edits import LAYER_BLOCK

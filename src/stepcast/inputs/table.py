@@ -30,25 +30,20 @@ class Format:
     joins: bool = False
 
     def load(self) -> ModuleType:
-        return import_module(self.module)
+        return import_module(f"stepcast.inputs.{self.module}")
 
 
 # Order matters where one format's text could pass for another's: the stricter recogniser first.
 FORMATS: tuple[Format, ...] = (
-    Format("simai", "SimAI / AICB workload text", "workload", "stepcast.inputs.simai"),
-    Format("optable", "operator table (tab or comma separated)", "workload", "stepcast.inputs.optable"),
-    Format(
-        "op-times",
-        "measured operator times (tab or comma separated)",
-        "operator times",
-        "stepcast.inputs.op_times",
-    ),
-    Format("megatron", "Megatron-LM per-rank trace", "timeline", "stepcast.inputs.megatron", joins=True),
-    Format("nccl-tests", "nccl-tests log", "sweep", "stepcast.inputs.nccl_tests"),
-    Format("optimus", "OptimusPrime training log", "run log", "stepcast.inputs.optimus"),
-    Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "stepcast.inputs.kineto", joins=True),
-    Format("huggingface", "Hugging Face config.json", "model", "stepcast.inputs.huggingface"),
-    Format("chakra", "Chakra execution trace (protobuf)", "workload", "stepcast.inputs.chakra"),
+    Format("simai", "SimAI / AICB workload text", "workload", "simai.reader"),
+    Format("optable", "operator table (tab or comma separated)", "workload", "optable"),
+    Format("op-times", "measured operator times (tab or comma separated)", "operator times", "op_times"),
+    Format("megatron", "Megatron-LM per-rank trace", "timeline", "megatron.reader", joins=True),
+    Format("nccl-tests", "nccl-tests log", "sweep", "nccl_tests"),
+    Format("optimus", "OptimusPrime training log", "run log", "optimus.reader"),
+    Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "kineto.reader", joins=True),
+    Format("huggingface", "Hugging Face config.json", "model", "huggingface.reader"),
+    Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader"),
 )
 
 

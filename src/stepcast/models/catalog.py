@@ -127,7 +127,7 @@ def _cut(model: Model, layers: int, name: str) -> Model:
 
 def _model_of_file(path: Path) -> Model:
     from stepcast.inputs.errors import FormatError
-    from stepcast.inputs.huggingface import read
+    from stepcast.inputs.huggingface.reader import read
     from stepcast.inputs.source import Source
 
     if path.is_dir():

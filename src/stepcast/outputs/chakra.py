@@ -10,8 +10,8 @@ from functools import lru_cache
 
 import msgspec
 
-from stepcast.inputs.chakra_nodes import NodeType
-from stepcast.inputs.chakra_plan import (
+from stepcast.inputs.chakra.nodes import NodeType
+from stepcast.inputs.chakra.plan import (
     AFTER,
     BLOCKING,
     BODY,
@@ -35,7 +35,7 @@ from stepcast.inputs.chakra_plan import (
     WorkloadPlan,
     work_text,
 )
-from stepcast.inputs.protobuf import Kind, attribute, bytes_field, delimited, number_field, varint
+from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited, number_field, varint
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import (

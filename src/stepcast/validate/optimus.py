@@ -22,6 +22,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.runlog import RunLog
 from stepcast.ir.work import CollectiveKind
 from stepcast.models.catalog import load_model, model_names
+from stepcast.validate.optimus_memory import StagePeak, figures, stage_peaks
 from stepcast.validate.scoreboard import Measurements, Row, columns
 
 CLUSTER = "a40-pcie"
@@ -188,7 +189,20 @@ def rows(folder: str) -> tuple[tuple[Row, ...], dict[str, int]]:
     return tuple(found), skipped
 
 
+def peaks(folder: str) -> tuple[StagePeak, ...]:
+    """Peak memory of every stage of every run with a gpustat log beside it."""
+    gpu = load_cluster(CLUSTER).gpu
+    files = [folder] if os.path.isfile(folder) else folder_files(folder)
+    found: list[StagePeak] = []
+    for log in read_logs(files, lambda path, reason: None):
+        try:
+            found += stage_peaks(log, model_with(log.parameters), gpu, lengths_beside(log.source))
+        except ValueError:  # told of by rows()
+            continue
+    return tuple(found)
+
+
 def measure_folder(folder: str) -> Measurements:
     found, skipped = rows(folder)
     note = "a run's configuration and its steps' lengths are used; nothing that was timed in it"
-    return Measurements(columns(found), skipped, notes=(note,))
+    return Measurements(columns(found), skipped, figures=dict(figures(peaks(folder))), notes=(note,))

@@ -28,8 +28,8 @@ def looks_like(head: str) -> bool:
 def read_run(sources: Sequence[Source]) -> "Timeline":
     """All given ranks of one run as one Timeline."""
     # Recognising a file must not load numpy.
-    from stepcast.inputs.megatron_lines import TraceColumns
-    from stepcast.inputs.megatron_timeline import Assembly
+    from stepcast.inputs.megatron.lines import TraceColumns
+    from stepcast.inputs.megatron.timeline import Assembly
 
     columns = TraceColumns()
     seen: set[str] = set()

@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING
 
-from stepcast.inputs.protobuf import WireError, fields, read_attribute, read_varint, text
+from stepcast.inputs.chakra.protobuf import WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.source import Source
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ def _is_node(message: bytes) -> bool:
 def read(source: Source) -> "Workload":
     """The workload in a trace: as it was written, if by stepcast, else its nodes in order."""
     # Here, so that recognising other formats does not load them.
-    from stepcast.inputs.chakra_foreign import foreign_workload
-    from stepcast.inputs.chakra_order import dependency_indices, execution_order
-    from stepcast.inputs.chakra_own import own_workload
-    from stepcast.inputs.chakra_plan import PLAN
-    from stepcast.inputs.chakra_walk import decode
+    from stepcast.inputs.chakra.foreign import foreign_workload
+    from stepcast.inputs.chakra.order import dependency_indices, execution_order
+    from stepcast.inputs.chakra.own import own_workload
+    from stepcast.inputs.chakra.plan import PLAN
+    from stepcast.inputs.chakra.walk import decode
 
     # Not source.data(), which would take some lengths for the mark of UTF-16 text.
     trace = decode(b"".join(source.chunks()), source.path)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.megatron_evidence import RankEvidence, check_same_run, common_hints
-from stepcast.inputs.megatron_shape import Solution, StageCount, solutions
+from stepcast.inputs.megatron.evidence import RankEvidence, check_same_run, common_hints
+from stepcast.inputs.megatron.shape import Solution, StageCount, solutions
 from stepcast.ir.layout import Layout
 
 TENSOR_SIZES = (1, 2, 4, 8, 16, 32, 64)

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
-from stepcast.inputs.byte_view import row_hashes
-from stepcast.inputs.chakra_nodes import NONE, Column, Nodes, Offsets, Trace
-from stepcast.inputs.chakra_plan import (
+from stepcast.inputs.chakra.byte_view import row_hashes
+from stepcast.inputs.chakra.nodes import NONE, Column, Nodes, Offsets, Trace
+from stepcast.inputs.chakra.plan import (
     AFTER,
     BLOCKING,
     BODY,

@@ -7,7 +7,7 @@ except where published files rely on the class for them (Gemma 3).
 from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface_keys import Keys
+from stepcast.inputs.huggingface.keys import Keys
 from stepcast.ir.model import MOST_LAYERS, Model
 from stepcast.ir.model_parts import (
     Activation,

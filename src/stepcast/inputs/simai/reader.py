@@ -13,7 +13,7 @@ from typing import NamedTuple
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.folding import MicroBatches, fold_layers, fold_micro_batches
 from stepcast.inputs.numbers import parse_amount, parse_count, shorten
-from stepcast.inputs.simai_header import POLICIES, Header, parse_header
+from stepcast.inputs.simai.header import POLICIES, Header, parse_header
 from stepcast.inputs.source import Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Recorded

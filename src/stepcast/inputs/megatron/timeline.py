@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.megatron_config import Config, infer
-from stepcast.inputs.megatron_evidence import RankEvidence
-from stepcast.inputs.megatron_lines import Row, TraceColumns
-from stepcast.inputs.megatron_words import BUCKET, KINDS, TRANSFERS
+from stepcast.inputs.megatron.config import Config, infer
+from stepcast.inputs.megatron.evidence import RankEvidence
+from stepcast.inputs.megatron.lines import Row, TraceColumns
+from stepcast.inputs.megatron.words import BUCKET, KINDS, TRANSFERS
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, Lane, Timeline

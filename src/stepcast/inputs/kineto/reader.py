@@ -25,6 +25,6 @@ def looks_like(head: str) -> bool:
 def read_run(sources: Sequence[Source]) -> "Timeline":
     """The traces of a run's ranks as one Timeline."""
     # Here, so that recognising other formats does not load numpy.
-    from stepcast.inputs.kineto_run import read_run as read
+    from stepcast.inputs.kineto.run import read_run as read
 
     return read(sources)

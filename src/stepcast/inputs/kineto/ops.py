@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.kineto_columns import COMM_KERNEL, KERNEL_CATEGORIES
-from stepcast.inputs.kineto_stream import Event, EventStream
-from stepcast.inputs.process_groups import dtype_named
+from stepcast.inputs.kineto.columns import COMM_KERNEL, KERNEL_CATEGORIES
+from stepcast.inputs.kineto.process_groups import dtype_named
+from stepcast.inputs.kineto.stream import Event, EventStream
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.operator_times import OperatorTime, OperatorTimes

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from stepcast.inputs.process_groups import collective_named, dtype_named, group_named, parse_ranks
+from stepcast.inputs.kineto.process_groups import collective_named, dtype_named, group_named, parse_ranks
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work

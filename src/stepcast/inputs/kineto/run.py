@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.kineto_columns import RankColumns
-from stepcast.inputs.kineto_comm import Communicators, ProcessGroup
-from stepcast.inputs.kineto_stream import EventStream
+from stepcast.inputs.kineto.columns import RankColumns
+from stepcast.inputs.kineto.comm import Communicators, ProcessGroup
+from stepcast.inputs.kineto.stream import EventStream
 from stepcast.inputs.source import Source
 from stepcast.ir.timeline import Timeline, TimelineBuilder
 from stepcast.units import NS

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.optimus_blocks import NO_BLOCK, Attribution, Tokens, attribute
-from stepcast.inputs.optimus_scan import Scan
+from stepcast.inputs.optimus.blocks import NO_BLOCK, Attribution, Tokens, attribute
+from stepcast.inputs.optimus.scan import Scan
 from stepcast.ir.layout import Layout
 from stepcast.ir.runlog import LayerTimes, RunLog
 from stepcast.units import MS

@@ -4,7 +4,7 @@ import heapq
 
 import numpy as np
 
-from stepcast.inputs.chakra_nodes import Nodes, Offsets
+from stepcast.inputs.chakra.nodes import Nodes, Offsets
 from stepcast.inputs.errors import FormatError
 
 

@@ -13,8 +13,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 
 Ints = npt.NDArray[np.int32]
 Offsets = npt.NDArray[np.int64]

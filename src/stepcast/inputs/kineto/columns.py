@@ -7,8 +7,8 @@ from array import array
 import msgspec
 import numpy as np
 
-from stepcast.inputs.kineto_comm import Communicators, Details
-from stepcast.inputs.kineto_stream import Event
+from stepcast.inputs.kineto.comm import Communicators, Details
+from stepcast.inputs.kineto.stream import Event
 from stepcast.ir.timeline import NONE, Ints, SpanKind, TimelineBuilder
 from stepcast.ir.work import Work
 from stepcast.units import US

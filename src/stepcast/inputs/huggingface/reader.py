@@ -4,10 +4,9 @@ import os
 import re
 from collections.abc import Callable
 
-from stepcast.inputs import huggingface_dense as dense
-from stepcast.inputs import huggingface_experts as experts
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface_keys import Keys, shown
+from stepcast.inputs.huggingface import dense, experts
+from stepcast.inputs.huggingface.keys import Keys, shown
 from stepcast.inputs.source import Source
 from stepcast.ir.model import Model
 

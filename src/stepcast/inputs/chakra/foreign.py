@@ -9,13 +9,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.byte_view import row_hashes
-from stepcast.inputs.chakra_nodes import NONE, Nodes, NodeType, Offsets, Trace
-from stepcast.inputs.chakra_order import owners
-from stepcast.inputs.chakra_plan import COLLECTIVE_OF_TYPE
+from stepcast.inputs.chakra.byte_view import row_hashes
+from stepcast.inputs.chakra.nodes import NONE, Nodes, NodeType, Offsets, Trace
+from stepcast.inputs.chakra.order import owners
+from stepcast.inputs.chakra.plan import COLLECTIVE_OF_TYPE
+from stepcast.inputs.chakra.protobuf import Value
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.process_groups import group_named
-from stepcast.inputs.protobuf import Value
+from stepcast.inputs.kineto.process_groups import group_named
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Recorded, Transfer, Work

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.optimus_blocks import Tokens
+from stepcast.inputs.optimus.blocks import Tokens
 from stepcast.ir.runlog import BatchTime
 from stepcast.units import MS
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from stepcast.inputs.byte_view import ByteView, name_hashes
-from stepcast.inputs.chakra_nodes import (
+from stepcast.inputs.chakra.byte_view import ByteView, name_hashes
+from stepcast.inputs.chakra.nodes import (
     KNOWN_ATTRIBUTES,
     NONE,
     Column,
@@ -27,7 +27,7 @@ from stepcast.inputs.chakra_nodes import (
     read_metadata,
     read_node,
 )
-from stepcast.inputs.protobuf import Value, WireError, read_attribute, text
+from stepcast.inputs.chakra.protobuf import Value, WireError, read_attribute, text
 
 # Field tags (number << 3 | wire type) of Node.
 ID, NAME, TYPE, CONTROL, DATA, START, DURATION, INPUTS, OUTPUTS, ATTRIBUTE = (

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.megatron_words import (
+from stepcast.inputs.megatron.words import (
     BUCKET,
     GROUPS,
     KINDS,

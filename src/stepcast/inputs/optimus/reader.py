@@ -27,6 +27,6 @@ def looks_like(head: str) -> bool:
 
 def read(source: Source) -> "RunLog":
     # Recognising a file must not load numpy.
-    from stepcast.inputs.optimus_log import read_log
+    from stepcast.inputs.optimus.log import read_log
 
     return read_log(source.slabs(errors="replace"), source.path)

@@ -1,0 +1,1 @@
+"""Chakra execution traces. ``reader`` is what the table of formats loads."""

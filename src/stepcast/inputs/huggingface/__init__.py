@@ -1,0 +1,1 @@
+"""Hugging Face model configurations. ``reader`` is what the table of formats loads."""

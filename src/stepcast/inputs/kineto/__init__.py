@@ -1,0 +1,1 @@
+"""PyTorch profiler (Kineto) traces. ``reader`` is what the table of formats loads."""

@@ -1,0 +1,1 @@
+"""Megatron-LM per-rank traces. ``reader`` is what the table of formats loads."""

@@ -1,0 +1,1 @@
+"""OptimusPrime training logs. ``reader`` is what the table of formats loads."""

@@ -1,0 +1,1 @@
+"""SimAI / AICB workload text. ``reader`` is what the table of formats loads."""
