@@ -14,7 +14,7 @@ KIND = (300, 4_000, 60_000, 900_000, 1_400_000, 6_000_000, 13_000_000, 70_000_00
 
 
 def events(seed: int) -> list[int]:
-    """Above zero: bytes to allocate. Below: free the n-th of those alive, counted from 1. Zero: empty the cache."""
+    """Above zero: bytes to allocate. Below: free the n-th of those alive, from 1. Zero: empty the cache."""
     chance = random.Random(seed)
     alive, found = 0, []
     for step in range(STEPS):

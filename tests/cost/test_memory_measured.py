@@ -1,22 +1,16 @@
 """Predicted memory against measured peaks."""
 
 import csv
-import json
-import re
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
 from stepcast.cost.memory import StageMemory, memory
-from stepcast.cost.memory_optimus import optimus_memory
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
-from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import Execution, Kernels, Optimizer, Strategy
-from stepcast.models.catalog import load_model
 from stepcast.models.columns import model_of_columns
-from stepcast.units import GIB, MIB
+from stepcast.units import GIB
+from stepcast.validate.optimus import peaks
 from tests.cost.memory_rows import Row, eager_model, eager_strategy, published_overhead, published_strategy
 from tests.shared import DATA, needs_shared
 
@@ -92,47 +86,10 @@ def test_published_runs_with_room_to_spare_fit() -> None:
     assert [name for name, fitted in rows if not fitted] == []
 
 
-SWEEP = re.compile(r"TP(\d)_DP1_PP(\d)_MBS(\d+)_")
-# Layers of each stage, from the logs' metadata_range.
-CUTS = {(1, 8): (2,) * 8, (2, 4): (4, 5, 5, 2), (4, 2): (9, 7)}
-
-
-def optimus_errors(log: Path) -> list[float]:
-    """Signed error of each stage against gpustat's highest reading on its ranks."""
-    found = SWEEP.search(log.name)
-    assert found is not None
-    tp, pp, micro_batch = (int(number) for number in found.groups())
-    peaks = [0] * 8
-    for gpu, used in re.findall(r"^\[(\d)\] .*\|\s+(\d+) / \d+ MB", log.read_text(), re.MULTILINE):
-        peaks[int(gpu)] = max(peaks[int(gpu)], int(used))
-    longest = max(json.loads((log.parent / "seqlen_per_step.json").read_text())["S"])
-    strategy = Strategy(
-        Layout(tp=tp, pp=pp),
-        micro_batch,
-        32,
-        longest,
-        precision=DType.FP32,
-        optimizer=Optimizer(fused=False),
-        kernels=Kernels.PLAIN,
-        execution=Execution.EAGER,
-        stage_layers=CUTS[tp, pp],
-    )
-    stages = optimus_memory(load_model("llama-3.2-1b"), strategy, load_gpu("a40"))
-    highest = [max(peaks[stage * tp : (stage + 1) * tp]) for stage in range(pp)]
-    return [stage.total / MIB / peak - 1 for stage, peak in zip(stages, highest, strict=True)]
-
-
-@needs_shared
-def test_stages_of_the_optimus_pipeline() -> None:
-    """Eight stages in fp32 with PyTorch's own Adam, no tensor parallelism: the general count."""
-    log = next((DATA / "optimus-sweep").glob("*gpustat_TP1_*"))
-    assert optimus_errors(log) == pytest.approx([0.0] * 8, abs=0.10)
-
-
 @needs_shared
 def test_stages_of_the_optimus_sweep() -> None:
-    errors = [error for log in (DATA / "optimus-sweep").glob("*gpustat*") for error in optimus_errors(log)]
-    assert len(errors) >= 30
-    assert mean(abs(error) for error in errors) < 0.065
-    assert sum(abs(error) <= 0.10 for error in errors) >= 0.9 * len(errors)
-    assert max(abs(error) for error in errors) < 0.17
+    """Pipelines of 2, 4 and 8 stages, with and without tensor parallelism, micro-batches of 1 to 32."""
+    found = peaks(str(DATA / "optimus-sweep"))
+    assert len(found) >= 30
+    assert [peak for peak in found if abs(peak.error) > 0.10] == []
+    assert mean(abs(peak.error) for peak in found) < 0.03
