@@ -179,7 +179,7 @@ def test_several_changes_at_once(tmp_path: Path) -> None:
     [
         ("", "no change"),
         ("dp", "no change"),
-        ("dp=0", "at least 1"),
+        ("dp=0", "whole number from 1"),
         ("dp=x", "whole number"),
         ("rank.99=healthy", "not in this run"),
         ("rank.1=fast", "factor such as 2x"),
@@ -191,7 +191,7 @@ def test_several_changes_at_once(tmp_path: Path) -> None:
         ("stage.1.layers=-9", "leaves none"),
         ("schedule=other", "unknown schedule"),
         ("schedule=zb-h1", "chunk|backward in two"),
-        ("micro-batches=0", "at least 1"),
+        ("micro-batches=0", "whole number from 1"),
         ("compute=2", "factor such as 2x"),
         ("unknown=1", "unknown change"),
     ],
