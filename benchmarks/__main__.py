@@ -3,7 +3,16 @@
 import sys
 from importlib import import_module
 
-BENCHMARKS = ("startup", "readers", "collectives", "compute", "engine", "simulate", "kineto_analysis")
+BENCHMARKS = (
+    "startup",
+    "readers",
+    "collectives",
+    "compute",
+    "engine",
+    "simulate",
+    "strategies",
+    "kineto_analysis",
+)
 
 
 def main() -> None:
