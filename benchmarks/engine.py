@@ -16,13 +16,13 @@ from functools import partial
 
 import numpy as np
 
-from stepcast.simulate.arrays import Program, Segment, TimedOp
-from stepcast.simulate.critical import critical_path
-from stepcast.simulate.engine import simulate, task_times
-from stepcast.simulate.messages import Phase
-from stepcast.simulate.pipeline import pipeline_program
-from stepcast.simulate.schedules.table import make_schedule
-from stepcast.simulate.unfolded import simulate_unfolded
+from stepcast.simulation.arrays import Program, Segment, TimedOp
+from stepcast.simulation.critical import critical_path
+from stepcast.simulation.engine import simulate, task_times
+from stepcast.simulation.messages import Phase
+from stepcast.simulation.pipeline import pipeline_program
+from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.unfolded import simulate_unfolded
 
 LANES = ("compute", "tp")
 STAGES, CHUNKS, OPS = 16, 2, 40

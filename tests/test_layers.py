@@ -17,11 +17,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"units", "ir"},
     "cost": {"units", "ir", "hardware"},
     "profile": {"units", "ir", "hardware", "cost"},
-    "simulate": {"units", "ir"},
-    "analyze": {"units", "ir", "simulate"},
+    "simulation": {"units", "ir"},
+    "analyze": {"units", "ir", "simulation"},
     "report": {"units", "ir"},
-    "predict": {"units", "ir", "hardware", "generate", "cost", "simulate"},
-    "search": {"units", "ir", "hardware", "generate", "cost", "predict"},
+    "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
     "validate": {
         "units",
         "ir",
@@ -30,9 +29,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "models",
         "generate",
         "cost",
-        "simulate",
+        "simulation",
         "analyze",
-        "predict",
+        "forecast",
     },
     # cli, __init__ and __main__ may import everything
 }

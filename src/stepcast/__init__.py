@@ -6,6 +6,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    from stepcast.analyze.compare import compare as compare
+    from stepcast.forecast import Options as Options
+    from stepcast.forecast import Prediction as Prediction
+    from stepcast.forecast import predict as predict
+    from stepcast.forecast import simulate as simulate
+    from stepcast.hardware import Cluster as Cluster
+    from stepcast.hardware import load_cluster as load_cluster
     from stepcast.inputs.errors import FormatError as FormatError
     from stepcast.inputs.table import read as read
     from stepcast.ir.layout import Layout as Layout
@@ -13,21 +20,31 @@ if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy as Strategy
     from stepcast.ir.timeline import Timeline as Timeline
     from stepcast.ir.workload import Workload as Workload
+    from stepcast.models.catalog import load_model as load_model
 
-# Names are loaded when first used: `import stepcast` alone costs nothing.
+# Public name -> module and name there. Loaded when first used: `import stepcast` alone costs nothing.
 PUBLIC = {
-    "FormatError": "stepcast.inputs.errors",
-    "read": "stepcast.inputs.table",
-    "Layout": "stepcast.ir.layout",
-    "Model": "stepcast.ir.model",
-    "Strategy": "stepcast.ir.strategy",
-    "Timeline": "stepcast.ir.timeline",
-    "Workload": "stepcast.ir.workload",
+    "Cluster": ("stepcast.hardware", "Cluster"),
+    "FormatError": ("stepcast.inputs.errors", "FormatError"),
+    "Layout": ("stepcast.ir.layout", "Layout"),
+    "Model": ("stepcast.ir.model", "Model"),
+    "Options": ("stepcast.forecast", "Options"),
+    "Prediction": ("stepcast.forecast", "Prediction"),
+    "Strategy": ("stepcast.ir.strategy", "Strategy"),
+    "Timeline": ("stepcast.ir.timeline", "Timeline"),
+    "Workload": ("stepcast.ir.workload", "Workload"),
+    "compare": ("stepcast.analyze.compare", "compare"),
+    "load_cluster": ("stepcast.hardware", "load_cluster"),
+    "load_model": ("stepcast.models.catalog", "load_model"),
+    "predict": ("stepcast.forecast", "predict"),
+    "read": ("stepcast.inputs.table", "read"),
+    "simulate": ("stepcast.forecast", "simulate"),
 }
 __all__ = ["__version__", *PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
     if name in PUBLIC:
-        return getattr(import_module(PUBLIC[name]), name)
+        module, attribute = PUBLIC[name]
+        return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'stepcast' has no attribute {name!r}")

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli import simulate as verb
-from stepcast.simulate.messages import Send
-from stepcast.simulate.schedules.table import SCHEDULES
+from stepcast.simulation.messages import Send
+from stepcast.simulation.schedules.table import SCHEDULES
 from tests.cli.test_main import EXAMPLES, run, run_json
 from tests.shared import DATA, needs_shared
 
@@ -76,8 +76,8 @@ def test_trace_gantt_path_and_jitter(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from stepcast.simulate.schedule_file import format_schedule
-    from stepcast.simulate.schedules.table import make_schedule
+    from stepcast.simulation.schedule_file import format_schedule
+    from stepcast.simulation.schedules.table import make_schedule
 
     path = tmp_path / "mine.txt"
     path.write_text(format_schedule(make_schedule("1f1b", 16, 16, 1)))

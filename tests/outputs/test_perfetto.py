@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
+from stepcast.forecast import simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.group import Group
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.outputs.perfetto import write
-from stepcast.predict import simulate_workload
 from tests.shared import ROOT
 
 
@@ -78,7 +78,7 @@ def test_names_and_arguments_are_kept() -> None:
 
 def test_messages_between_stages_are_arrows_that_start_and_end_inside_slices() -> None:
     workload = read(ROOT / "examples" / "simai-llama-405b.txt")
-    timeline = simulate_workload(workload, load_cluster("dgx-h100")).timeline
+    timeline = simulate(workload, load_cluster("dgx-h100")).timeline
     events = events_of(timeline)
     check_rules(events)
     slices: dict[tuple[int, int], list[tuple[float, float]]] = {}

@@ -22,9 +22,9 @@ from stepcast.analyze.optimus_cost import (
     stage_work,
 )
 from stepcast.analyze.optimus_plan import OptimusPlan
-from stepcast.simulate.arrays import Program, Segment, TimedOp, Times
-from stepcast.simulate.builder import ProgramBuilder
-from stepcast.simulate.engine import simulate, task_times
+from stepcast.simulation.arrays import Program, Segment, TimedOp, Times
+from stepcast.simulation.builder import ProgramBuilder
+from stepcast.simulation.engine import simulate, task_times
 
 HOST, DEVICE, NETWORK = 0, 1, 2
 LANES = ("host", "device", "network")

@@ -22,8 +22,8 @@ from stepcast.analyze.recording import (
     Recording,
 )
 from stepcast.ir.group import Group
-from stepcast.simulate.schedule import Kind, Place, Schedule, Slot
-from stepcast.simulate.schedules.table import make_schedule
+from stepcast.simulation.schedule import Kind, Place, Schedule, Slot
+from stepcast.simulation.schedules.table import make_schedule
 
 # In these a stage stops until its message has passed, as Megatron-LM does without overlapped messages; the
 # others would stop for ever.

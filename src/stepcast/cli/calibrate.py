@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepcast.cli.documents import expand
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import recognise
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="measured operators (csv), profiler traces, Megatron traces or OptimusPrime logs, or folders",
     )
-    parser.add_argument("-o", "--output", metavar="C.toml", help="write the constants here")
+    parser.add_argument("-o", "--output", type=new_file, metavar="C.toml", help="write the constants here")
     parser.add_argument(
         "--gpu", metavar="G", help="what the runs ran on, where they do not tell (csv, Megatron traces)"
     )

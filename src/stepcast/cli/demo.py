@@ -85,13 +85,13 @@ def _write_trace(folder: Path, output: Path) -> Path:
 
 def _forecast(folder: Path, output: Path, width: int) -> tuple[Path, str]:
     """Simulate the shipped workload; the trace it wrote, and the result as text."""
+    from stepcast.forecast import simulate
     from stepcast.hardware import load_cluster
-    from stepcast.predict import simulate_workload
     from stepcast.report.gantt import gantt
     from stepcast.report.step import step_text
 
     source = Source(folder / "simai-llama-405b.txt")
-    prediction = simulate_workload(read_sources([source], recognise(source)), load_cluster("dgx-h100"))
+    prediction = simulate(read_sources([source], recognise(source)), load_cluster("dgx-h100"))
     path = output / "simai-llama-405b.perfetto.json"
     path.write_bytes(target_named("perfetto").write(prediction.timeline))
     found = prediction.report.facts() | {"stages": []}

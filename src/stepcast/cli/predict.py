@@ -38,9 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from stepcast.forecast import predict
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
-    from stepcast.predict import predict
 
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
     assumptions: list[str] = []
@@ -66,11 +66,11 @@ def _write_workload(
     calibration: "Calibration | None",
 ) -> None:
     """One stage of the generated workload with its priced times, for other simulators."""
+    from stepcast.forecast import compute_pricer
     from stepcast.generate.aicb import aicb_workload
     from stepcast.generate.workload import generate
     from stepcast.generate.written import aicb_times, recorded
     from stepcast.outputs import chakra, simai
-    from stepcast.predict import compute_pricer
 
     workload = generate(model, strategy)
     price = compute_pricer(workload, cluster, calibration)

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
 from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -26,7 +26,9 @@ KEEP_EVERY_S = 5.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the calibration to write")
+    parser.add_argument(
+        "-o", "--output", type=new_file, required=True, metavar="FILE", help="the calibration to write"
+    )
     parser.add_argument("--quick", action="store_true", help="a third of the points, in under a minute")
     parser.add_argument(
         "--gpu", metavar="G", help="what the catalogue calls this GPU, or a TOML file that describes it"

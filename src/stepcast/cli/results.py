@@ -10,7 +10,7 @@ from stepcast.cli.numbers import MOST_RUNS, count
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
 
 if TYPE_CHECKING:
-    from stepcast.predict import Prediction
+    from stepcast.forecast import Prediction
 
 
 def add_result_arguments(parser: argparse.ArgumentParser) -> None:
@@ -81,7 +81,7 @@ def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
 
 
 def _jitter(prediction: "Prediction", args: argparse.Namespace) -> dict[str, Any]:
-    from stepcast.simulate.jitter import jittered
+    from stepcast.simulation.jitter import jittered
 
     spread = jittered(prediction.step, args.jitter, args.runs, args.seed)
     return {

@@ -10,7 +10,7 @@ from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.ir.workload import Workload
 
 if TYPE_CHECKING:
-    from stepcast.predict import Options
+    from stepcast.forecast import Options
 
 ENGINES = ("fast", "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
@@ -113,14 +113,12 @@ def run(args: argparse.Namespace) -> int:
         return run_simai(workload, args)
     if args.cluster is None:
         raise ValueError("--cluster is needed: a name from 'stepcast list clusters' or a TOML file")
+    from stepcast.forecast import simulate
     from stepcast.hardware import load_cluster
-    from stepcast.predict import simulate_workload
 
     options = _options(args)
     slow_ranks = {_count(name, "--slow-rank"): x for name, x in _factors(args.slow_rank, "--slow-rank")}
-    prediction = simulate_workload(
-        workload, load_cluster(args.cluster, args.set), options, slow_ranks=slow_ranks
-    )
+    prediction = simulate(workload, load_cluster(args.cluster, args.set), options, slow_ranks=slow_ranks)
     show_prediction(prediction, args)
     return 0
 
@@ -136,12 +134,12 @@ def _check_engine(args: argparse.Namespace) -> None:
 
 def _options(args: argparse.Namespace) -> "Options":
     from stepcast.cost.collectives import Algorithm
+    from stepcast.forecast import Options
     from stepcast.ir.group import Group
     from stepcast.ir.work import CollectiveKind
-    from stepcast.predict import Options
-    from stepcast.simulate.chunks import Body
-    from stepcast.simulate.messages import Send
-    from stepcast.simulate.step import Conditions
+    from stepcast.simulation.chunks import Body
+    from stepcast.simulation.messages import Send
+    from stepcast.simulation.step import Conditions
 
     stages = {
         _count(name, "--slow-stage"): factor for name, factor in _factors(args.slow_stage, "--slow-stage")
@@ -165,7 +163,7 @@ def _schedule(name: str | None) -> Any:
         return name
     if not Path(name).is_file():
         raise ValueError(f"--schedule {name}: no such schedule or file; known: {', '.join(SCHEDULES)}")
-    from stepcast.simulate.schedule_file import parse_schedule
+    from stepcast.simulation.schedule_file import parse_schedule
 
     try:
         return parse_schedule(Path(name).read_text(), Path(name).stem)

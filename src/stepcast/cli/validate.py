@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.output import heading, print_json, terminal_width
+from stepcast.cli.output import heading, new_file, print_json, terminal_width
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_count, format_percent, format_seconds
 
@@ -29,7 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cluster", metavar="C", help="nccl-tests: where the logs were taken (default: azure-nd-a100-v4)"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="every row, measured and predicted, as csv")
+    parser.add_argument(
+        "-o", "--output", type=new_file, metavar="FILE", help="every row, measured and predicted, as csv"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
@@ -43,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
         _progress(entry.name)
         options = {"cluster": args.cluster} if args.cluster and entry.name == "nccl-tests" else {}
         found = entry.measure(str(place), **options)
-        boards[entry.name], measured[entry.name] = scoreboard(found), found.columns
+        board = scoreboard(found)
+        if args.data and board.summary is None:
+            why = next(iter(board.skipped), "give a folder laid out like the set")
+            raise ValueError(f"{place}: no row of the set {entry.name} could be compared: {why}")
+        boards[entry.name], measured[entry.name] = board, found.columns
     _progress("")
     if args.output:
         _write_csv(args.output, measured)

@@ -65,8 +65,10 @@ class Layer:
             raise ValueError(f"process_s must be a finite number, zero or more, not {self.process_s!r}")
 
     def op_name(self, op: Op) -> str:
-        """The op's name in timelines and reports."""
-        return f"{self.name} {op.name}" if op.name else self.name
+        """The op's name in timelines and reports, which says no word twice."""
+        if not op.name or self.name.endswith(op.name):
+            return self.name
+        return op.name if op.name.startswith(self.name) else f"{self.name} {op.name}"
 
     def ops(self, phase: Phase) -> tuple[Op, ...]:
         match phase:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from stepcast.cost.memory import memory
 from stepcast.cost.memory_overhead import OVERHEADS
+from stepcast.forecast import predict
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.models.columns import model_of_columns
-from stepcast.predict import predict
 from stepcast.units import GIB
 from stepcast.validate.published_cluster import cluster_of
 from stepcast.validate.published_defaults import defaults_of

@@ -1,0 +1,88 @@
+"""What each stage and chunk of a pipeline runs, from a workload that says it once for all stages."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from stepcast.ir.workload import Layer, Stage, Workload
+from stepcast.simulation.schedule import Place, Schedule
+
+
+class Body(StrEnum):
+    """What the body of a uniform workload stands for."""
+
+    STAGE = "stage"  # what every stage runs, as in SimAI
+    MODEL = "model"  # the whole model, to be split over the stages
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The layers of one chunk: in most micro-batches, in the first and in the last."""
+
+    usual: tuple[Layer, ...]
+    first: tuple[Layer, ...]
+    last: tuple[Layer, ...]
+
+
+def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place, Chunk]:
+    """The layers of every chunk of *schedule*."""
+    copies = model_copies(schedule)
+    if not workload.uniform:
+        if len(workload.stages) != len(copies[0]):
+            raise ValueError(
+                f"the workload has {len(workload.stages)} pieces, schedule {schedule.name} {len(copies[0])}"
+            )
+        # Stages that are one object run the same: so do their chunks.
+        known = {id(stage): _whole(stage, workload) for stage in workload.stages}
+        pieces = [known[id(stage)] for stage in workload.stages]
+        return {place: piece for copy in copies for place, piece in zip(copy, pieces, strict=True)}
+    whole = _whole(workload.stages[0], workload)
+    if body is Body.MODEL:
+        pieces = _split(whole, len(copies[0]))
+        return {place: piece for copy in copies for place, piece in zip(copy, pieces, strict=True)}
+    parts = _split(whole, schedule.chunks // len(copies))
+    return {place: parts[place.chunk % len(parts)] for copy in copies for place in copy}
+
+
+def model_copies(schedule: Schedule) -> list[list[Place]]:
+    """The places of each copy of the model, from its start to its end; DualPipe runs two copies."""
+    copies: list[list[Place]] = []
+    for chunk in range(schedule.chunks):
+        for stage in range(schedule.stages):
+            place: Place | None = Place(stage, chunk)
+            assert place is not None
+            if schedule.previous(place) is not None:
+                continue
+            copy: list[Place] = []
+            while place is not None:
+                copy.append(place)
+                place = schedule.following(place)
+            copies.append(copy)
+    return copies
+
+
+def _whole(stage: Stage, workload: Workload) -> Chunk:
+    """The same tuple of layers wherever a micro-batch is a usual one, so that it is priced once."""
+    usual = stage.body_layers()
+    varied = {variation.micro_batch for variation in stage.variations}
+
+    def of(micro_batch: int) -> tuple[Layer, ...]:
+        return stage.body_layers(micro_batch) if micro_batch in varied else usual
+
+    return Chunk(usual, of(0), of(workload.micro_batches - 1))
+
+
+def _split(whole: Chunk, parts: int) -> list[Chunk]:
+    """Consecutive pieces of nearly equal numbers of layers; the same cuts in every micro-batch."""
+    count = len(whole.usual)
+    if count < parts:
+        raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer stages or chunks")
+    cuts = [round(count * part / parts) for part in range(parts + 1)]
+
+    found = []
+    for start, end in pairwise(cuts):
+        usual = whole.usual[start:end]
+        # Equal pieces stay one object here too.
+        others = (layers[start:end] for layers in (whole.first, whole.last))
+        found.append(Chunk(usual, *(usual if layers == usual else layers for layers in others)))
+    return found

@@ -1,0 +1,259 @@
+"""How a call of a stage sends and receives: its own segment with the ops of its messages around it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from stepcast.simulation.arrays import NO_LANE, ProgramError, Segment, TimedOp
+from stepcast.simulation.schedule import Kind, Place, Schedule
+
+
+class Phase(NamedTuple):
+    """What a slot is, whichever its micro-batch."""
+
+    kind: Kind
+    chunk: int
+    first: bool
+    """The first slot of this kind and chunk on the stage."""
+    last: bool
+    """The last one: the backward after which gradients can be reduced."""
+
+    @property
+    def backward(self) -> bool:
+        return self.kind in (Kind.BACKWARD, Kind.INPUT)
+
+
+class Send(StrEnum):
+    """When a message moves, and who waits for it."""
+
+    EAGER = "eager"
+    """As soon as it is ready, in the sender's lane alone; only the slot that needs it waits for it."""
+    RENDEZVOUS = "rendezvous"
+    """When it is ready and the receiver has begun the slot before the one that needs it (one receive ahead),
+    in a lane of its own between the two stages. Computing goes on."""
+    BLOCKING = "blocking"
+    """When both sides have come to it; both stop computing until it has passed (the send of a slot and the
+    receive of the next one are posted together, as Megatron-LM does). Schedules that run ahead of their
+    receivers deadlock, as they would in a real run without buffers: more than one chunk, ZB-H2."""
+
+
+@dataclass(frozen=True)
+class Messages:
+    """The lanes that messages take and how long they take."""
+
+    duration_s: Callable[[Kind, Place, Place], float]
+    """(FORWARD or BACKWARD, from, to) -> seconds."""
+    mode: Send = Send.EAGER
+    compute_lane: int = 0
+    send_lanes: tuple[int, int] = (1, 2)
+    """For activations and for gradients."""
+    receive_lanes: tuple[int, int] = (3, 4)
+
+    def __post_init__(self) -> None:
+        lanes = (self.compute_lane, *self.send_lanes, *self.receive_lanes)
+        if self.mode is Send.BLOCKING and len(set(lanes)) < len(lanes):
+            raise ProgramError(f"blocking messages need five different lanes, not {lanes}")
+
+
+FREE = Messages(lambda kind, source, target: 0.0)
+"""Messages that take no time and no lane."""
+
+
+class Which(StrEnum):
+    """The signal of another call that an input waits for."""
+
+    READY = "ready"
+    """The message of a place: arrived (eager), or posted by its sender."""
+    POSTED = "posted"
+    """The receive of a place has been posted."""
+    ARRIVED = "arrived"
+    """The message of a place has passed (rendezvous)."""
+
+
+class Wire(NamedTuple):
+    """An input of a call: the signal *which* of *place* for the micro-batch of one of the phases."""
+
+    which: Which
+    direction: int
+    place: Place
+    of_previous: bool
+    """The micro-batch is that of the call before this one (whose message is being sent)."""
+    phase: int
+
+
+@dataclass(frozen=True)
+class Framed:
+    """A segment with its messages, what each input is bound to and which output gives which signal."""
+
+    segment: Segment
+    wires: tuple[Wire | None, ...]
+    ready: dict[int, int]
+    """Phase of this call -> output."""
+    posted: dict[int, int]
+    """Phase of the next call -> output."""
+
+
+class Frame:
+    """Puts the message ops of one stage around its segments."""
+
+    def __init__(self, schedule: Schedule, stage: int, lanes: int, messages: Messages) -> None:
+        self.schedule, self.stage, self.lanes, self.messages = schedule, stage, lanes, messages
+
+    def around(
+        self,
+        base: Segment | None,
+        phases: tuple[Phase, ...],
+        before: tuple[Phase, ...],
+        after: tuple[Phase, ...],
+    ) -> Framed:
+        """*base* runs *phases*; *before* and *after* are those of the calls before and after it."""
+        build = _Build(self)
+        if self.messages.mode is Send.BLOCKING:
+            build.send_and_receive(before, phases)
+        if self.messages.mode is Send.RENDEZVOUS:
+            build.post_receives(after)
+        build.base(base, phases)
+        build.outputs(phases)
+        if self.messages.mode is Send.BLOCKING:
+            build.post_receives(after)
+        return build.framed()
+
+    def inbound(self, phase: Phase) -> Place | None:
+        """Where the message of *phase* comes from."""
+        place = Place(self.stage, phase.chunk)
+        if phase.kind is Kind.WEIGHT:
+            return None
+        return self.schedule.following(place) if phase.backward else self.schedule.previous(place)
+
+    def outbound(self, phase: Phase) -> Place | None:
+        place = Place(self.stage, phase.chunk)
+        if phase.kind is Kind.WEIGHT:
+            return None
+        return self.schedule.previous(place) if phase.backward else self.schedule.following(place)
+
+    def remote(self, place: Place | None) -> bool:
+        return place is not None and place.stage != self.stage
+
+    def duration_s(self, phase: Phase, source: Place, target: Place) -> float:
+        return self.messages.duration_s(Kind.BACKWARD if phase.backward else Kind.FORWARD, source, target)
+
+
+class _Build:
+    """One framed segment, from its first op to its last."""
+
+    def __init__(self, frame: Frame) -> None:
+        self.frame = frame
+        self.messages = frame.messages
+        self.segment: Segment | None = None
+        self.outputs_so_far = 0
+        self.wires: list[Wire | None] = []
+        self.arrived: dict[int, int] = {}
+        self.produced: dict[int, int] = {}
+        self.ready: dict[int, int] = {}
+        self.posted: dict[int, int] = {}
+
+    def add(self, op: TimedOp, bind: dict[int, int] | None = None, wire: Wire | None = None) -> int:
+        """Append one op; the output that is its end."""
+        piece = Segment.of("", (op,), lanes=self.frame.lanes, inputs=len(op.inputs), outputs=(0,))
+        if wire:
+            self.wires.append(wire)
+        return self.append(piece, bind or {})
+
+    def append(self, piece: Segment, bind: dict[int, int]) -> int:
+        """Append *piece*; its first output."""
+        self.segment = self.segment.then(piece, bind) if self.segment else piece
+        first = self.outputs_so_far
+        self.outputs_so_far += len(piece.shape.outputs)
+        return first
+
+    def send_and_receive(self, before: tuple[Phase, ...], phases: tuple[Phase, ...]) -> None:
+        """The messages that the call before this one posted: its own and those that this call needs."""
+        frame, waits = self.frame, []
+        for number, phase in enumerate(before):
+            target = frame.outbound(phase)
+            if target is not None and frame.remote(target):
+                lane = self.messages.send_lanes[phase.backward]
+                duration_s = frame.duration_s(phase, Place(frame.stage, phase.chunk), target)
+                wire = Wire(Which.POSTED, int(phase.backward), target, True, number)
+                waits.append(self.add(TimedOp("send", duration_s, lane, inputs=(0,)), wire=wire))
+        for number, phase in enumerate(phases):
+            source = frame.inbound(phase)
+            if source is not None and frame.remote(source):
+                lane = self.messages.receive_lanes[phase.backward]
+                duration_s = frame.duration_s(phase, source, Place(frame.stage, phase.chunk))
+                wire = Wire(Which.READY, int(phase.backward), source, False, number)
+                self.arrived[number] = self.add(TimedOp("receive", duration_s, lane, inputs=(0,)), wire=wire)
+                waits.append(self.arrived[number])
+        if waits:
+            op = TimedOp(
+                "wait for messages", 0.0, self.messages.compute_lane, inputs=tuple(range(len(waits)))
+            )
+            self.add(op, bind=dict(enumerate(waits)))
+
+    def post_receives(self, after: tuple[Phase, ...]) -> None:
+        """Be ready for the messages of the next call from here on."""
+        blocking = self.messages.mode is Send.BLOCKING
+        for number, phase in enumerate(after):
+            if self.frame.remote(self.frame.inbound(phase)):
+                lane = self.messages.receive_lanes[phase.backward] if blocking else NO_LANE
+                self.posted[number] = self.add(
+                    TimedOp("post receive", 0.0, lane, lanes=(self.messages.compute_lane,))
+                )
+
+    def base(self, base: Segment | None, phases: tuple[Phase, ...]) -> None:
+        """The segment itself; input and output k belong to phase k."""
+        if base is None:
+            return
+        for number, phase in enumerate(phases):
+            takes, gives = self.frame.inbound(phase), self.frame.outbound(phase)
+            if takes is not None and base.shape.inputs <= number:
+                raise ProgramError(f"segment {base.name} of stage {self.frame.stage} has no input {number}")
+            if gives is not None and len(base.shape.outputs) <= number:
+                raise ProgramError(f"segment {base.name} of stage {self.frame.stage} has no output {number}")
+        bind = dict(self.arrived)
+        first = self.append(base, bind)
+        self.wires += [self.wire(phases, port) for port in range(base.shape.inputs) if port not in bind]
+        self.produced = {port: first + port for port in range(len(base.shape.outputs))}
+
+    def wire(self, phases: tuple[Phase, ...], port: int) -> Wire | None:
+        """What a message that needs no op of its own is bound to: its arrival, or the loss of this stage."""
+        if port >= len(phases) or phases[port].kind is Kind.WEIGHT:
+            return None
+        phase = phases[port]
+        source = self.frame.inbound(phase)
+        if source is not None:
+            passes = self.messages.mode is Send.RENDEZVOUS and self.frame.remote(source)
+            return Wire(Which.ARRIVED if passes else Which.READY, int(phase.backward), source, False, port)
+        if phase.backward:
+            return Wire(Which.READY, 0, Place(self.frame.stage, phase.chunk), False, port)
+        return None
+
+    def outputs(self, phases: tuple[Phase, ...]) -> None:
+        """Send (eager) or post the send (blocking) of what each phase produced."""
+        frame, mode = self.frame, self.messages.mode
+        for number, phase in enumerate(phases):
+            if number not in self.produced or phase.kind is Kind.WEIGHT:
+                continue
+            self.ready[number] = self.produced[number]
+            target = frame.outbound(phase)
+            if target is None or not frame.remote(target) or mode is Send.RENDEZVOUS:
+                continue
+            lane, duration_s = self.messages.send_lanes[phase.backward], 0.0
+            if mode is Send.EAGER:
+                duration_s = frame.duration_s(phase, Place(frame.stage, phase.chunk), target)
+                if duration_s == 0:
+                    continue
+            name = "send" if mode is Send.EAGER else "post send"
+            op = TimedOp(name, duration_s, lane, inputs=(0,))
+            self.ready[number] = self.add(op, bind={0: self.produced[number]})
+
+    def framed(self) -> Framed:
+        """With only the outputs that give a signal."""
+        kept = [*self.ready.values(), *self.posted.values()]
+        ready = {phase: port for port, phase in enumerate(self.ready)}
+        posted = {phase: port + len(ready) for port, phase in enumerate(self.posted)}
+        segment = self.segment or Segment.of("", (), lanes=self.frame.lanes)
+        if kept != list(range(self.outputs_so_far)):
+            segment = segment.giving(kept)
+        return Framed(segment, tuple(self.wires), ready, posted)

@@ -1,0 +1,233 @@
+"""Layers as segments: the ops of a phase, issued in order, in the lanes of one rank.
+
+Computation runs in the compute lane, each group's communication in a lane of its own. A blocking
+communication starts when the computation before it has ended and holds up the computation after it; a
+non-blocking one holds up nobody but the ops that name it.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from stepcast.ir.group import Group
+from stepcast.ir.work import Collective, Transfer, Work
+from stepcast.ir.workload import Layer, Op, Phase, Stage
+from stepcast.simulation.arrays import Segment, TimedOp
+from stepcast.simulation.schedule import Kind
+
+COMPUTE = 0
+COMPUTE_NAME = "compute"
+SEND_NAMES = ("pp send activations", "pp send gradients")
+RECEIVE_NAMES = ("pp receive activations", "pp receive gradients")
+HOST_NAME = "host"
+
+Seconds = Callable[[Work], float]
+IssueSeconds = Callable[[Work, bool], float]
+"""(work, whether in a backward) -> seconds the host needs to issue it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lanes of every rank: compute, those of the pipeline's messages, then one for each group.
+
+    Messages that both sides stop for need lanes to receive in; others arrive in the sender's. An eager host
+    has a lane of its own, in which it issues what the others run.
+    """
+
+    groups: tuple[Group, ...]
+    receives: bool = False
+    host: bool = False
+
+    @property
+    def messages(self) -> tuple[str, ...]:
+        return SEND_NAMES + RECEIVE_NAMES if self.receives else SEND_NAMES
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        groups = (str(group) for group in self.groups)
+        return (COMPUTE_NAME, *self.messages, *groups, *((HOST_NAME,) if self.host else ()))
+
+    @property
+    def collectives(self) -> tuple[int, ...]:
+        """The lanes of the groups."""
+        first = 1 + len(self.messages)
+        return tuple(range(first, first + len(self.groups)))
+
+    @property
+    def host_lane(self) -> int | None:
+        return len(self.names) - 1 if self.host else None
+
+    def of(self, group: Group) -> int:
+        return 1 + len(self.messages) + self.groups.index(group)
+
+    def group(self, lane: int) -> Group | None:
+        """The group whose communication runs in *lane*; None for computing and for the host."""
+        if lane in (COMPUTE, self.host_lane):
+            return None
+        at = lane - 1 - len(self.messages)
+        return Group.PP if at < 0 else self.groups[at]
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """An op with the layer it belongs to."""
+
+    layer: Layer
+    op: Op
+    backward: bool = False
+
+
+def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
+    """The ops of one slot in the order in which they are issued.
+
+    A whole backward hands its gradient on when it has ended, as autograd does; a split one after its input
+    half.
+    """
+    if kind is Kind.FORWARD:
+        return [Issued(layer, op) for layer in layers for op in layer.forward]
+    phases = {
+        Kind.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
+        Kind.INPUT: (Phase.INPUT_GRADIENT,),
+        Kind.WEIGHT: (Phase.WEIGHT_GRADIENT,),
+    }[kind]
+    return [
+        Issued(layer, op, backward=True)
+        for layer in reversed(layers)
+        for phase in phases
+        for op in layer.ops(phase)
+    ]
+
+
+def once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issued]:
+    """The ops of layers that run once per step, all their *phases* together."""
+    return [Issued(layer, op) for layer in layers for phase in phases for op in layer.ops(phase)]
+
+
+def used_groups(stages: Iterable[Stage]) -> tuple[Group, ...]:
+    """The groups that communicate, in the order of the Group table."""
+    used = {
+        op.work.group
+        for stage in stages
+        for layer, _ in stage.counted_layers(1)
+        for phase in Phase
+        for op in layer.ops(phase)
+        if isinstance(op.work, Collective | Transfer)
+    }
+    return tuple(group for group in Group if group in used)
+
+
+def segment_of_ops(
+    name: str,
+    streams: Sequence[Sequence[Issued]],
+    lanes: Lanes,
+    seconds: Seconds,
+    issue_s: IssueSeconds | None = None,
+) -> Segment:
+    """A segment of one slot, or of two that are interleaved; input and output k belong to stream k."""
+    build = _Build(lanes, seconds, len(streams), issue_s)
+    for stream, issued in _interleaved(streams, seconds):
+        build.issue(stream, issued)
+    outputs = [build.output(stream) for stream in range(len(streams))]
+    build.wait_for_the_rest()
+    return Segment.of(name, build.ops, lanes=len(lanes.names), inputs=len(streams), outputs=outputs)
+
+
+def _interleaved(streams: Sequence[Sequence[Issued]], seconds: Seconds) -> list[tuple[int, Issued]]:
+    """Ops of all streams, each stream in its own order, taken in proportion to the computation done."""
+    if len(streams) == 1:
+        return [(0, issued) for issued in streams[0]]
+    placed = []
+    for stream, listed in enumerate(streams):
+        total_s = sum(seconds(issued.op.work) for issued in listed) or 1.0
+        done_s = 0.0
+        for at, issued in enumerate(listed):
+            placed.append((done_s / total_s, stream, at, issued))
+            done_s += seconds(issued.op.work)
+    return [(stream, issued) for _, stream, _, issued in sorted(placed, key=lambda item: item[:3])]
+
+
+class _Build:
+    """The ops of one segment as they are issued."""
+
+    def __init__(self, lanes: Lanes, seconds: Seconds, streams: int, issue_s: IssueSeconds | None) -> None:
+        self.lanes, self.seconds, self.issue_s = lanes, seconds, issue_s
+        self.ops: list[TimedOp] = []
+        # Per stream: the last computation, the blocking communication that the next op waits for, and the
+        # op that makes what is handed on.
+        self.computed: list[int | None] = [None] * streams
+        self.awaited: list[tuple[int, ...]] = [()] * streams
+        self.made: list[int | None] = [None] * streams
+        self.named: dict[str, int] = {}
+
+    def issue(self, stream: int, issued: Issued) -> None:
+        work, layer = issued.op.work, issued.layer
+        duration_s = self.seconds(work)
+        communicates = isinstance(work, Collective | Transfer)
+        if communicates and duration_s == 0:
+            return
+        name = layer.op_name(issued.op)
+        after, lanes = self._named_waits(issued.op)
+        after += self.awaited[stream] + self._issued(issued)
+        if communicates:
+            assert isinstance(work, Collective | Transfer)
+            if (computed := self.computed[stream]) is not None:
+                after += (computed,)
+            elif issued.op.blocking:
+                lanes += (COMPUTE,)
+            lane = self.lanes.of(work.group)
+            ahead = not issued.op.blocking
+            at = self._add(stream, name, duration_s + layer.process_s, lane, after, lanes, ahead)
+            if issued.op.blocking:
+                self.awaited[stream] = (at,)
+        else:
+            at = self._add(stream, name, duration_s, COMPUTE, after, lanes)
+            self.computed[stream] = at
+            self.awaited[stream] = ()
+        self.named[issued.op.name] = at
+        if issued.op.blocking or not communicates:
+            self.made[stream] = at
+
+    def _issued(self, issued: Issued) -> tuple[int, ...]:
+        """The host's own op, which an eager host ends before the work can start; it waits for nothing."""
+        host = self.lanes.host_lane
+        if self.issue_s is None or host is None:
+            return ()
+        self.ops.append(TimedOp("issue", self.issue_s(issued.op.work, issued.backward), host))
+        return (len(self.ops) - 1,)
+
+    def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ops of this segment that *op* names, and the lanes to wait for where an op was issued earlier."""
+        here = tuple(self.named[name] for name in op.after if name in self.named)
+        if len(here) == len(op.after):
+            return here, ()
+        return here, self.lanes.collectives
+
+    def _add(
+        self,
+        stream: int,
+        name: str,
+        duration_s: float,
+        lane: int,
+        after: tuple[int, ...],
+        lanes: tuple[int, ...],
+        ahead: bool = False,
+    ) -> int:
+        """Append an op. The first ops of a stream wait for its input, unless they run *ahead* of it."""
+        begins = self.computed[stream] is None and not self.awaited[stream]
+        inputs = (stream,) if begins and not ahead else ()
+        self.ops.append(TimedOp(name, duration_s, lane, tuple(dict.fromkeys(after)), inputs, lanes))
+        return len(self.ops) - 1
+
+    def wait_for_the_rest(self) -> None:
+        """A blocking communication at the end holds up the next segment too."""
+        awaited = tuple(at for stream in self.awaited for at in stream)
+        if awaited:
+            self.ops.append(TimedOp("wait", 0.0, COMPUTE, awaited))
+
+    def output(self, stream: int) -> int:
+        """The op that ends what the stream hands on; a stream that makes nothing passes its input on."""
+        made = self.made[stream]
+        if made is None:
+            made = self.computed[stream]
+        if made is None:
+            made = self._add(stream, "nothing to do", 0.0, COMPUTE, (), ())
+        return made

@@ -1,0 +1,86 @@
+"""The tasks of a simulated step as a Timeline."""
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
+from stepcast.simulation.arrays import NO_LANE, Ints, Program, Segment, Times
+from stepcast.simulation.distinct import distinct
+from stepcast.simulation.segments import COMPUTE
+from stepcast.simulation.step import Step
+
+
+def timeline_of(step: Step, times: Times, source: str = "") -> Timeline:
+    """Every task that takes time, on the lanes of its stage. Details say which slot it belongs to."""
+    program = step.program
+    names = list(dict.fromkeys(name for segment in program.segments for name in segment.shape.names))
+    number = {name: at for at, name in enumerate(names)}
+    slots = [segment.name or "once" for segment in program.segments]
+    details = list(dict.fromkeys(slots))
+    calls, lanes = program.task_calls(), program.task_lanes()
+    durations_s = times.end_s - times.start_s
+    kept = np.flatnonzero((durations_s > 0) & (lanes != NO_LANE))
+    calls, lanes = calls[kept], lanes[kept]
+    name_of = program.per_task(
+        [np.array([number[name] for name in segment.shape.names], np.int64) for segment in program.segments]
+    )[kept]
+    slot_of = np.array([details.index(slot) for slot in slots], np.int64)
+    used, _, lane_of = distinct(program.rank[calls] * len(program.lanes) + lanes)
+    ranks_and_lanes = [divmod(key, len(program.lanes)) for key in used.tolist()]
+    micro_batches = program.micro_batches
+    batch = np.full(len(kept), NONE) if micro_batches is None else micro_batches[calls, 0]
+    stages = range(step.schedule.stages)
+    return Timeline(
+        names=tuple(names),
+        lanes=tuple(Lane(rank, program.lanes[lane]) for rank, lane in ranks_and_lanes),
+        works=(),
+        details=tuple({"slot": slot} for slot in details),
+        name_of=name_of.astype(np.int32),
+        lane_of=lane_of.astype(np.int32),
+        kind_of=np.where(lanes == COMPUTE, SpanKind.COMPUTE, SpanKind.COMMUNICATION).astype(np.int32),
+        work_of=np.full(len(kept), NONE, np.int32),
+        detail_of=slot_of[program.segment[calls]].astype(np.int32),
+        micro_batch_of=batch.astype(np.int32),
+        parent_of=np.full(len(kept), NONE, np.int32),
+        start_s=times.start_s[kept],
+        duration_s=durations_s[kept],
+        measured=False,
+        source=source,
+        stage_of_rank={stage: stage for stage in stages},
+        flows=_flows(program, kept),
+    )
+
+
+def _flows(program: Program, kept: Ints) -> npt.NDArray[np.int32]:
+    """Messages between ranks: the row that sends, and the first row that waits for it."""
+    row = np.full(program.tasks, -1, np.int64)
+    row[kept] = np.arange(len(kept))
+    most = max((len(segment.shape.outputs) for segment in program.segments), default=0)
+    output_op = np.full((len(program.segments), max(most, 1)), -1, np.int64)
+    for number, segment in enumerate(program.segments):
+        output_op[number, : len(segment.shape.outputs)] = segment.shape.outputs
+    pairs = []
+    for port in range(program.inputs):
+        waits_at = np.array([_first_waiting(segment, port) for segment in program.segments], np.int64)
+        calls = np.flatnonzero(program.source_call[:, port] >= 0)
+        sources = program.source_call[calls, port]
+        between = (program.rank[calls] != program.rank[sources]) & (waits_at[program.segment[calls]] >= 0)
+        calls, sources = calls[between], sources[between]
+        sent = output_op[program.segment[sources], program.source_port[calls, port]]
+        rows = np.stack(
+            [
+                row[program.task_start[sources] + sent],
+                row[program.task_start[calls] + waits_at[program.segment[calls]]],
+            ],
+            axis=1,
+        )
+        pairs.append(rows[(rows >= 0).all(axis=1)])
+    return np.concatenate([np.zeros((0, 2), np.int64), *pairs]).astype(np.int32)
+
+
+def _first_waiting(segment: Segment, port: int) -> int:
+    """The first op that waits for input *port*, or -1."""
+    node = segment.shape.lanes + port
+    if port >= segment.shape.inputs:
+        return -1
+    return next((op for op, before in enumerate(segment.shape.waits) if node in before), -1)

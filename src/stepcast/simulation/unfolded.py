@@ -1,0 +1,196 @@
+"""The unfolded engine: a longest path over all tasks, each with its own duration.
+
+For what cannot be folded: jitter, ranks that differ. It walks the same arrays call by call, so a task costs
+its duration, its start and its end in memory and nothing more. Compiled by numba, which is imported only here
+and only when it is used; without numba the same function runs in Python.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from stepcast.simulation.arrays import Floats, Ints, Program, ProgramError, Times
+from stepcast.simulation.engine import levels
+
+
+class Tables(NamedTuple):
+    """A program as flat tables. Shapes are laid end to end: ``first_op`` says where the ops of each begin."""
+
+    lanes: int
+    inputs: int
+    rank_start: Sequence[int] | Ints
+    rank: Sequence[int] | Ints
+    shape: Sequence[int] | Ints
+    task_start: Sequence[int] | Ints
+    duration_start: Sequence[int] | Ints
+    source_call: Sequence[int] | Ints
+    source_task: Sequence[int] | Ints
+    first_op: Sequence[int] | Ints
+    before: Sequence[int] | Ints
+    before_start: Sequence[int] | Ints
+    shape_inputs: Sequence[int] | Ints
+    last_in_lane: Sequence[int] | Ints
+
+
+class Scratch(NamedTuple):
+    """Where each rank stands, and who waits for whom."""
+
+    next_call: list[int] | Ints
+    lane_free_s: list[float] | Floats
+    first_waiting: list[int] | Ints
+    next_waiting: list[int] | Ints
+    ready: list[int] | Ints
+
+
+def simulate_unfolded(
+    program: Program, duration_s: Floats | None = None, compiled: bool | None = None
+) -> Times:
+    """Run *program*, with *duration_s* (one per task) in place of its own durations if given.
+
+    *compiled* asks for numba or forbids it; by default it is used when it is installed.
+    """
+    if duration_s is not None and duration_s.shape != (program.tasks,):
+        raise ProgramError(f"{program.tasks} tasks but {duration_s.size} durations")
+    if duration_s is not None and not (np.isfinite(duration_s).all() and (duration_s >= 0).all()):
+        raise ProgramError("a duration is negative or not finite")
+    kernel = _compiled() if compiled is not False else None
+    if compiled and kernel is None:
+        raise ProgramError("the compiled engine needs numba: pip install stepcast[compiled]")
+    tables = _tables(program, per_task=duration_s is not None)
+    scratch = _scratch(program)
+    if duration_s is None:
+        duration_s = np.concatenate([segment.duration_s for segment in program.segments] or [np.zeros(0)])
+    start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
+    if kernel:
+        finished = kernel(tables, scratch, duration_s, start_s, end_s)
+    else:
+        starts, ends = [0.0] * program.tasks, [0.0] * program.tasks
+        finished = _longest_path(_lists(tables), _lists(scratch), duration_s.tolist(), starts, ends)
+        start_s[:], end_s[:] = starts, ends
+    if finished < program.calls:
+        levels(program)  # names the calls that wait for each other
+    return Times(start_s, end_s)
+
+
+@cache
+def _compiled() -> Callable[..., int] | None:
+    try:
+        import numba
+    except ImportError:
+        return None
+    kernel: Callable[..., int] = numba.njit(cache=True)(_longest_path)
+    return kernel
+
+
+def _lists(tables: Any) -> Any:
+    """The same tables as plain lists, which Python indexes faster than arrays."""
+    return type(tables)(*(part.tolist() if isinstance(part, np.ndarray) else part for part in tables))
+
+
+def _tables(program: Program, per_task: bool) -> Tables:
+    shapes, shape_of = program.shapes
+    ops = np.array([segment.shape.ops for segment in program.segments], np.int64)
+    segment_start = np.cumsum(ops) - ops
+    shape = shape_of[program.segment]
+    before_start = [0]
+    for each in shapes:
+        before_start.extend((before_start[-1] + each.before_start[1:]).tolist())
+    ports = max((len(each.outputs) for each in shapes), default=0)
+    output = np.zeros((len(shapes), max(ports, 1)), np.int64)
+    for row, each in zip(output, shapes, strict=True):
+        row[: len(each.outputs)] = each.outputs
+    source = program.source_call
+    source_op = output[shape[source], np.maximum(program.source_port, 0)] if program.calls else source
+    source_task = np.where(source >= 0, program.task_start[:-1][source] + source_op, -1)
+    return Tables(
+        lanes=len(program.lanes),
+        inputs=program.inputs,
+        rank_start=program.rank_start,
+        rank=program.rank,
+        shape=shape,
+        task_start=program.task_start,
+        duration_start=program.task_start if per_task else segment_start[program.segment],
+        source_call=source.reshape(-1),
+        source_task=source_task.reshape(-1),
+        first_op=np.cumsum([0, *(each.ops for each in shapes)]).astype(np.int64),
+        before=_flat([each.before for each in shapes]),
+        before_start=np.array(before_start, np.int64),
+        shape_inputs=np.array([each.inputs for each in shapes], np.int64),
+        last_in_lane=_flat([each.last_in_lane for each in shapes]),
+    )
+
+
+def _flat(parts: Sequence[Ints]) -> Ints:
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+def _scratch(program: Program) -> Scratch:
+    return Scratch(
+        next_call=program.rank_start[:-1].copy(),
+        lane_free_s=np.zeros(program.ranks * len(program.lanes)),
+        first_waiting=np.full(program.calls, -1, np.int64),
+        next_waiting=np.full(program.ranks, -1, np.int64),
+        ready=np.arange(program.ranks),
+    )
+
+
+def _longest_path(tables: Any, scratch: Any, duration_s: Any, start_s: Any, end_s: Any) -> int:
+    """Fill *start_s* and *end_s*; the number of calls that could run.
+
+    Indexing only, so that it runs compiled over arrays and in Python over lists.
+    """
+    lanes, inputs = tables.lanes, tables.inputs
+    ready, height, finished = scratch.ready, len(scratch.ready), 0
+    while height > 0:
+        height -= 1
+        rank = ready[height]
+        lane_base = rank * lanes
+        call, stop = scratch.next_call[rank], tables.rank_start[rank + 1]
+        while call < stop:
+            source_base = call * inputs
+            blocker = -1
+            for port in range(source_base, source_base + inputs):
+                other = tables.source_call[port]
+                if other >= 0 and scratch.next_call[tables.rank[other]] <= other:
+                    blocker = other
+                    break
+            if blocker >= 0:
+                scratch.next_waiting[rank] = scratch.first_waiting[blocker]
+                scratch.first_waiting[blocker] = rank
+                break
+            shape, first_task = tables.shape[call], tables.task_start[call]
+            first, last = tables.first_op[shape], tables.first_op[shape + 1]
+            node_of_op = lanes + tables.shape_inputs[shape]
+            # So that node + task_shift is a task and op + offset a duration.
+            task_shift, op_shift = first_task - node_of_op, first_task - first
+            duration_shift = tables.duration_start[call] - first
+            for op in range(first, last):
+                latest = 0.0
+                for k in range(tables.before_start[op], tables.before_start[op + 1]):
+                    node = tables.before[k]
+                    if node >= node_of_op:
+                        time = end_s[node + task_shift]
+                    elif node < lanes:
+                        time = scratch.lane_free_s[lane_base + node]
+                    else:
+                        task = tables.source_task[source_base + node - lanes]
+                        time = end_s[task] if task >= 0 else 0.0
+                    if time > latest:
+                        latest = time
+                start_s[op + op_shift] = latest
+                end_s[op + op_shift] = latest + duration_s[op + duration_shift]
+            for lane in range(lanes):
+                op = tables.last_in_lane[shape * lanes + lane]
+                if op >= 0:
+                    scratch.lane_free_s[lane_base + lane] = end_s[first_task + op]
+            finished += 1
+            waiter = scratch.first_waiting[call]
+            while waiter >= 0:
+                ready[height] = waiter
+                height += 1
+                waiter = scratch.next_waiting[waiter]
+            call += 1
+            scratch.next_call[rank] = call
+    return finished

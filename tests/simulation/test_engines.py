@@ -1,0 +1,150 @@
+"""Both engines against a slow event simulator, and what must hold of any run."""
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepcast.simulation.arrays import Floats, Program, Times
+from stepcast.simulation.critical import critical_path
+from stepcast.simulation.engine import simulate, task_times
+from stepcast.simulation.unfolded import simulate_unfolded
+from tests.simulation.reference import Plan, Task, event_simulation, random_plan, waits
+
+plans = st.randoms(use_true_random=False).map(random_plan)
+CLOSE = 1e-12
+
+
+def task_list(plan: Plan) -> list[Task]:
+    """The tasks in the order in which the program numbers them."""
+    return [
+        (call, op)
+        for call in plan.in_program_order()
+        for op in range(len(plan.pieces[plan.calls[call].piece].ops))
+    ]
+
+
+def own_durations(plan: Plan) -> dict[Task, float]:
+    return {
+        (call, op): plan.pieces[plan.calls[call].piece].ops[op].duration_s for call, op in task_list(plan)
+    }
+
+
+def assert_same(times: Times, spans: dict[Task, tuple[float, float]], tasks: list[Task]) -> None:
+    expected = np.array([spans[task] for task in tasks]).reshape(-1, 2)
+    scale = max(expected.max(initial=0.0), 1.0)
+    np.testing.assert_allclose(times.start_s, expected[:, 0], rtol=0, atol=CLOSE * scale)
+    np.testing.assert_allclose(times.end_s, expected[:, 1], rtol=0, atol=CLOSE * scale)
+
+
+@settings(max_examples=150, deadline=None)
+@given(plans)
+def test_folded_agrees_with_the_event_simulator(plan: Plan) -> None:
+    run = simulate(plan.program())
+    spans = event_simulation(plan, own_durations(plan))
+    assert_same(task_times(run), spans, task_list(plan))
+    assert run.makespan_s == pytest.approx(max((end for _, end in spans.values()), default=0.0), rel=CLOSE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans, st.integers(0, 2**32))
+def test_unfolded_agrees_with_the_event_simulator_under_jitter(plan: Plan, seed: int) -> None:
+    tasks = task_list(plan)
+    duration_s = np.random.default_rng(seed).exponential(size=len(tasks))
+    times = simulate_unfolded(plan.program(), duration_s, compiled=False)
+    assert_same(times, event_simulation(plan, dict(zip(tasks, duration_s.tolist(), strict=True))), tasks)
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans, st.integers(0, 2**32))
+def test_compiled_and_python_agree_bit_for_bit(plan: Plan, seed: int) -> None:
+    pytest.importorskip("numba")
+    program = plan.program()
+    for duration_s in (None, np.random.default_rng(seed).exponential(size=program.tasks)):
+        compiled = simulate_unfolded(program, duration_s, compiled=True)
+        plain = simulate_unfolded(program, duration_s, compiled=False)
+        assert compiled.start_s.tobytes() == plain.start_s.tobytes()
+        assert compiled.end_s.tobytes() == plain.end_s.tobytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans)
+def test_both_engines_agree(plan: Plan) -> None:
+    program = plan.program()
+    folded, unfolded = task_times(simulate(program)), simulate_unfolded(program, compiled=False)
+    scale = max(unfolded.makespan_s, 1.0)
+    np.testing.assert_allclose(folded.start_s, unfolded.start_s, rtol=0, atol=CLOSE * scale)
+    np.testing.assert_allclose(folded.end_s, unfolded.end_s, rtol=0, atol=CLOSE * scale)
+    assert simulate_unfolded(program, program.task_durations_s(), compiled=False).end_s.tobytes() == (
+        unfolded.end_s.tobytes()
+    )
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans)
+def test_lanes_do_not_overlap_and_waits_are_kept(plan: Plan) -> None:
+    times = task_times(simulate(plan.program()))
+    slack = CLOSE * max(times.makespan_s, 1.0)
+    at = {task: index for index, task in enumerate(task_list(plan))}
+    needs, lanes = waits(plan)
+    for task, needed in needs.items():
+        for other in needed:
+            assert times.start_s[at[task]] >= times.end_s[at[other]] - slack
+    for tasks in lanes.values():
+        for one, two in pairwise(tasks):
+            assert times.start_s[at[two]] >= times.end_s[at[one]] - slack
+
+
+def end_of(program: Program, duration_s: Floats) -> Floats:
+    return simulate_unfolded(program, duration_s, compiled=False).end_s
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans, st.randoms(use_true_random=False))
+def test_a_longer_task_never_ends_anything_earlier(plan: Plan, rng: random.Random) -> None:
+    program = plan.program()
+    duration_s = program.task_durations_s()
+    if not duration_s.size:
+        return
+    longer = duration_s.copy()
+    longer[rng.randrange(len(longer))] += rng.random()
+    assert (end_of(program, longer) >= end_of(program, duration_s)).all()
+
+
+@settings(max_examples=50, deadline=None)
+@given(plans)
+def test_the_same_program_gives_the_same_bits(plan: Plan) -> None:
+    one, two = (simulate(plan.program()) for _ in range(2))
+    assert one.makespan_s == two.makespan_s
+    assert one.entry_s.tobytes() == two.entry_s.tobytes()
+    assert task_times(one).end_s.tobytes() == task_times(two).end_s.tobytes()
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans)
+def test_the_critical_path_sums_to_the_makespan(plan: Plan) -> None:
+    program = plan.program()
+    for times in (simulate_unfolded(program, compiled=False), task_times(simulate(program))):
+        path = critical_path(program, times)
+        assert path.duration_s.sum() == pytest.approx(times.makespan_s, rel=CLOSE, abs=1e-15)
+        np.testing.assert_allclose(
+            path.start_s[1:], path.end_s[:-1], rtol=0, atol=CLOSE * max(times.makespan_s, 1)
+        )
+        if len(path):
+            assert path.end_s[-1] == times.makespan_s
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans)
+def test_lane_totals_are_those_of_the_tasks(plan: Plan) -> None:
+    program = plan.program()
+    busy = np.zeros((program.ranks, len(program.lanes)))
+    for (call, op), duration_s in own_durations(plan).items():
+        lane = plan.pieces[plan.calls[call].piece].ops[op].lane
+        if lane >= 0:
+            busy[plan.calls[call].rank, lane] += duration_s
+    np.testing.assert_allclose(program.lane_busy_s(), busy, rtol=1e-12, atol=1e-12)
+    assert (program.lane_busy_s() <= simulate(program).makespan_s * (1 + CLOSE) + 1e-12).all()
