@@ -7,10 +7,10 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from stepcast.analyze.compare import compare as compare
-    from stepcast.forecast import Options as Options
-    from stepcast.forecast import Prediction as Prediction
-    from stepcast.forecast import predict as predict
-    from stepcast.forecast import simulate as simulate
+    from stepcast.forecast.predict import predict as predict
+    from stepcast.forecast.simulate import Options as Options
+    from stepcast.forecast.simulate import Prediction as Prediction
+    from stepcast.forecast.simulate import simulate as simulate
     from stepcast.hardware import Cluster as Cluster
     from stepcast.hardware import load_cluster as load_cluster
     from stepcast.inputs.errors import FormatError as FormatError
@@ -28,17 +28,17 @@ PUBLIC = {
     "FormatError": ("stepcast.inputs.errors", "FormatError"),
     "Layout": ("stepcast.ir.layout", "Layout"),
     "Model": ("stepcast.ir.model", "Model"),
-    "Options": ("stepcast.forecast", "Options"),
-    "Prediction": ("stepcast.forecast", "Prediction"),
+    "Options": ("stepcast.forecast.simulate", "Options"),
+    "Prediction": ("stepcast.forecast.simulate", "Prediction"),
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
     "Workload": ("stepcast.ir.workload", "Workload"),
     "compare": ("stepcast.analyze.compare", "compare"),
     "load_cluster": ("stepcast.hardware", "load_cluster"),
     "load_model": ("stepcast.models.catalog", "load_model"),
-    "predict": ("stepcast.forecast", "predict"),
+    "predict": ("stepcast.forecast.predict", "predict"),
     "read": ("stepcast.inputs.table", "read"),
-    "simulate": ("stepcast.forecast", "simulate"),
+    "simulate": ("stepcast.forecast.simulate", "simulate"),
 }
 __all__ = ["__version__", *PUBLIC]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepcast.forecast import Options, simulate
+from stepcast.forecast.simulate import Options, simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.simulation.chunks import Body

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.forecast import simulate
+from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.group import Group

@@ -85,7 +85,7 @@ def _write_trace(folder: Path, output: Path) -> Path:
 
 def _forecast(folder: Path, output: Path, width: int) -> tuple[Path, str]:
     """Simulate the shipped workload; the trace it wrote, and the result as text."""
-    from stepcast.forecast import simulate
+    from stepcast.forecast.simulate import simulate
     from stepcast.hardware import load_cluster
     from stepcast.report.gantt import gantt
     from stepcast.report.step import step_text

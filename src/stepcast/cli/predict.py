@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.forecast import predict
+    from stepcast.forecast.predict import predict
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
@@ -66,7 +66,7 @@ def _write_workload(
     calibration: "Calibration | None",
 ) -> None:
     """One stage of the generated workload with its priced times, for other simulators."""
-    from stepcast.forecast import compute_pricer
+    from stepcast.forecast.predict import compute_pricer
     from stepcast.generate.aicb import aicb_workload
     from stepcast.generate.workload import generate
     from stepcast.generate.written import aicb_times, recorded

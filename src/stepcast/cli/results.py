@@ -10,7 +10,7 @@ from stepcast.cli.numbers import MOST_RUNS, count
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
 
 if TYPE_CHECKING:
-    from stepcast.forecast import Prediction
+    from stepcast.forecast.simulate import Prediction
 
 
 def add_result_arguments(parser: argparse.ArgumentParser) -> None:

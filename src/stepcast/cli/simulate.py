@@ -10,7 +10,7 @@ from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.ir.workload import Workload
 
 if TYPE_CHECKING:
-    from stepcast.forecast import Options
+    from stepcast.forecast.simulate import Options
 
 ENGINES = ("fast", "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         return run_simai(workload, args)
     if args.cluster is None:
         raise ValueError("--cluster is needed: a name from 'stepcast list clusters' or a TOML file")
-    from stepcast.forecast import simulate
+    from stepcast.forecast.simulate import simulate
     from stepcast.hardware import load_cluster
 
     options = _options(args)
@@ -134,7 +134,7 @@ def _check_engine(args: argparse.Namespace) -> None:
 
 def _options(args: argparse.Namespace) -> "Options":
     from stepcast.cost.collectives import Algorithm
-    from stepcast.forecast import Options
+    from stepcast.forecast.simulate import Options
     from stepcast.ir.group import Group
     from stepcast.ir.work import CollectiveKind
     from stepcast.simulation.chunks import Body

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from stepcast.cost.memory import memory
 from stepcast.cost.memory_overhead import OVERHEADS
-from stepcast.forecast import predict
+from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model

@@ -1,0 +1,112 @@
+"""A model under a strategy on a cluster: generate its workload, simulate it, and count its memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepcast.cost.calibration import Calibration
+from stepcast.cost.compute import compute_price, step_load
+from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.memory import StageMemory, memory
+from stepcast.cost.price import Price
+from stepcast.cost.pricing import ComputePrice
+from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
+from stepcast.generate.flops import model_flops
+from stepcast.generate.workload import generate
+from stepcast.hardware import Cluster
+from stepcast.ir.model import Model
+from stepcast.ir.step import Throughput
+from stepcast.ir.strategy import Execution, Strategy
+from stepcast.ir.work import Collective, Compute, Transfer, Work
+from stepcast.ir.workload import Phase, Workload
+from stepcast.units import TFLOPS
+
+
+def predict(
+    model: Model,
+    cluster: Cluster,
+    strategy: Strategy,
+    options: Options = DEFAULTS,
+    calibration: Calibration | None = None,
+) -> Prediction:
+    """One training step of *model* under *strategy* on *cluster*."""
+    workload = generate(model, strategy)
+    compute = compute_pricer(workload, cluster, calibration)
+    options = replace(options, schedule=options.schedule or str(strategy.schedule))
+    if strategy.execution is Execution.EAGER:
+        options = replace(options, issue_s=_eager_issue_s)
+    prediction = simulate(workload, cluster, options, compute)
+    report = prediction.report
+    # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
+    flops = model_flops(model, strategy.seq, strategy.global_batch, causal=True)
+    per_gpu = flops / report.step_s / strategy.layout.gpus
+    throughput = Throughput(
+        tokens_per_s=strategy.tokens / report.step_s,
+        tflops_per_gpu=per_gpu / TFLOPS,
+        mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
+    )
+    return replace(
+        prediction,
+        report=replace(
+            report,
+            throughput=throughput,
+            memory_bytes=memory_facts(memory(model, strategy, cluster.gpu)),
+            warnings=(*report.warnings, *_precision_warnings(cluster, str(strategy.precision))),
+        ),
+    )
+
+
+def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
+    """A format that the GPU does not multiply in runs as another, and MFU is counted against that one."""
+    used = cluster.gpu.runs_as(precision)
+    if used == precision:
+        return []
+    return [
+        f"{cluster.gpu.name} has no {precision} matrix units: matrix products run as {used}; "
+        f"it has {', '.join(cluster.gpu.matrix_flops)}"
+    ]
+
+
+def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
+    """The fullest stage in the words of the JSON contract, and every stage beside it."""
+    fullest = max(stages, key=lambda stage: stage.total)
+    return {
+        **fullest.parts,
+        "total": fullest.total,
+        "capacity": fullest.capacity,
+        "fits": all(stage.fits for stage in stages),
+        "free": fullest.free,
+        "stage": fullest.stage,
+        "stages": [{"stage": stage.stage, **stage.parts, "total": stage.total} for stage in stages],
+    }
+
+
+def _eager_issue_s(work: Work, backward: bool) -> float:
+    """What eager PyTorch takes on the host; a collective is issued like a heavy kernel."""
+    dispatch = default_dispatch()
+    if isinstance(work, Collective | Transfer):
+        return dispatch.backward_heavy_s if backward else dispatch.heavy_s
+    return dispatch.issue_s(work, backward)
+
+
+def compute_pricer(
+    workload: Workload, cluster: Cluster, calibration: Calibration | None = None
+) -> ComputePrice:
+    """Prices computation as part of a long step on the cluster's GPU."""
+    gpu, fit = cluster.gpu, default_fit()
+    stage = workload.stages[len(workload.stages) // 2]
+    works = [
+        op.work
+        for layer in stage.body_layers()
+        for phase in Phase
+        for op in layer.ops(phase)
+        if not isinstance(op.work, Collective | Transfer)
+    ]
+    load = step_load(works, gpu, fit)
+
+    def price(work: Compute) -> Price:
+        if calibration is not None:
+            return calibration.price(work, gpu, fit, load)
+        return compute_price(work, gpu, fit, load)
+
+    return price
