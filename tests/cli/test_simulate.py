@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli import simulate as verb
+from stepcast.cli.strategy import SCHEDULES as SCHEDULE_NAMES
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedules.table import SCHEDULES
 from tests.cli.test_main import EXAMPLES, run, run_json
@@ -16,7 +17,7 @@ ON_H100 = ("--cluster", "dgx-h100")
 
 
 def test_choices_are_those_of_the_engine() -> None:
-    assert set(verb.SCHEDULES) == set(SCHEDULES)
+    assert set(SCHEDULE_NAMES) == set(SCHEDULES)
     assert set(verb.SENDS) == {str(send) for send in Send}
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.numbers import gpu_count
 from stepcast.cli.results import add_result_arguments, show_prediction
+from stepcast.cli.strategy import SCHEDULES
 from stepcast.ir.workload import Workload
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 ENGINES = ("fast", "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
 SENDS = ("eager", "rendezvous", "blocking")
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical")
 
