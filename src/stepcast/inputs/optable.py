@@ -6,6 +6,7 @@ and stands before it, so that the backward, which walks the rows in reverse, mee
 
 import re
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.numbers import parse_amount, parse_count, shorten
@@ -78,10 +79,20 @@ def _columns(names: list[str]) -> tuple[list[str], list[str]]:
     return names, [f"column {shorten(name)} is not known and was left out" for name in extra]
 
 
-def _parse_rows(lines: Iterable[str], separator: str, columns: list[str]) -> tuple[list[Layer], list[Layer]]:
-    """Every row as a Layer, and one nameless Layer for each distinct rest of a row."""
-    known: dict[str, Layer] = {}
-    layers = []
+class _Cells(NamedTuple):
+    """A row without its name."""
+
+    forward: tuple[Op, ...]
+    input_gradient: tuple[Op, ...]
+    weight_gradient: tuple[Op, ...]
+    process_s: float
+
+
+def _parse_rows(lines: Iterable[str], separator: str, columns: list[str]) -> tuple[list[Layer], list[_Cells]]:
+    """Every row as a Layer, and each distinct rest of a row: equal cells are parsed once."""
+    known: dict[str, _Cells] = {}
+    layers: list[Layer] = []
+    add = layers.append
     for number, line in enumerate(lines, 2):
         name, _, rest = line.partition(separator)
         cells = known.get(rest)
@@ -89,19 +100,17 @@ def _parse_rows(lines: Iterable[str], separator: str, columns: list[str]) -> tup
             if not line.strip():
                 continue
             cells = known[rest] = _parse_cells(line.split(separator), columns, number)
-        layers.append(
-            Layer(name, cells.forward, cells.input_gradient, cells.weight_gradient, cells.process_s)
-        )
+        add(Layer(name, *cells))
     return layers, list(known.values())
 
 
-def _parse_cells(cells: list[str], columns: list[str], line: int) -> Layer:
+def _parse_cells(cells: list[str], columns: list[str], line: int) -> _Cells:
     if len(cells) != len(columns):
         raise FormatError(f"has {len(cells)} columns; expected {len(columns)}", line=line)
     row = {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
     phases = [_parse_phase(row, phase, line) for phase in range(len(PHASES))]
     process_s = parse_amount(row["process_time"], "process_time", line) * MS
-    return Layer("", phases[0], phases[1], phases[2], process_s)
+    return _Cells(phases[0], phases[1], phases[2], process_s)
 
 
 def _parse_phase(row: dict[str, str], phase: int, line: int) -> tuple[Op, ...]:
