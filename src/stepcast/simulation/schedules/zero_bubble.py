@@ -16,8 +16,16 @@ def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
 
 
 def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
-    """Twice as far ahead, which leaves no bubble when F = I = W; a stage holds up to 2 * stages - 1."""
-    orders = (_one_chunk(micro_batches, 2 * (stages - stage) - 1, 2 * stage) for stage in range(stages))
+    """Twice as far ahead, which leaves no bubble when F = I = W; a stage holds up to 2 * stages - 1.
+
+    That takes 2 * stages - 1 micro-batches. With fewer, running further ahead only delays the backwards: the
+    surplus over ZB-H1 is then what the micro-batches beyond one per stage allow.
+    """
+    spare = max(0, micro_batches - stages)
+    orders = (
+        _one_chunk(micro_batches, stages - stage + min(stages - stage - 1, spare), stage + min(stage, spare))
+        for stage in range(stages)
+    )
     return _single("zb-h2", stages, micro_batches, chunks, tuple(orders))
 
 
