@@ -20,6 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": {"units", "ir"},
     "analyze": {"units", "ir", "simulation"},
     "report": {"units", "ir"},
+    "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "profile"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
     "validate": {
         "units",

@@ -15,7 +15,6 @@ from stepcast.inputs.table import FORMATS, Format, read_as_one
 if TYPE_CHECKING:
     from stepcast.analyze.megatron import BusBandwidth
     from stepcast.analyze.traffic import Traffic
-    from stepcast.hardware import Cluster
     from stepcast.ir.timeline import Timeline
 
 Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
@@ -133,6 +132,7 @@ def write_trace(timeline: "Timeline", path: str) -> None:
 
 def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":
     """What the cluster reaches for a collective of the same size over as many neighbouring ranks."""
+    from stepcast.cost.collectives.reached import reached_busbw
     from stepcast.hardware import load_cluster
 
     cluster = load_cluster(args.cluster, args.set)
@@ -140,21 +140,6 @@ def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":
     def busbw(traffic: "Traffic") -> float | None:
         if not traffic.size_bytes or traffic.ranks < 2 or traffic.overlapped:
             return None
-        return collective_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
+        return reached_busbw(traffic.kind, traffic.size_bytes, traffic.ranks, cluster)
 
     return busbw
-
-
-def collective_busbw(kind: str, size_bytes: int, ranks: int, cluster: "Cluster") -> float | None:
-    from stepcast.cost.collectives import price, route_of, send_receive_price
-    from stepcast.hardware import resolve
-    from stepcast.ir.work import CollectiveKind
-
-    route = route_of(
-        resolve(cluster, list(range(ranks)), active_per_node=min(ranks, cluster.domain_gpus)), cluster
-    )
-    if kind == "message":
-        return float(send_receive_price(size_bytes, route).busbw_bytes_per_s)
-    if kind not in set(CollectiveKind):
-        return None
-    return float(price(CollectiveKind(kind), size_bytes, route).busbw_bytes_per_s)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.analyze.megatron import MegatronAnalysis, analyze_megatron
 from stepcast.analyze.recording import BlockKind, Part
-from stepcast.cli.calibrate import Facts, of_kind
-from stepcast.cli.calibrate_links import (
+from stepcast.calibrate.links import (
     RESOLUTION_S,
     LinkFit,
     by_group,
@@ -18,13 +17,14 @@ from stepcast.cli.calibrate_links import (
     link_efficiency,
     link_points,
 )
-from stepcast.cli.calibrate_megatron_points import (
+from stepcast.calibrate.megatron_points import (
     ComputePoint,
     FactorFit,
     RunPoints,
     compute_points,
     fit_factor,
 )
+from stepcast.cli.calibrate import Facts, of_kind
 from stepcast.cli.progress import open_source
 from stepcast.cost.calibration import Correction
 from stepcast.hardware import load_cluster, load_gpu

@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
+from stepcast.calibrate.classes import calibrate_operators
 from stepcast.cli.calibrate import Facts, of_kind
-from stepcast.cli.calibrate_classes import calibrate_operators
 from stepcast.inputs.table import read
 
 FORMAT = "op-times"

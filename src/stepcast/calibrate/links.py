@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from stepcast.analyze.changes import bus_factor
 from stepcast.analyze.traffic import Traffic
+from stepcast.cost.collectives.reached import reached_busbw
 from stepcast.hardware import load_cluster
 
 # Of other kinds the host's part is not known.
@@ -111,8 +112,6 @@ class LinkEfficiency:
 
 def link_efficiency(cluster: str, points: Sequence[LinkPoint]) -> LinkEfficiency:
     """With which efficiency the largest transfer of *points* takes its measured time on *cluster*."""
-    from stepcast.cli.analyze import collective_busbw
-
     largest = max(points, key=lambda point: point.crossing_bytes)
     measured = largest.crossing_bytes / largest.seconds
     inside = largest.ranks <= load_cluster(cluster).domain_gpus
@@ -120,7 +119,7 @@ def link_efficiency(cluster: str, points: Sequence[LinkPoint]) -> LinkEfficiency
 
     def reached(efficiency: float) -> float:
         own = load_cluster(cluster, [f"{key}={efficiency:.6f}"])
-        return collective_busbw(largest.kind, largest.size_bytes, largest.ranks, own) or 0.0
+        return reached_busbw(largest.kind, largest.size_bytes, largest.ranks, own) or 0.0
 
     low, high = 0.01, 1.0
     if reached(high) <= measured:

@@ -1,0 +1,1 @@
+"""Named constants fitted to a user's own measurements."""
