@@ -4,7 +4,6 @@ Columns are op, dtype, the sizes that the operator has (B, M, N, K of matmuls; B
 attention; rows, cols or numel of others) and ms, the time of one call.
 """
 
-import csv
 from collections.abc import Mapping
 
 from stepcast.inputs.errors import FormatError
@@ -46,12 +45,13 @@ def read(source: Source) -> OperatorTimes:
     lines = source.each_line()
     header = next(lines, "")
     separator = "\t" if "\t" in header else ","
-    columns = [name.strip() for name in header.split(separator)]
+    columns = _columns(header.split(separator))
     found: list[OperatorTime] = []
     left_out: dict[str, int] = {}
-    for number, cells in enumerate(csv.reader(lines, delimiter=separator), start=2):
-        if not any(cell.strip() for cell in cells):
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
             continue
+        cells = line.split(separator)
         if len(cells) != len(columns):
             raise FormatError(f"has {len(cells)} columns; expected {len(columns)}", line=number)
         row = dict(zip(columns, (cell.strip() for cell in cells), strict=True))
@@ -65,6 +65,18 @@ def read(source: Source) -> OperatorTimes:
     if not found and not left_out:
         raise FormatError("table has a header but no rows; expected one row per measured operator", line=1)
     return OperatorTimes(tuple(found), source.path, left_out=left_out)
+
+
+def _columns(names: list[str]) -> list[str]:
+    """The header's names, checked."""
+    names = [name.strip() for name in names]
+    if missing := [name for name in NEEDED if name not in names]:
+        raise FormatError(
+            f"header lacks {', '.join(missing)}; expected {', '.join(NEEDED)} and sizes", line=1
+        )
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise FormatError(f"header repeats {', '.join(map(shorten, repeated))}", line=1)
+    return names
 
 
 def works_of(row: Row, line: int | None = None) -> tuple[Compute, ...]:

@@ -1,0 +1,50 @@
+"""Measured operator times: what the rows mean, and that damaged files are refused in one line."""
+
+import pytest
+from hypothesis import given
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.op_times import looks_like, read
+from stepcast.inputs.source import Source
+from stepcast.ir.operator_times import OperatorTimes
+from tests.inputs.fuzz import FUZZ, check_reader, mutations
+from tests.shared import ROOT
+
+EXAMPLE = ROOT / "examples" / "operators-h200.csv"
+FUZZ_SEED = b"".join(EXAMPLE.read_bytes().splitlines(keepends=True)[:16])
+
+
+def test_the_example_holds_a_time_for_every_row() -> None:
+    times = read(Source(EXAMPLE))
+    assert isinstance(times, OperatorTimes)
+    assert looks_like(EXAMPLE.read_text()[:2000])
+    assert len(EXAMPLE.read_text().splitlines()) - 1 >= len(times.operators) > 50
+    assert all(row.seconds > 0 for row in times.operators)
+
+
+@pytest.mark.parametrize("word", ["-1", "nan", "1e400", "x"])
+def test_impossible_times_are_refused_with_their_line(word: str) -> None:
+    lines = EXAMPLE.read_text().splitlines()
+    lines[3] = lines[3].rpartition(",")[0] + f",{word}"
+    with pytest.raises(FormatError) as caught:
+        read(Source("ops.csv", "\n".join(lines).encode()))
+    assert caught.value.line == 4
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ("op,dtype,M", "header lacks ms"),
+        ("op,dtype,ms,M,M", "header repeats 'M'"),
+        ("", "header lacks op, dtype, ms"),
+    ],
+)
+def test_wrong_headers_are_refused(header: str, message: str) -> None:
+    with pytest.raises(FormatError, match=message):
+        read(Source("ops.csv", f"{header}\n".encode()))
+
+
+@FUZZ
+@given(mutations(FUZZ_SEED))
+def test_damaged_files_give_times_or_a_format_error(data: bytes) -> None:
+    check_reader(read, data, OperatorTimes)
