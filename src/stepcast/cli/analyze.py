@@ -1,14 +1,12 @@
 """``stepcast analyze FILE...``: where a measured run's time went."""
 
 import argparse
-import gzip
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import expand
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.progress import open_source
 from stepcast.inputs.table import FORMATS, Format, read_as_one
 
@@ -121,13 +119,6 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
         _loaded("stepcast.report.optimus", "optimus_text"),
     ),
 }
-
-
-def write_trace(timeline: "Timeline", path: str) -> None:
-    from stepcast.outputs.perfetto import write
-
-    data = write(timeline)
-    Path(path).write_bytes(gzip.compress(data, mtime=0) if path.endswith(".gz") else data)
 
 
 def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":

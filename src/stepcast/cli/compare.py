@@ -4,8 +4,8 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.analyze import ANALYSES, read_measured, write_trace
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
+from stepcast.cli.analyze import ANALYSES, read_measured
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import Played

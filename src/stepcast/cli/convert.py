@@ -1,13 +1,11 @@
 """``stepcast convert IN OUT --to FORMAT``."""
 
 import argparse
-import gzip
 import os
 import sys
-from pathlib import Path
 
 from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.output import print_json, print_warnings
+from stepcast.cli.output import print_json, print_warnings, write_file
 from stepcast.outputs.table import TARGETS, target_named
 
 
@@ -35,16 +33,11 @@ def run(args: argparse.Namespace) -> int:
     target = target_named(args.to)
     data = target.write(document)
     warnings = [*getattr(document, "warnings", ()), *target.losses(document)]
-    if to_stdout:
-        sys.stdout.buffer.write(data)
-    else:
-        if args.output.endswith(".gz"):
-            data = gzip.compress(data, mtime=0)
-        Path(args.output).write_bytes(data)
+    size = sys.stdout.buffer.write(data) if to_stdout else write_file(args.output, data)
     if args.json:
-        print_json({"format": target.name, "output": args.output, "bytes": len(data), "warnings": warnings})
+        print_json({"format": target.name, "output": args.output, "bytes": size, "warnings": warnings})
     else:
         print_warnings(warnings)
         if not to_stdout:
-            print(f"wrote {args.output}: {target.title}, {len(data):,} bytes")
+            print(f"wrote {args.output}: {target.title}, {size:,} bytes")
     return 0

@@ -4,9 +4,13 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from stepcast.report.text import bullet
+
+if TYPE_CHECKING:
+    from stepcast.ir.timeline import Timeline
 
 
 def print_json(value: Any) -> None:
@@ -28,6 +32,22 @@ def new_file(name: str) -> str:
     if name in ("", "-"):
         raise argparse.ArgumentTypeError(f"expected the name of a file to write, not {name!r}")
     return name
+
+
+def write_file(path: str, data: bytes) -> int:
+    """Write *data*, compressed where the name ends in .gz; the bytes written."""
+    if path.endswith(".gz"):
+        import gzip
+
+        data = gzip.compress(data, mtime=0)
+    return Path(path).write_bytes(data)
+
+
+def write_trace(timeline: "Timeline", path: str) -> None:
+    """Write *timeline* for a trace viewer."""
+    from stepcast.outputs.perfetto import write
+
+    write_file(path, write(timeline))
 
 
 def terminal_width() -> int:

@@ -1,13 +1,12 @@
 """``stepcast predict --model M --cluster C --gpus N ...``"""
 
 import argparse
-import gzip
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.documents import load_calibration
-from stepcast.cli.output import new_file, terminal_width
+from stepcast.cli.output import new_file, terminal_width, write_file
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import add_strategy_arguments, strategy_of
 
@@ -84,4 +83,4 @@ def _write_workload(
     else:
         times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
         data = simai.write(aicb_workload(model, strategy, times))
-    path.write_bytes(gzip.compress(data, mtime=0) if packed else data)
+    write_file(str(path), data)

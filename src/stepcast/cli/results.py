@@ -1,13 +1,11 @@
 """What a verb that simulates a step can print, draw and write of it."""
 
 import argparse
-import gzip
 from collections import defaultdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.numbers import MOST_RUNS, count
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
@@ -46,7 +44,7 @@ def show_prediction(prediction: "Prediction", args: argparse.Namespace) -> None:
         ]
     if args.trace:
         found["trace"] = args.trace
-        _write_trace(prediction, args.trace)
+        write_trace(prediction.timeline, args.trace)
     if args.json:
         print_json(found)
         return
@@ -100,10 +98,3 @@ def _jitter_text(found: dict[str, Any]) -> str:
     ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in found["percentiles_s"].items())
     mean = format_seconds(found["mean_s"])
     return f"with jitter {found['deviation']:g} over {found['runs']} runs: mean {mean}, {ranks}"
-
-
-def _write_trace(prediction: "Prediction", path: str) -> None:
-    from stepcast.outputs.perfetto import write
-
-    data = write(prediction.timeline)
-    Path(path).write_bytes(gzip.compress(data, mtime=0) if path.endswith(".gz") else data)
