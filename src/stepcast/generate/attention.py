@@ -8,12 +8,12 @@ from stepcast.generate.parts import (
     norm_backward,
     norm_forward,
     norm_layer,
-    streamed,
     waiting,
 )
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.model_parts import Block, PositionKind, QkNorm
+from stepcast.ir.work import streamed
 from stepcast.ir.workload import Layer, Op
 
 

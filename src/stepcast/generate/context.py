@@ -11,12 +11,12 @@
 
 from dataclasses import dataclass, replace
 
-from stepcast.generate.parts import K, Ops, collective, streamed
+from stepcast.generate.parts import K, Ops, collective
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block
 from stepcast.ir.strategy import ContextKind
-from stepcast.ir.work import Attention, CollectiveKind, Direction, Matmul, Transfer
+from stepcast.ir.work import Attention, CollectiveKind, Direction, Matmul, Transfer, streamed
 from stepcast.ir.workload import Layer, Op
 
 CORE = "attention core"

@@ -9,7 +9,6 @@ from stepcast.generate.parts import (
     norm_backward,
     norm_forward,
     norm_layer,
-    streamed,
 )
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits, tensor_bytes
@@ -17,7 +16,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.strategy import TrainingKind
-from stepcast.ir.work import Elementwise
+from stepcast.ir.work import Elementwise, streamed
 from stepcast.ir.workload import Layer, Op
 
 

@@ -1,12 +1,12 @@
 """The feed-forward half of a block: a dense MLP or a mixture of experts."""
 
-from stepcast.generate.parts import K, Linear, Ops, add, collective, norm_layer, streamed
+from stepcast.generate.parts import K, Linear, Ops, add, collective, norm_layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Activation, Experts
-from stepcast.ir.work import CollectiveKind, ElementwiseKind
+from stepcast.ir.work import CollectiveKind, ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
 ACTIVATIONS: dict[Activation, ElementwiseKind] = {

@@ -8,7 +8,15 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.strategy import Kernels, TrainingKind
-from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.ir.work import (
+    Collective,
+    CollectiveKind,
+    Elementwise,
+    ElementwiseKind,
+    GroupedMatmul,
+    Matmul,
+    streamed,
+)
 from stepcast.ir.workload import Layer, Op
 
 K = ElementwiseKind
@@ -24,20 +32,6 @@ QUANTISED: dict[DType, tuple[float, float]] = {
 # Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
 # accumulation that SimuMax measured on an A100 and a B200 (configs/system).
 ACCUMULATE_EXPOSURE = 0.5
-
-
-def streamed(
-    kind: ElementwiseKind,
-    rows: int,
-    columns: int,
-    reads: float,
-    writes: float,
-    dtype: DType,
-    backward: bool = False,
-) -> Elementwise:
-    """A memory-bound kernel that reads and writes *reads* and *writes* times rows x columns elements."""
-    size = rows * columns * dtype.bytes
-    return Elementwise(kind, rows, columns, reads * size, writes * size, backward, dtype)
 
 
 def collective(name: str, kind: CollectiveKind, size_bytes: int, group: Group, blocking: bool = True) -> Op:

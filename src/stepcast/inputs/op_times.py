@@ -11,7 +11,7 @@ from stepcast.inputs.numbers import parse_amount, parse_count, shorten
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.operator_times import OperatorTime, OperatorTimes
-from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, streamed
 from stepcast.units import MS
 
 K = ElementwiseKind
@@ -103,14 +103,14 @@ def works_of(row: Row, line: int | None = None) -> tuple[Compute, ...]:
     if op not in STREAMS:
         raise UnknownOperatorError(f"operator {shorten(op)} is not known")
     kind, reads, writes = STREAMS[op]
-    return (_stream(kind, *sizes.rows_and_columns(), reads, writes, dtype),)
+    return (streamed(kind, *sizes.rows_and_columns(), reads, writes, dtype),)
 
 
 def _mixed(op: str, rows: int, columns: int, dtype: DType) -> tuple[Compute, ...]:
     """Operators of two kernels, and casts, which read one format and write another."""
     match op:
         case "silu_mul":
-            return _stream(K.SILU, rows, columns, 1, 1, dtype), _stream(K.MUL, rows, columns, 2, 1, dtype)
+            return streamed(K.SILU, rows, columns, 1, 1, dtype), streamed(K.MUL, rows, columns, 2, 1, dtype)
         case "cast_fp32":
             return (_cast(rows, columns, dtype.bytes, 4.0, dtype),)
         case "quantize_fp8":
@@ -118,7 +118,7 @@ def _mixed(op: str, rows: int, columns: int, dtype: DType) -> tuple[Compute, ...
             return (_cast(rows, columns, 2 * dtype.bytes, 1.0, DType.FP8),)
         case _:
             raised = _cast(rows, columns, dtype.bytes, 4.0, dtype)
-            return raised, _stream(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
+            return raised, streamed(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
 
 
 class _Sizes:
@@ -140,13 +140,6 @@ class _Sizes:
         if self._row.get("cols"):
             return self.optional("rows"), self["cols"]
         return 1, self["numel"]
-
-
-def _stream(
-    kind: ElementwiseKind, rows: int, columns: int, reads: int, writes: int, dtype: DType
-) -> Elementwise:
-    size = rows * columns * dtype.bytes
-    return Elementwise(kind, rows, columns, reads * size, writes * size, False, dtype)
 
 
 def _cast(rows: int, columns: int, read_bytes: float, write_bytes: float, dtype: DType) -> Elementwise:

@@ -124,6 +124,20 @@ class Elementwise:
         return self.rows * self.columns
 
 
+def streamed(
+    kind: ElementwiseKind,
+    rows: int,
+    columns: int,
+    reads: float,
+    writes: float,
+    dtype: DType,
+    backward: bool = False,
+) -> Elementwise:
+    """A memory-bound kernel that reads and writes *reads* and *writes* times rows x columns elements."""
+    size = rows * columns * dtype.bytes
+    return Elementwise(kind, rows, columns, reads * size, writes * size, backward, dtype)
+
+
 class CollectiveKind(StrEnum):
     ALL_REDUCE = "all-reduce"
     ALL_GATHER = "all-gather"

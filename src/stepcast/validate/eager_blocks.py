@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul
+from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul, streamed
 
 Kernel = Matmul | Attention | Elementwise
 
@@ -100,21 +100,7 @@ def weight_sizes(block: EagerBlock) -> tuple[int, ...]:
 
 def _accumulation(block: EagerBlock) -> Iterator[Kernel]:
     for size in weight_sizes(block):
-        yield _streamed(K.ADD, 1, size, 2, 1, block.dtype)
-
-
-def _streamed(
-    kind: ElementwiseKind,
-    rows: int,
-    columns: int,
-    reads: float,
-    writes: float,
-    dtype: DType,
-    backward: bool = False,
-) -> Elementwise:
-    """A kernel that reads and writes *reads* and *writes* times rows x columns elements of *dtype*."""
-    size = rows * columns * dtype.bytes
-    return Elementwise(kind, rows, columns, reads * size, writes * size, backward, dtype)
+        yield streamed(K.ADD, 1, size, 2, 1, block.dtype)
 
 
 def _linear(block: EagerBlock, rows: int, outputs: int, inputs: int) -> Matmul:
@@ -126,40 +112,40 @@ def _linear_backward(block: EagerBlock, rows: int, outputs: int, inputs: int) ->
     yield Matmul(inputs, outputs, rows, 1, block.dtype)
     yield Matmul(rows, inputs, outputs, 1, block.dtype)
     if not block.gated:
-        yield _streamed(K.OTHER, rows, outputs, 1, 0, block.dtype)
+        yield streamed(K.OTHER, rows, outputs, 1, 0, block.dtype)
 
 
 def _norm(block: EagerBlock, backward: bool = False) -> Iterator[Kernel]:
     kind = K.RMS_NORM if block.gated else K.LAYER_NORM
     if not backward:
-        yield _streamed(kind, block.tokens, block.hidden, 1, 1, block.dtype)
+        yield streamed(kind, block.tokens, block.hidden, 1, 1, block.dtype)
         return
-    yield _streamed(kind, block.tokens, block.hidden, 2, 1, block.dtype, backward=True)
-    yield _streamed(K.OTHER, block.tokens, block.hidden, 2, 0, block.dtype, backward=True)
+    yield streamed(kind, block.tokens, block.hidden, 2, 1, block.dtype, backward=True)
+    yield streamed(K.OTHER, block.tokens, block.hidden, 2, 0, block.dtype, backward=True)
 
 
 def _rotary(block: EagerBlock, width: int, backward: bool = False) -> Iterator[Kernel]:
     """x * cos + rotate_half(x) * sin over strided halves."""
     tokens, dtype = block.tokens, block.dtype
     if block.compiled:
-        yield _streamed(K.ADD, tokens, width, 1, 1, dtype)
+        yield streamed(K.ADD, tokens, width, 1, 1, dtype)
         return
     if not backward:
-        yield _streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # x * cos
-        yield _streamed(K.ROTARY, tokens, width // 2, 1, 1, dtype)  # -x of the second half
-        yield _streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # concatenate the halves
-        yield _streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # * sin
-        yield _streamed(K.ROTARY, tokens, width, 2, 1, dtype)  # sum
+        yield streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # x * cos
+        yield streamed(K.ROTARY, tokens, width // 2, 1, 1, dtype)  # -x of the second half
+        yield streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # concatenate the halves
+        yield streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # * sin
+        yield streamed(K.ROTARY, tokens, width, 2, 1, dtype)  # sum
         return
-    yield _streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # gradient * sin
+    yield streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # gradient * sin
     for _ in range(2):  # each half goes back into a zero-filled whole
-        yield _streamed(K.FILL, tokens, width, 0, 1, dtype)
-        yield _streamed(K.ROTARY, tokens, width // 2, 1, 1, dtype)
-    yield _streamed(K.ROTARY, tokens, width // 2, 1, 1, dtype)  # the sign of the second half
-    yield _streamed(K.ADD, tokens, width, 2, 1, dtype)
-    yield _streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # gradient * cos
-    yield _streamed(K.ROTARY, tokens, width, 2, 1, dtype)  # sum
-    yield _streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # to contiguous
+        yield streamed(K.FILL, tokens, width, 0, 1, dtype)
+        yield streamed(K.ROTARY, tokens, width // 2, 1, 1, dtype)
+    yield streamed(K.ROTARY, tokens, width // 2, 1, 1, dtype)  # the sign of the second half
+    yield streamed(K.ADD, tokens, width, 2, 1, dtype)
+    yield streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # gradient * cos
+    yield streamed(K.ROTARY, tokens, width, 2, 1, dtype)  # sum
+    yield streamed(K.ROTARY, tokens, width, 1, 1, dtype)  # to contiguous
 
 
 def _attention(block: EagerBlock, backward: bool) -> Attention:
@@ -185,22 +171,22 @@ def _unfused_attention(block: EagerBlock, backward: bool) -> Iterator[Kernel]:
     values = Matmul(seq, dim, seq, heads, dtype)
     if not backward:
         yield scores
-        yield _streamed(K.MUL, rows, seq, 1, 1, dtype)
-        yield _streamed(K.COPY, rows, seq, 1, 1, dtype)
-        yield _streamed(K.MASK, rows, seq, 1, 1, dtype)  # a mask shared by all heads: strided
-        yield _streamed(K.SOFTMAX, rows, seq, 1, 1, dtype)
+        yield streamed(K.MUL, rows, seq, 1, 1, dtype)
+        yield streamed(K.COPY, rows, seq, 1, 1, dtype)
+        yield streamed(K.MASK, rows, seq, 1, 1, dtype)  # a mask shared by all heads: strided
+        yield streamed(K.SOFTMAX, rows, seq, 1, 1, dtype)
         yield values
-        yield _streamed(K.COPY, block.tokens, block.query_width, 1, 1, dtype)
+        yield streamed(K.COPY, block.tokens, block.query_width, 1, 1, dtype)
         return
     yield scores  # gradient of the probabilities
     yield Matmul(seq, dim, seq, heads, dtype)  # gradient of the values
-    yield _streamed(K.SOFTMAX, rows, seq, 2, 1, dtype, backward=True)
-    yield _streamed(K.COPY, rows, seq, 1, 1, dtype)
-    yield _streamed(K.MASK, rows, seq, 1, 1, dtype)
-    yield _streamed(K.MUL, rows, seq, 1, 1, dtype)
+    yield streamed(K.SOFTMAX, rows, seq, 2, 1, dtype, backward=True)
+    yield streamed(K.COPY, rows, seq, 1, 1, dtype)
+    yield streamed(K.MASK, rows, seq, 1, 1, dtype)
+    yield streamed(K.MUL, rows, seq, 1, 1, dtype)
     yield values
     yield Matmul(seq, dim, seq, heads, dtype)
-    yield _streamed(K.COPY, block.tokens, block.query_width, 1, 1, dtype)
+    yield streamed(K.COPY, block.tokens, block.query_width, 1, 1, dtype)
 
 
 def _attention_forward(block: EagerBlock) -> Iterator[Kernel]:
@@ -214,7 +200,7 @@ def _attention_forward(block: EagerBlock) -> Iterator[Kernel]:
     else:
         yield from _unfused_attention(block, backward=False)
     yield _linear(block, block.tokens, block.hidden, block.query_width)
-    yield _streamed(K.ADD, block.tokens, block.hidden, 2, 1, block.dtype)
+    yield streamed(K.ADD, block.tokens, block.hidden, 2, 1, block.dtype)
 
 
 def _attention_backward(block: EagerBlock) -> Iterator[Kernel]:
@@ -226,10 +212,10 @@ def _attention_backward(block: EagerBlock) -> Iterator[Kernel]:
     if block.gated:
         yield from _rotary(block, block.key_width, backward=True)
         yield from _rotary(block, block.query_width, backward=True)
-    yield _streamed(K.COPY, block.tokens, block.qkv_width, 1, 1, block.dtype)  # gradients side by side
+    yield streamed(K.COPY, block.tokens, block.qkv_width, 1, 1, block.dtype)  # gradients side by side
     yield from _linear_backward(block, block.tokens, block.qkv_width, block.hidden)
     yield from _norm(block, backward=True)
-    yield _streamed(K.ADD, block.tokens, block.hidden, 2, 1, block.dtype)
+    yield streamed(K.ADD, block.tokens, block.hidden, 2, 1, block.dtype)
 
 
 def _mlp_forward(block: EagerBlock) -> Iterator[Kernel]:
@@ -238,29 +224,29 @@ def _mlp_forward(block: EagerBlock) -> Iterator[Kernel]:
     if block.gated:
         yield _linear(block, tokens, 2 * ffn, hidden)
         if not block.compiled:
-            yield _streamed(K.SWIGLU, tokens, ffn, 1, 1, dtype)
-        yield _streamed(K.ADD if block.compiled else K.SWIGLU, tokens, ffn, 2, 1, dtype)
+            yield streamed(K.SWIGLU, tokens, ffn, 1, 1, dtype)
+        yield streamed(K.ADD if block.compiled else K.SWIGLU, tokens, ffn, 2, 1, dtype)
     else:
         yield _linear(block, tokens, ffn, hidden)
-        yield _streamed(K.GELU, tokens, ffn, 1, 1, dtype)
+        yield streamed(K.GELU, tokens, ffn, 1, 1, dtype)
     yield _linear(block, tokens, hidden, ffn)
-    yield _streamed(K.ADD, tokens, hidden, 2, 1, dtype)
+    yield streamed(K.ADD, tokens, hidden, 2, 1, dtype)
 
 
 def _mlp_backward(block: EagerBlock) -> Iterator[Kernel]:
     tokens, ffn, hidden, dtype = block.tokens, block.local_ffn, block.hidden, block.dtype
     yield from _linear_backward(block, tokens, hidden, ffn)
     if block.gated and block.compiled:
-        yield _streamed(K.ADD, tokens, ffn, 3, 2, dtype)
+        yield streamed(K.ADD, tokens, ffn, 3, 2, dtype)
         yield from _linear_backward(block, tokens, 2 * ffn, hidden)
     elif block.gated:
-        yield _streamed(K.MUL, tokens, ffn, 2, 1, dtype)
-        yield _streamed(K.SWIGLU, tokens, ffn, 2, 1, dtype)
-        yield _streamed(K.SWIGLU, tokens, ffn, 2, 1, dtype)
-        yield _streamed(K.COPY, tokens, 2 * ffn, 1, 1, dtype)
+        yield streamed(K.MUL, tokens, ffn, 2, 1, dtype)
+        yield streamed(K.SWIGLU, tokens, ffn, 2, 1, dtype)
+        yield streamed(K.SWIGLU, tokens, ffn, 2, 1, dtype)
+        yield streamed(K.COPY, tokens, 2 * ffn, 1, 1, dtype)
         yield from _linear_backward(block, tokens, 2 * ffn, hidden)
     else:
-        yield _streamed(K.GELU, tokens, ffn, 2, 1, dtype, backward=True)
+        yield streamed(K.GELU, tokens, ffn, 2, 1, dtype, backward=True)
         yield from _linear_backward(block, tokens, ffn, hidden)
     yield from _norm(block, backward=True)
-    yield _streamed(K.ADD, tokens, hidden, 2, 1, dtype)
+    yield streamed(K.ADD, tokens, hidden, 2, 1, dtype)
