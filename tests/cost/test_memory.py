@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from stepcast.cost.in_flight import default_in_flight
 from stepcast.cost.memory import fits, memory
 from stepcast.cost.memory_activations import layer_kept
+from stepcast.cost.memory_overhead import OVERHEADS
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
@@ -56,6 +57,15 @@ def test_states_per_parameter(sharding: Sharding, bytes_per_parameter: float) ->
     stage = memory(LLAMA, strategy(dp=8, sharding=sharding), H100)[0]
     states = stage.parameters + stage.gradients + stage.optimizer
     assert states == pytest.approx(bytes_per_parameter * LLAMA.parameters)
+
+
+def test_the_first_bf16_optimizer_of_deepspeed_keeps_fp32_weights_whole() -> None:
+    """bf16 weight and gradient, fp32 weight and sum of gradients; moments of one parameter in eight."""
+    stage = memory(
+        LLAMA, strategy(dp=8, sharding=Sharding.ZERO_1), H100, overhead=OVERHEADS["deepspeed-bf16"]
+    )[0]
+    states = stage.parameters + stage.gradients + stage.optimizer
+    assert states == pytest.approx((2 + 2 + 4 + 4 + 8 / 8) * LLAMA.parameters)
 
 
 def test_a_shard_group_splits_less() -> None:

@@ -16,8 +16,8 @@ from tests.shared import DATA, needs_shared
 
 OURS = Path(__file__).parents[1] / "data" / "h200"
 GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "B200-SXM": "b200", "H200-SXM": "h200"}
-# Ran out of memory for a reason the arithmetic does not show: the chronicle lists 203 billion parameters with
-# the same topology and batch at 67 GB, and this run has 206 billion.
+# Ran out of memory for a reason the arithmetic does not show: docs/memory.md has the count, and the runs beside
+# it that needed as much or more and ran.
 UNEXPLAINED = {"gt0174"}
 
 

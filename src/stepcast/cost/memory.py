@@ -12,6 +12,7 @@ from stepcast.cost.in_flight import default_in_flight
 from stepcast.cost.memory_loss import loss_bytes
 from stepcast.cost.memory_overhead import OVERHEADS, Overhead, communicators
 from stepcast.cost.memory_piece import PieceTotals, piece_totals
+from stepcast.cost.memory_states import FP32_BYTES
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.model import Model
 from stepcast.ir.stages import pieces, pieces_of_stage
@@ -181,7 +182,7 @@ class _Stage:
             stage=stage,
             parameters=self.states.parameters,
             gradients=moment.gradients + overhead.gradient_bytes * self.trained,
-            optimizer=self.states.optimizer + overhead.step_bytes * self.owned,
+            optimizer=self._optimizer(overhead),
             activations=moment.activations,
             temporary=moment.temporary,
             fragmentation=overhead.fragmentation * loose + large,
@@ -189,6 +190,10 @@ class _Stage:
             framework=overhead.context_bytes,
             capacity=gpu.memory_bytes,
         )
+
+    def _optimizer(self, overhead: Overhead) -> float:
+        others = FP32_BYTES * (self.trained - self.owned) if overhead.whole_master else 0.0
+        return self.states.optimizer + overhead.step_bytes * self.owned + others
 
     def _moments(self) -> list[_Moment]:
         """The moments of a step before the optimizer's."""

@@ -16,7 +16,8 @@ class Overhead:
     *fragmentation*: of activations and temporaries, what the allocator holds on top because freed pieces do
     not fit the next request. *step_bytes*: per parameter whose states a rank keeps, what the optimizer copies
     for its step in large pieces, for which no freed activation has room. *gradient_bytes*: per parameter a
-    rank holds, further copies of its gradient.
+    rank holds, further copies of its gradient. *whole_master*: each rank keeps the fp32 weights of all its
+    parameters and updates a part of them.
     """
 
     context_bytes: float
@@ -25,6 +26,7 @@ class Overhead:
     buffer_bytes: float = 0.0
     step_bytes: float = 0.0
     gradient_bytes: float = 0.0
+    whole_master: bool = False
 
 
 # 804 MB between what torch reserved and what the driver reported: one process on an H200, CUDA 13.
@@ -43,13 +45,15 @@ OVERHEADS: dict[str, Overhead] = {
         buffer_bytes=6.0 * GIB,
         step_bytes=6.0,
     ),
-    # Its bf16 optimizer accumulates in fp32 beside bf16 gradients, and flattens those to reduce them.
+    # The first bf16 optimizer (DeepSpeed's runtime/bf16_optimizer.py of February 2022) keeps fp32 weights and
+    # fp32 sums of gradients whole, bf16 gradients beside those, and gathers weights 5e8 at a time.
     "deepspeed-bf16": Overhead(
         CONTEXT_BYTES,
         communicator_bytes=0.3 * GIB,
         fragmentation=0.2,
-        buffer_bytes=6.0 * GIB,
-        gradient_bytes=4.0,
+        buffer_bytes=1e9,
+        gradient_bytes=2.0,
+        whole_master=True,
     ),
 }
 
