@@ -144,3 +144,24 @@ def test_simai_text_holds_all_computation(
     found = run_json(capsys, "predict", *arguments, *machine, "--to-workload", path)
     written = run_json(capsys, "simulate", path, *machine)
     assert written["breakdown_s"]["compute"] == pytest.approx(found["breakdown_s"]["compute"], rel=1e-3)
+
+
+def test_capacity_bounds_what_imbalance_costs(capsys: pytest.CaptureFixture[str]) -> None:
+    experts = ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "64", "--ep", "8")
+    even, uneven, bounded = (
+        run_json(capsys, *experts, *more)["step_s"]
+        for more in (
+            (),
+            ("--expert-imbalance", "1.5"),
+            ("--expert-imbalance", "1.5", "--expert-capacity", "1.2"),
+        )
+    )
+    assert even < bounded < uneven
+
+
+def test_gradients_in_bf16_halve_their_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    whole, half = (
+        run_json(capsys, "predict", *SMALL, "--gradients", dtype)["memory_bytes"]["gradients"]
+        for dtype in ("fp32", "bf16")
+    )
+    assert half == pytest.approx(whole / 2)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp", "hybrid-fsdp")
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
+GRADIENTS = ("fp32", "bf16", "fp16")
 CONTEXTS = ("ring", "all-to-all", "all-gather")
 OVERLAPS = ("gradients", "parameters", "tensor", "transfers", "experts")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
@@ -72,6 +73,15 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--expert-imbalance", type=amount, default=1.0, metavar="X", help="busiest expert rank over the mean"
     )
+    how.add_argument(
+        "--expert-capacity", type=amount, metavar="X", help="most tokens an expert rank takes, over the mean"
+    )
+    how.add_argument(
+        "--gradients",
+        choices=GRADIENTS,
+        default="fp32",
+        help="format in which gradients are summed and reduced",
+    )
     how.add_argument("--kernels", choices=("fused", "plain", "compiled"), default="fused")
     how.add_argument(
         "--execution", choices=("graphs", "eager"), default="graphs", help="how the host issues kernels"
@@ -128,7 +138,9 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         flash_attention=not args.no_flash_attention,
         execution=Execution(args.execution),
         kernels=Kernels(args.kernels),
+        gradient_dtype=DType(args.gradients),
         expert_imbalance=args.expert_imbalance,
+        expert_capacity=args.expert_capacity,
     )
     if strategy.micro_batches > MOST_MICRO_BATCHES:
         raise ValueError(
