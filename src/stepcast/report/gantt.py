@@ -1,5 +1,7 @@
 """A timeline as text: one row for each rank, one character for each slice of time."""
 
+from math import ceil
+
 import numpy as np
 import numpy.typing as npt
 
@@ -10,8 +12,13 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 LEGEND = "F forward, B backward, W weight gradient, o once per step, - communication, . waiting"
+SHORT = "f, b, w: shorter than its column"
+SEVERAL_MARK = "*"
+SEVERAL = f"{SEVERAL_MARK} several in one column"
 MARKS = {"F": "F", "B": "B", "I": "B", "W": "W"}
 LONGEST_ROW_LIST = 64
+# Less than that is bookkeeping, such as the single nanoseconds of SimAI's placeholders.
+LEAST_COLUMNS = 1e-3
 
 
 def gantt(timeline: Timeline, width: int) -> str:
@@ -27,7 +34,17 @@ def gantt(timeline: Timeline, width: int) -> str:
         lines.append(f"stage {rank}".ljust(label) + " " + _row(timeline, rows, columns, span_s))
     if len(ranks) > LONGEST_ROW_LIST:
         lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more stages")
-    return "\n".join([*lines, "", *wrap(LEGEND, width)])
+    return "\n".join([*lines, "", *wrap(_legend("".join(line[label:] for line in lines)), width)])
+
+
+def _legend(drawn: str) -> str:
+    """What the marks mean; those of short phases only where there are any."""
+    parts = [LEGEND]
+    if any(mark in drawn for mark in "fbw"):
+        parts.append(SHORT)
+    if SEVERAL_MARK in drawn:
+        parts.append(SEVERAL)
+    return "; ".join(parts)
 
 
 def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:
@@ -54,7 +71,39 @@ def _row(timeline: Timeline, rows: Ints, columns: int, span_s: float) -> str:
     filled[marks.index("-")] = np.minimum(filled[-1], 1 - np.minimum(filled[:-1].sum(axis=0), 1)) * 0.999
     best = filled.argmax(axis=0)
     idle = 1 - filled.sum(axis=0)
-    return "".join("." if idle[at] > filled[best[at], at] else marks[best[at]] for at in range(columns))
+    row = ["." if idle[at] > filled[best[at], at] else marks[best[at]] for at in range(columns)]
+    computes = kinds == SpanKind.COMPUTE
+    phases = _phases(begin[computes], end[computes], mark_of[computes])
+    return _with_short(row, [(first, last, marks[mark]) for first, last, mark in phases])
+
+
+def _phases(begin: Floats, end: Floats, mark_of: Ints) -> list[tuple[float, float, int]]:
+    """Work of one mark without other work in between: where it begins and ends, in columns."""
+    if not len(begin):
+        return []
+    order = np.argsort(begin, kind="stable")
+    marks = mark_of[order]
+    first = np.flatnonzero(np.diff(marks, prepend=marks[0] - 1))
+    last = np.append(first[1:], len(marks)) - 1
+    return list(
+        zip(begin[order][first].tolist(), end[order][last].tolist(), marks[first].tolist(), strict=True)
+    )
+
+
+def _with_short(row: list[str], phases: list[tuple[float, float, str]]) -> str:
+    """*row* with the phases that no column shows, because another activity fills most of it, marked too."""
+    middles: dict[int, list[tuple[str, bool]]] = {}
+    for first, last, mark in phases:
+        if last - first < LEAST_COLUMNS:
+            continue
+        seen = mark in row[int(first) : max(ceil(last), int(first) + 1)]
+        middles.setdefault(min(int((first + last) / 2), len(row) - 1), []).append((mark, seen))
+    drawn = list(row)
+    for at, found in middles.items():
+        marks = {mark for mark, _ in found}
+        if not all(seen for _, seen in found):
+            drawn[at] = marks.pop().lower() if len(marks) == 1 else SEVERAL_MARK
+    return "".join(drawn)
 
 
 def _busy_until(edges: Floats, begin: Floats, end: Floats) -> Floats:
