@@ -5,9 +5,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.documents import expand
+from stepcast.cli.applicable import check_applicable
+from stepcast.cli.documents import open_sources
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.progress import open_source
 from stepcast.inputs.table import FORMATS, Format, read_as_one
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     entry, document = read_measured(args.files, args.format)
     analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
+    check_applicable(args, format=entry.name, file=args.files[0])
     found = {"format": entry.name, **analyze(document, args)}
     if args.json:
         print_json(found)
@@ -64,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 def read_measured(paths: list[str], format_name: str | None) -> tuple[Format, Any]:
     """The one run that *paths* hold, and its format."""
-    return read_as_one([open_source(path) for path in expand(paths)], format_name)
+    return read_as_one(open_sources(paths, format_name), format_name)
 
 
 def _not_measured(path: str, entry: Format) -> tuple[Analyze, Text]:

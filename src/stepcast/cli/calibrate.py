@@ -6,10 +6,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import expand
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
+from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import Source
 from stepcast.inputs.table import recognise
 
 Facts = dict[str, Any]
@@ -56,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     paths = expand(args.runs)
-    place = CALIBRATIONS[_source_of(paths)]
+    source = _source_of(paths)
+    check_applicable(args, source=source)
+    place = CALIBRATIONS[source]
     calibrate: Calibrate = import_module(place.calibrate).calibrate
     found, text = calibrate(paths, args)
     if args.output:
@@ -74,7 +77,7 @@ def _source_of(paths: Sequence[str]) -> str:
     kinds: dict[str, str] = {}
     for path in paths:
         try:
-            kinds.setdefault(recognise(Source(path)).name, path)
+            kinds.setdefault(recognise(open_source(path)).name, path)
         except FormatError:
             if len(paths) == 1:
                 raise
@@ -92,7 +95,7 @@ def of_kind(paths: Sequence[str], kind: str) -> list[str]:
     found = []
     for path in paths:
         try:
-            if recognise(Source(path)).name == kind:
+            if recognise(open_source(path)).name == kind:
                 found.append(path)
         except FormatError:
             continue

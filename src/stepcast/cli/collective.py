@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING
 
+from stepcast.cli.applicable import check_applicable
 from stepcast.cli.numbers import amount, gpu_count
 from stepcast.cli.output import print_json, terminal_width
 from stepcast.ir.work import CollectiveKind
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     if args.size is None and not args.sweep and args.kind != CollectiveKind.BARRIER:
         raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
+    check_applicable(args)
     cluster = load_cluster(args.cluster, args.set)
     route = _route(args, cluster)
     sizes = [args.size or 0]

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
+from stepcast.cli.progress import open_source
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import Played
@@ -69,10 +70,9 @@ def _printed(path: str) -> dict[str, Any] | None:
     """A JSON object with a step; None for anything else, which the readers then judge."""
     import msgspec
 
-    if os.path.isdir(path) or os.path.getsize(path) > LARGEST_PRINTED_BYTES:
+    if os.path.isdir(path) or (os.path.isfile(path) and os.path.getsize(path) > LARGEST_PRINTED_BYTES):
         return None
-    with open(path, "rb") as file:
-        data = file.read()
+    data = open_source(path).data()
     if not data.lstrip().startswith(b"{") or b'"step_s"' not in data:
         return None
     try:

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 
+from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.output import print_json, print_warnings, write_file
 from stepcast.outputs.table import TARGETS, target_named
@@ -11,7 +12,9 @@ from stepcast.outputs.table import TARGETS, target_named
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "input", metavar="IN", help="file of any known format, or a folder that holds one run"
+        "input",
+        metavar="IN",
+        help="file of any known format, - for standard input, or a folder that holds one run",
     )
     parser.add_argument(
         "output", metavar="OUT", help="file to write (.gz compresses), or - for standard output"
@@ -27,9 +30,14 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = args.output == "-"
     if to_stdout and args.json:
         raise ValueError("--json and - both take standard output: write to a file, or leave --json out")
-    if os.path.exists(args.output) and os.path.samefile(args.input, args.output):
+    if (
+        os.path.exists(args.input)
+        and os.path.exists(args.output)
+        and os.path.samefile(args.input, args.output)
+    ):
         raise ValueError(f"{args.output}: is the file to read; give another name to write")
     document = read_document([args.input], args)
+    check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(args.to)
     data = target.write(document)
     warnings = [*getattr(document, "warnings", ()), *target.losses(document)]

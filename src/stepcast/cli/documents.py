@@ -2,17 +2,25 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.numbers import MOST_LAYERS, count
+from stepcast.cli.output import print_notes
 from stepcast.cli.progress import open_source
-from stepcast.inputs.table import FORMATS, folder_files, read_as_one
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+from stepcast.inputs.table import FORMATS, folder_files, read_as_one, recognise
 from stepcast.ir.edits import repeat_layers, scale_backward
 from stepcast.ir.workload import Workload
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
+
+
+Recognise = Callable[[Source], object]
+"""Raises a FormatError for a file of no known format."""
+MOST_NAMED = 5
 
 
 def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +46,37 @@ def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
 
 def read_document(paths: Sequence[str], args: argparse.Namespace) -> Any:
     """The noun in *paths*, which are one document: a file, a folder, or the files of one run."""
-    sources = [open_source(path) for path in expand(paths)]
-    return apply_edits(read_as_one(sources, args.format)[1], args)
+    return apply_edits(read_as_one(open_sources(paths, args.format), args.format)[1], args)
+
+
+def open_sources(
+    paths: Sequence[str], format_name: str | None = None, recognised: Recognise = recognise
+) -> list[Source]:
+    """The files that *paths* name. What lies in a folder beside the files of known formats is left out."""
+    sources: list[Source] = []
+    for path in paths:
+        if not os.path.isdir(path):
+            sources.append(open_source(path))
+            continue
+        inside = [open_source(file) for file in folder_files(path)]
+        sources += inside if format_name else _known_of(inside, path, recognised)
+    return sources
+
+
+def _known_of(sources: Sequence[Source], folder: str, recognised: Recognise) -> list[Source]:
+    known, unknown = [], []
+    for source in sources:
+        try:
+            recognised(source)
+            known.append(source)
+        except FormatError as error:
+            unknown.append(f"{os.path.basename(source.path)} ({error.message.partition(';')[0]})")
+    listed = ", ".join(unknown[:MOST_NAMED]) + (", ..." if len(unknown) > MOST_NAMED else "")
+    if not known:
+        raise FormatError(f"holds no file of a known format: {listed}", folder)
+    if unknown:
+        print_notes([f"{folder}: left out {len(unknown)} of {len(sources)} files: {listed}"])
+    return known
 
 
 def expand(paths: Sequence[str]) -> list[str]:

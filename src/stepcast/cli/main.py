@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from stepcast import __version__
 
@@ -50,6 +50,14 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"stepcast: {message}; usage: {self.prog} --help\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As ever, and in *given* the options of the verb that were set to something else than usual."""
+        found, rest = super().parse_known_args(args, namespace)
+        if not hasattr(found, "given"):
+            unusual = (name for name, value in vars(found).items() if value != self.get_default(name))
+            found.given = frozenset(unusual)
+        return found, rest
 
 
 def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.ArgumentParser:

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.applicable import check_applicable, sizes_of
 from stepcast.cli.documents import load_calibration
-from stepcast.cli.output import print_json, terminal_width
+from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.report.text import facts, table
@@ -14,6 +15,7 @@ from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from stepcast.cost.price import Price
+    from stepcast.hardware import Gpu
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
 K = ElementwiseKind
@@ -78,6 +80,8 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.cost.fits import default_fit
     from stepcast.hardware import load_gpu
 
+    options = (f"--{name.replace('_', '-')}" for name in sizes_of(args.kind))
+    check_applicable(args, size_list=", ".join(options))
     calibration = load_calibration(args.calibration) if args.calibration else None
     if args.gpu is None and calibration is None:
         raise ValueError("say which GPU with --gpu, such as --gpu h200")
@@ -88,11 +92,14 @@ def run(args: argparse.Namespace) -> int:
     load = SUSTAINED if args.busy else ALONE
     works = list(_works(args))
     prices = [priced(work, gpu, default_fit(), load) for work in works]
+    warnings = _format_warnings(works[0], gpu)
     about = {"operator": args.kind, "gpu": gpu.name, "dtype": args.dtype, "backward": args.backward}
     records = [_record(work, price) for work, price in zip(works, prices, strict=True)]
     if args.json:
-        print_json({**about, "rows": records} if args.sweep else {**about, **records[0]})
-    elif args.sweep:
+        results: dict[str, Any] = {"rows": records} if args.sweep else records[0]
+        print_json({**about, **results, "warnings": warnings})
+        return 0
+    if args.sweep:
         named = ("operator", "gpu", "dtype")
         print(facts((name, about[name]) for name in named))
         print()
@@ -103,7 +110,21 @@ def run(args: argparse.Namespace) -> int:
         pairs = [("operator", args.kind + (" backward" if args.backward else "")), ("gpu", gpu.name)]
         cells = (_size(works[0]), *_cells(records[0])[1:])
         print(facts([*pairs, ("dtype", args.dtype), *zip(names, cells, strict=True)]))
+    print_warnings(warnings)
     return 0
+
+
+def _format_warnings(work: Operator, gpu: "Gpu") -> list[str]:
+    """A product in a format that the GPU has no matrix units for is priced in another."""
+    if isinstance(work, Elementwise):
+        return []
+    used = gpu.runs_as(work.dtype)
+    if used == work.dtype:
+        return []
+    return [
+        f"{gpu.name} has no {work.dtype} matrix units: priced as multiplied in {used}, with {work.dtype} "
+        f"operands in memory; it has {', '.join(gpu.matrix_flops)}"
+    ]
 
 
 def _swept(args: argparse.Namespace) -> str:
@@ -135,8 +156,6 @@ def _work(args: argparse.Namespace) -> Operator:
         return _attention(args, dtype)
     if args.kind not in MATRIX_KINDS:
         return _elementwise(args, dtype)
-    if args.backward:
-        raise ValueError("the gradients of a matmul are two matmuls: ask for (m, k, n) and for (k, n, m)")
     if args.kind == "grouped":
         return GroupedMatmul(args.m, args.n, args.k, args.groups, dtype)
     return Matmul(args.m, args.n, args.k, args.batch or 1, dtype)
@@ -159,8 +178,6 @@ def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
 
 def _elementwise(args: argparse.Namespace, dtype: DType) -> Elementwise:
     kind = ElementwiseKind(args.kind)
-    if args.to is not None and kind is not K.CAST:
-        raise ValueError("--to is for cast alone")
     plain = (2, 1) if args.backward else (1, 1)
     reads, writes = (TENSORS_BACKWARD if args.backward else TENSORS).get(kind, plain)
     size = args.rows * args.columns * dtype.bytes

@@ -61,5 +61,11 @@ def print_warnings(warnings: Iterable[str]) -> None:
         print(bullet(warning, "warning: ", terminal_width()), file=sys.stderr)
 
 
+def print_notes(notes: Iterable[str]) -> None:
+    """What a user may want to know and need not act on: one line each, as errors have."""
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+
+
 def heading(title: str) -> str:
     return f"\033[1m{title}\033[0m" if sys.stdout.isatty() else title

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import load_calibration
 from stepcast.cli.output import new_file, terminal_width, write_file
 from stepcast.cli.results import add_result_arguments, show_prediction
@@ -42,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.models.catalog import load_model
 
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    check_applicable(args, experts=model.experts is not None)
     assumptions: list[str] = []
     strategy = strategy_of(args, model, assumptions)
     calibration = load_calibration(args.calibration) if args.calibration else None

@@ -1,8 +1,10 @@
-"""Progress of long readings, on standard error and only where a person looks at it."""
+"""Opening what is to be read; long readings show their progress on standard error, where a person looks."""
 
 import os
 import sys
 import time
+from functools import lru_cache
+from typing import BinaryIO
 
 from stepcast.inputs.source import Progress, Source
 
@@ -12,9 +14,22 @@ EVERY_S = 0.1
 BAR_WIDTH = 30
 
 
+STANDARD_INPUT = "-"
+
+
 def open_source(path: str) -> Source:
-    """The file at *path*; a large one shows how far it has been read."""
+    """The file at *path*, or standard input for ``-``; a large file shows how far it has been read."""
+    if path == STANDARD_INPUT:
+        if sys.stdin.isatty():
+            print("reading standard input; end it with Ctrl-D", file=sys.stderr)
+        return Source("standard input", _whole(sys.stdin.buffer))
     return Source(path, progress=_bar(path))
+
+
+@lru_cache(maxsize=1)
+def _whole(stream: BinaryIO) -> bytes:
+    """All of *stream*, which can be read only once and is asked for by name more than once."""
+    return stream.read()
 
 
 def _bar(path: str) -> Progress | None:

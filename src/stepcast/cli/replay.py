@@ -4,6 +4,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import read_measured
+from stepcast.cli.applicable import check_applicable
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
         )
     recording = record_megatron(timeline)
     changes = [*args.what_if, *_scale(args.scale_to)]
+    check_applicable(args, changes=changes)
     dtype = str(recording.facts.get("dtype", "bf16"))
     result = replay(recording, changes, _surroundings(args, dtype, recording.layout.tp))
     if args.trace:

@@ -5,9 +5,9 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from stepcast.cli.documents import add_edit_arguments, apply_edits, expand, load_calibration
+from stepcast.cli.applicable import check_applicable
+from stepcast.cli.documents import add_edit_arguments, apply_edits, load_calibration, open_sources
 from stepcast.cli.output import heading, print_json, print_warnings, terminal_width
-from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise
@@ -30,6 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    read = list(_documents(args))
+    check_applicable(args, kinds={type(document).__name__ for _, _, document in read}, file=args.files[0])
     documents = [
         {
             "file": where,
@@ -38,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
             **facts_of(document),
             "warnings": warnings_of(document),
         }
-        for where, entry, document in _documents(args)
+        for where, entry, document in read
     ]
     if args.json:
         print_json(documents[0] if len(documents) == 1 else {"documents": documents})
@@ -68,25 +70,31 @@ def _text(found: dict[str, Any], width: int) -> str:
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     """Each document the arguments name; rank files of one format make one."""
     runs: dict[str, list[Source]] = {}
-    for path in expand(args.files):
-        source = open_source(path)
+    for source in open_sources(args.files, args.format, _recognise):
         entry = format_named(args.format) if args.format else _recognise(source)
-        if entry is CLUSTER:
-            from stepcast.hardware import load_cluster
-
-            yield path, CLUSTER, load_cluster(path)
-        elif entry is CALIBRATION:
-            yield path, CALIBRATION, load_calibration(path)
+        if entry in (CLUSTER, CALIBRATION):
+            yield source.path, entry, _described(source.path, entry)
         elif entry.joins:
             runs.setdefault(entry.name, []).append(source)
         else:
-            yield path, entry, apply_edits(read_sources([source], entry), args)
+            yield source.path, entry, apply_edits(read_sources([source], entry), args)
     for name, sources in runs.items():
         entry = format_named(name)
         where = sources[0].path
         if len(sources) > 1:
             where = f"{os.path.dirname(where) or '.'} ({len(sources)} files)"
         yield where, entry, apply_edits(read_sources(sources, entry), args)
+
+
+def _described(path: str, entry: Format) -> Any:
+    """The hardware that a TOML file describes, which may build on files beside it."""
+    if not path.endswith(".toml"):
+        raise ValueError(f"{path}: is a {entry.title}; save it as NAME.toml to show it")
+    if entry is CALIBRATION:
+        return load_calibration(path)
+    from stepcast.hardware import load_cluster
+
+    return load_cluster(path)
 
 
 def _recognise(source: Source) -> Format:

@@ -1,13 +1,17 @@
 """``stepcast simulate FILE --cluster C``."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.numbers import gpu_count
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import SCHEDULES
+from stepcast.ir.group import Group
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 
 if TYPE_CHECKING:
@@ -18,34 +22,15 @@ ENGINES = ("fast", "simai")
 SENDS = ("eager", "rendezvous", "blocking")
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical")
 
-# Options of one engine alone, with their defaults.
-SIMAI_ONLY: dict[str, Any] = {
-    "nvlink_gb_per_s": 360.0,
-    "nic_gb_per_s": 48.5,
-    "gpus_per_server": 8,
-    "nics_per_server": 8,
-    "overlap": [],
-}
-FAST_ONLY: dict[str, Any] = {
-    "set": [],
-    "schedule": None,
-    "body": "stage",
-    "messages": "eager",
-    "ideal_communication": False,
-    "all_reduce": None,
-    "slow_stage": [],
-    "slow_rank": [],
-    "slow_group": [],
-    "jitter": None,
-    "trace": None,
-    "gantt": False,
-    "critical_path": False,
-}
 MOST_TIMES = 1e6  # a slower part than that has stopped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("file", metavar="FILE", help="a workload file: SimAI text, operator table or Chakra")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help="a workload file: SimAI text, operator table or Chakra; - reads standard input",
+    )
     parser.add_argument("--cluster", metavar="C", help="name in the catalogue, or a TOML file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
@@ -84,12 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_result_arguments(parser)
     add_edit_arguments(parser)
-    parser.set_defaults(**SIMAI_ONLY)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
-    simai.add_argument("--nvlink-gb-per-s", type=float, metavar="V", help="NVLink rate of a GPU")
-    simai.add_argument("--nic-gb-per-s", type=float, metavar="W", help="rate of a NIC")
-    simai.add_argument("--gpus-per-server", type=int, metavar="G")
-    simai.add_argument("--nics-per-server", type=int, metavar="N")
+    simai.add_argument(
+        "--nvlink-gb-per-s", type=float, default=360.0, metavar="V", help="NVLink rate of a GPU"
+    )
+    simai.add_argument("--nic-gb-per-s", type=float, default=48.5, metavar="W", help="rate of a NIC")
+    simai.add_argument("--gpus-per-server", type=int, default=8, metavar="G")
+    simai.add_argument("--nics-per-server", type=int, default=8, metavar="N")
     simai.add_argument(
         "--overlap",
         action="append",
@@ -106,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{args.file}: holds a {kind}, which says what happened; simulate needs a workload file"
         )
-    _check_engine(args)
+    _check(workload, args)
     if args.engine == "simai":
         from stepcast.cli.simai import run_simai
 
@@ -123,20 +109,40 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _check_engine(args: argparse.Namespace) -> None:
-    """An option that the chosen engine does not know would be left out without a word."""
-    other = FAST_ONLY if args.engine == "simai" else SIMAI_ONLY
-    for name, default in other.items():
-        if getattr(args, name) != default:
-            option = "--" + name.replace("_", "-")
-            raise ValueError(f"{option} has no meaning with --engine {args.engine}; leave one of them out")
+def _check(workload: Workload, args: argparse.Namespace) -> None:
+    """What the workload has decides which options can have an effect."""
+    exchanges: set[Collective | Transfer] = set()
+    if args.given & {"slow_group", "overlap", "all_reduce"}:  # a large workload takes a while to look through
+        exchanges = _exchanges(workload, args.gpus)
+    groups = {work.group for work in exchanges}
+    reductions = [
+        work for work in exchanges if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_REDUCE
+    ]
+    check_applicable(
+        args,
+        groups=groups,
+        group_list=", ".join(sorted(groups)) or "none",
+        all_reduces=bool(reductions),
+        stages=workload.layout.pp,
+    )
+
+
+def _exchanges(workload: Workload, gpus: int | None) -> set[Collective | Transfer]:
+    """What passes between ranks in a step; groups of one rank exchange nothing."""
+    layout = workload.layout
+    if gpus is not None:
+        layout = replace(layout, dp=max(1, gpus // (layout.tp * layout.cp * layout.pp)))
+    messages: set[Collective | Transfer] = {Transfer(Direction.SEND, 0, Group.PP)}
+    for stage in workload.stages:
+        for layer, _ in stage.counted_layers(workload.micro_batches):
+            ops = (*layer.forward, *layer.input_gradient, *layer.weight_gradient)
+            messages |= {op.work for op in ops if isinstance(op.work, Collective | Transfer)}
+    return {work for work in messages if layout.size(work.group) > 1}
 
 
 def _options(args: argparse.Namespace) -> "Options":
     from stepcast.cost.collectives import Algorithm
     from stepcast.forecast.simulate import Options
-    from stepcast.ir.group import Group
-    from stepcast.ir.work import CollectiveKind
     from stepcast.simulation.chunks import Body
     from stepcast.simulation.messages import Send
     from stepcast.simulation.step import Conditions
@@ -196,7 +202,6 @@ def _count(name: str, option: str) -> int:
 
 
 def _group(name: str) -> str:
-    from stepcast.ir.group import Group
 
     if name not in set(Group):
         raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.applicable import check_applicable
 from stepcast.cli.output import heading, new_file, print_json, terminal_width
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_count, format_percent, format_seconds
@@ -41,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
     boards: dict[str, Scoreboard] = {}
     measured: dict[str, Columns] = {}
     places, absent = _places(args)
+    check_applicable(args, sets=[entry.name for entry, _ in places])
     for entry, place in places:
         _progress(entry.name)
         options = {"cluster": args.cluster} if args.cluster and entry.name == "nccl-tests" else {}

@@ -1,0 +1,183 @@
+"""Options given in vain: an error that says why and what to do, or a note where they do no harm."""
+
+from pathlib import Path
+
+import pytest
+
+from stepcast.cli.applicable import RULES
+from stepcast.cli.main import VERBS, build_parser
+from tests.cli.test_main import EXAMPLES, run, run_json
+from tests.cli.test_mistakes import LLAMA, PREDICT, SIMULATE, TABLE
+
+MEGATRON = str(EXAMPLES / "megatron-rank7.txt")
+KINETO = str(EXAMPLES / "kineto-llama-1b.json.gz")
+OPTIMUS = str(EXAMPLES / "optimus-llama-1b.txt")
+OPERATORS = str(EXAMPLES / "operators-h200.csv")
+EXPERTS = ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "64")
+ONE_GPU = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "1")
+ONE_STAGE = ("simulate", TABLE, "--cluster", "dgx-h100")
+SIMAI = ("simulate", LLAMA, "--engine", "simai")
+ALL_REDUCE = ("collective", "all-reduce", "--cluster", "dgx-h100", "--size", "1MiB", "--ranks", "8")
+SEND = ("collective", "send-receive", "--cluster", "dgx-h100", "--size", "1MiB", "--ranks", "2")
+BARRIER = ("collective", "barrier", "--cluster", "dgx-h100", "--ranks", "8")
+MATMUL = ("op", "matmul", "--m", "4096", "--n", "4096", "--k", "4096", "--gpu", "h200")
+ATTENTION = ("op", "attention", "--seq", "4096", "--heads", "8", "--head-dim", "128", "--gpu", "h200")
+NORM = ("op", "rms-norm", "--rows", "4096", "--columns", "4096", "--gpu", "h200")
+
+ERRORS = [
+    ((*PREDICT, "--context", "all-to-all"), "--context", "give --cp 2 or more"),
+    ((*PREDICT, "--expert-tp", "2"), "--expert-tp", "llama-3.1-8b has no experts"),
+    ((*PREDICT, "--expert-imbalance", "1.5"), "--expert-imbalance", "has no experts"),
+    ((*PREDICT, "--overlap", "gradients,experts"), "--overlap", "leave the word experts out"),
+    ((*EXPERTS, "--expert-imbalance", "1.5"), "--expert-imbalance", "give --ep 2 or more"),
+    ((*PREDICT, "--schedule", "zb-h1"), "--schedule", "give --pp 2 or more"),
+    ((*PREDICT, "--runs", "5"), "--runs", "give --jitter"),
+    ((*SIMULATE, "--seed", "5"), "--seed", "give --jitter"),
+    ((*SIMULATE, "--slow-group", "ep=2"), "--slow-group", "it has dp, expert-dp, pp, tp"),
+    ((*ONE_STAGE, "--slow-group", "dp=2"), "--slow-group", "it has none"),
+    ((*ONE_STAGE, "--all-reduce", "tree"), "--all-reduce", "joins several ranks"),
+    ((*ONE_STAGE, "--schedule", "zb-v"), "--schedule", "has one"),
+    ((*SIMULATE, "--all-reduce", "tree", "--ideal-communication"), "--all-reduce", "leave one of them out"),
+    ((*SIMULATE, "--nic-gb-per-s", "20"), "--nic-gb-per-s", "choose that engine"),
+    ((*SIMAI, "--gantt"), "--gantt", "leave one of them out"),
+    ((*SIMAI, "--overlap", "ep=0.5"), "--overlap", "it has dp, expert-dp, pp, tp"),
+    ((*ALL_REDUCE, "--imbalance", "2"), "--imbalance", "for all-to-all"),
+    ((*SEND, "--algorithm", "ring"), "--algorithm", "leave it out"),
+    ((*MATMUL, "--seq", "7"), "--seq", "sizes of matmul are --m, --n, --k, --batch"),
+    ((*MATMUL, "--no-causal"), "--no-causal", "for attention"),
+    ((*MATMUL, "--backward"), "--backward", "ask for (m, k, n)"),
+    ((*ATTENTION, "--m", "7"), "--m", "--seq, --keys, --batch"),
+    ((*NORM, "--head-dim", "7"), "--head-dim", "--rows, --columns"),
+    ((*NORM, "--to", "fp8"), "--to", "for cast"),
+    (("op", "fill", *NORM[2:], "--backward"), "--backward", "has no gradient"),
+    (("analyze", KINETO, "--trace", "t.json"), "--trace", f"stepcast convert {KINETO} OUT --to perfetto"),
+    (("analyze", OPTIMUS, "--trace", "t.json"), "--trace", "leave it out"),
+    (("analyze", KINETO, "--cluster", "dgx-h100"), "--cluster", "by itself"),
+    (("analyze", MEGATRON, "--calibration", "c.toml"), "--calibration", "this is megatron"),
+    (("analyze", MEGATRON, "--set", "node.nics=4"), "--set", "give --cluster"),
+    (("replay", MEGATRON, "--set", "node.nics=4"), "--set", "give --cluster"),
+    (("show", MEGATRON, "--repeat-layers", "3"), "--repeat-layers", "says what happened"),
+    (
+        ("convert", MEGATRON, "t.json", "--to", "json", "--backward-factor", "2"),
+        "--backward-factor",
+        MEGATRON,
+    ),
+    (("calibrate", OPERATORS, "--gpu", "h200", "--cluster", "dgx-h100"), "--cluster", "give --gpu instead"),
+    (("calibrate", OPERATORS, "--gpu", "h200", "--sequence", "3"), "--sequence", "leave it out"),
+    (("calibrate", OPTIMUS, "--gpu", "a40"), "--gpu", "give --cluster instead"),
+    (("validate", "--set", "h200", "--cluster", "dgx-h100"), "--cluster", "--set nccl-tests"),
+]
+NOTES = [
+    ((*ONE_GPU, "--no-sequence-parallel"), "--no-sequence-parallel"),
+    ((*ONE_GPU, "--overlap", "gradients,tensor"), "--overlap"),
+    ((*ONE_GPU, "--sharding", "zero-2"), "--sharding"),
+    ((*ONE_GPU, "--bucket-mb", "25"), "--bucket-mb"),
+    ((*PREDICT, "--gantt"), "--gantt"),
+    ((*PREDICT, "--explain-memory"), "--explain-memory"),
+    ((*ONE_STAGE, "--body", "model"), "--body"),
+    ((*ONE_STAGE, "--messages", "blocking"), "--messages"),
+    ((*SIMAI, "--cluster", "dgx-h100"), "--cluster"),
+    ((*ALL_REDUCE[:-1], "1", "--algorithm", "ring"), "--algorithm"),
+    (("replay", MEGATRON, "--gpu", "h200"), "--gpu"),
+    (("replay", MEGATRON, "--cluster", "dgx-h100"), "--cluster"),
+]
+EFFECTIVE: list[tuple[str, ...]] = [
+    (*PREDICT, "--cp", "2", "--context", "all-to-all"),
+    (*PREDICT, "--schedule", "gpipe"),
+    (*PREDICT, "--tp", "2", "--no-sequence-parallel"),
+    (*EXPERTS, "--ep", "8", "--expert-imbalance", "1.5"),
+    (*SIMULATE, "--slow-group", "pp=2"),
+    (*SIMULATE, "--slow-group", "expert-dp=2"),
+    (*SIMULATE, "--all-reduce", "ring"),
+    (*ONE_STAGE, "--gpus", "8", "--slow-group", "dp=2"),
+    (*SIMAI, "--overlap", "dp_ep=0.5"),
+    (*MATMUL, "--batch", "7"),
+    (*ATTENTION, "--kv-heads", "2", "--no-causal", "--backward"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "option", "remedy"), ERRORS)
+def test_an_option_that_cannot_be_meant_is_an_error(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    option: str,
+    remedy: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith(f"stepcast: {option} has no effect: ")
+    assert err.count("\n") == 1
+    assert remedy in err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("arguments", "option"), NOTES)
+def test_an_option_that_does_no_harm_is_noted(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], option: str
+) -> None:
+    status, out, err = run(capsys, *arguments, "--json")
+    assert status == 0
+    notes = [line for line in err.splitlines() if line.startswith("note: ")]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"note: {option} has no effect: ")
+    plain = arguments[: arguments.index(option)]
+    assert run(capsys, *plain, "--json")[1] == out
+
+
+@pytest.mark.parametrize("arguments", EFFECTIVE)
+def test_an_option_with_an_effect_is_taken(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    status, _, err = run(capsys, *arguments, "--json")
+    assert status == 0
+    assert "has no effect" not in err
+
+
+def test_a_default_said_aloud_is_not_remarked_on(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, *PREDICT, "--context", "ring", "--runs", "100", "--expert-imbalance", "1")
+    assert (status, err) == (0, "")
+
+
+def test_every_rule_names_an_option_of_its_verb() -> None:
+    parser = build_parser()
+    assert set(RULES) <= {verb.name for verb in VERBS}
+    for verb, rules in RULES.items():
+        known = set(vars(parser.parse_args(REQUIRED[verb])))
+        named = {option for rule in rules for option in rule.options}
+        assert named - known <= SHARED_RULES, verb
+
+
+REQUIRED = {
+    "show": ["show", "f"],
+    "convert": ["convert", "f", "g", "--to", "json"],
+    "predict": list(PREDICT),
+    "simulate": list(SIMULATE),
+    "analyze": ["analyze", "f"],
+    "replay": ["replay", "f"],
+    "collective": list(ALL_REDUCE),
+    "op": list(MATMUL),
+    "calibrate": ["calibrate", "f"],
+    "validate": ["validate"],
+}
+# Of a rule that two verbs share, one has all the options.
+SHARED_RULES = {"explain_memory"}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gpu", "used"),
+    [("fp8", "a100-sxm-80gb", "bf16"), ("nvfp4", "h200", "fp8"), ("bf16", "v100-sxm-32gb", "fp32")],
+)
+def test_a_format_that_the_gpu_lacks_is_said(
+    capsys: pytest.CaptureFixture[str], dtype: str, gpu: str, used: str
+) -> None:
+    sizes = ("op", "matmul", "--m", "4096", "--n", "4096", "--k", "4096", "--gpu", gpu)
+    found = run_json(capsys, *sizes, "--dtype", dtype)
+    assert f"no {dtype} matrix units" in found["warnings"][0]
+    assert f"multiplied in {used}" in found["warnings"][0]
+    status, _, err = run(capsys, *sizes, "--dtype", dtype)
+    assert status == 0
+    assert err.startswith(f"warning: {gpu} has no {dtype} matrix units")
+    assert run_json(capsys, *sizes, "--dtype", used)["warnings"] == []

@@ -1,0 +1,145 @@
+"""What FILE may be: standard input, and folders with other things in them."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepcast.hardware import cluster_names
+from tests.cli.test_main import EXAMPLES, run, run_json
+
+LLAMA = EXAMPLES / "simai-llama-405b.txt"
+MEGATRON = EXAMPLES / "megatron-rank7.txt"
+KINETO = EXAMPLES / "kineto-llama-1b.json.gz"
+ON_H100 = ("--cluster", "dgx-h100")
+
+
+def pipe_in(monkeypatch: pytest.MonkeyPatch, data: bytes) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after"),
+    [
+        (LLAMA, ("show",), ()),
+        (KINETO, ("show",), ()),
+        (LLAMA, ("simulate",), ON_H100),
+        (LLAMA, ("simulate",), ("--engine", "simai")),
+        (MEGATRON, ("analyze",), ()),
+        (KINETO, ("analyze",), ()),
+        (EXAMPLES / "operators-h200.csv", ("calibrate",), ("--gpu", "h200")),
+    ],
+)
+def test_a_dash_reads_standard_input(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    file: Path,
+    before: tuple[str, ...],
+    after: tuple[str, ...],
+) -> None:
+    named = run_json(capsys, *before, str(file), *after)
+    pipe_in(monkeypatch, file.read_bytes())
+    piped = run_json(capsys, *before, "-", *after)
+    for found in (named, piped):
+        for name in ("file", "source"):
+            found.pop(name, None)
+    assert piped == named
+
+
+def test_convert_is_a_filter(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    pipe_in(monkeypatch, LLAMA.read_bytes())
+    from stepcast.cli.main import main
+
+    assert main(["convert", "-", "-", "--to", "simai"]) == 0
+    sys.stdout.flush()
+    assert capfdbinary.readouterr().out == LLAMA.read_bytes()
+
+
+def test_compare_takes_a_prediction_from_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, printed, _ = run(capsys, "analyze", str(MEGATRON), "--json")
+    (tmp_path / "one.json").write_text(printed)
+    named = run_json(capsys, "compare", str(tmp_path / "one.json"), str(MEGATRON))
+    pipe_in(monkeypatch, printed.encode())
+    piped = run_json(capsys, "compare", "-", str(MEGATRON))
+    assert piped["step_s"] == named["step_s"]
+
+
+@pytest.mark.parametrize(("data", "expected"), [(b"", "is empty"), (b"hello\n", "no known format")])
+def test_what_is_wrong_with_standard_input_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], data: bytes, expected: str
+) -> None:
+    pipe_in(monkeypatch, data)
+    status, out, err = run(capsys, "show", "-")
+    assert (status, out) == (2, "")
+    assert err.startswith("stepcast: standard input: ")
+    assert expected in err
+
+
+def test_a_cluster_is_shown_from_a_file_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pipe_in(monkeypatch, f'base = "{cluster_names()[0]}"\n'.encode())
+    status, _, err = run(capsys, "show", "-")
+    assert status == 2
+    assert "save it as NAME.toml" in err
+
+
+def test_a_real_pipe_is_read() -> None:
+    with LLAMA.open("rb") as file:
+        command = [sys.executable, "-m", "stepcast", "show", "-", "--json"]
+        found = subprocess.run(command, stdin=file, capture_output=True, check=True)
+    assert json.loads(found.stdout)["lines"] == 557
+
+
+# ---- folders -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A run's folder as people keep them."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(MEGATRON, folder)
+    (folder / "README.md").write_text("# our run\n")
+    (folder / "stderr.log").write_bytes(b"")
+    (folder / "core.7").write_bytes(b"\x7fELF\0\0\0" * 99)
+    return folder
+
+
+@pytest.mark.parametrize("verb", ["show", "analyze"])
+def test_unknown_files_of_a_folder_are_left_out_and_named(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], verb: str
+) -> None:
+    status, out, err = run(capsys, verb, str(run_folder), "--json")
+    assert status == 0
+    assert json.loads(out)["format"] == "megatron"
+    note = next(line for line in err.splitlines() if line.startswith("note: "))
+    assert "left out 3 of 4 files" in note
+    for reason in ("README.md (text of no known format)", "stderr.log (is empty)", "core.7 (binary data"):
+        assert reason in note
+
+
+def test_a_folder_without_known_files_is_an_error(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_folder / MEGATRON.name).unlink()
+    status, out, err = run(capsys, "show", str(run_folder))
+    assert (status, out) == (2, "")
+    assert err.startswith(f"stepcast: {run_folder}: holds no file of a known format: README.md")
+    assert err.count("\n") == 1
+
+
+def test_an_unknown_file_named_by_itself_is_an_error(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out, err = run(capsys, "show", str(MEGATRON), str(run_folder / "README.md"))
+    assert (status, out) == (2, "")
+    assert "README.md: text of no known format" in err
