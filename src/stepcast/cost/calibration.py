@@ -16,6 +16,7 @@ from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.rates import Array, Number
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
 
 PIVOT_S = 1e-3  # the slope turns around this time, where factor alone counts
@@ -79,6 +80,8 @@ def work_class(work: Compute) -> str:
             return f"grouped.{work.dtype}"
         case Attention():
             return "attention.backward" if work.backward else "attention.forward"
+        case Scan():
+            return "scan.backward" if work.backward else "scan.forward"
         case Elementwise():
             return f"stream.{stream_key(work)}"
     return "recorded"

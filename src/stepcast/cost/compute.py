@@ -20,8 +20,10 @@ from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.power import heated_s, slowdown
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.rates import SIMT, Number, Rates, matrix_rates, matrix_unit, vector_rates
+from stepcast.cost.scan import scan_bytes, scan_s
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
 
 
@@ -72,6 +74,8 @@ def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) 
             )
         case Attention():
             return _attention_price(work, gpu, fit, load)
+        case Scan():
+            return _scan_price(work, gpu, fit, load)
         case Elementwise():
             seconds = stream_seconds(
                 stream_key(work), work.rows, work.columns, work.read_bytes, work.write_bytes, gpu, fit, load
@@ -210,6 +214,14 @@ def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> 
     moved = attention_bytes(*sizes, work.backward, work.dtype.bytes)
     rates = _matrix(gpu, work.dtype)
     return _priced("attention", float(seconds), work.flops, float(moved), rates, gpu, fit)
+
+
+def _scan_price(work: Scan, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+    """Each of its kernels is launched by itself; they are too far from the peak to heat the GPU."""
+    own, rates = fit.scan(work.backward), _matrix(gpu, work.dtype)
+    seconds = scan_s(work, rates.peak_flops, _scaled(vector_rates(gpu), gpu, fit), own)
+    seconds = seconds + own.kernels * _launch_s(rates, 0.0, fit, load)
+    return _priced("scan", float(seconds), work.flops, scan_bytes(work), rates, gpu, fit)
 
 
 def _priced(

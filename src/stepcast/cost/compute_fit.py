@@ -8,6 +8,7 @@ from stepcast.cost.attention import AttentionFit
 from stepcast.cost.matmul import MatmulFit
 from stepcast.cost.memory_bound import StreamFit
 from stepcast.cost.power import PowerFit
+from stepcast.cost.scan import ScanFit
 
 Fit = TypeVar("Fit")
 
@@ -46,6 +47,15 @@ class ComputeFit:
     backward_call_s: float  # the least that one backward call through the autograd engine takes by itself
     spread: Mapping[str, float] = field(hash=False)  # kind of work -> relative half width of the 90 % range
     unseen_spread: float  # factor on the spread for an architecture that was not measured
+    # Of Mamba-2 blocks, which fits of other operators do without.
+    scan_forward: ScanFit | None = None
+    scan_backward: ScanFit | None = None
+
+    def scan(self, backward: bool) -> ScanFit:
+        found = self.scan_backward if backward else self.scan_forward
+        if found is None:
+            raise FitError("fit: scan is missing: this fit cannot price the scan of Mamba blocks")
+        return found
 
     def stream(self, key: str) -> StreamFit:
         """The fit of a kind of memory-bound kernel, or of kinds without their own."""
@@ -102,9 +112,15 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             backward_call_s=float(table["backward_call_s"]),
             spread=dict(table["spread"]),
             unseen_spread=float(table["unseen_spread"]),
+            scan_forward=_scan(table, "forward"),
+            scan_backward=_scan(table, "backward"),
         )
     except KeyError as missing:
         raise FitError(f"fit: {missing} is missing") from None
+
+
+def _scan(table: Mapping[str, Any], phase: str) -> ScanFit | None:
+    return _build(ScanFit, table["scan"][phase], f"scan.{phase}") if "scan" in table else None
 
 
 def _share(known: Mapping[str, float], architecture: str) -> float:

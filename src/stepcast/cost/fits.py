@@ -10,7 +10,10 @@ from stepcast.hardware.catalog import load_fit
 @lru_cache(maxsize=1)
 def default_fit() -> ComputeFit:
     """Learnt on an H200 with current PyTorch, and for fp32 on five older GPUs."""
-    return compute_fit(load_fit("compute"))
+    table, mamba = load_fit("compute"), load_fit("mamba")
+    table["stream"] |= mamba["stream"]
+    table["spread"]["scan"] = mamba["spread"]
+    return compute_fit(table | {"scan": mamba["scan"]})
 
 
 @lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from stepcast.ir.check import require_amounts, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
+from stepcast.ir.scan import Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class ElementwiseKind(StrEnum):
     MASK = "mask"
     EMBEDDING = "embedding"
     CROSS_ENTROPY = "cross-entropy"
+    CONVOLUTION = "convolution"  # causal, along the sequence, each channel by itself
+    GROUP_NORM = "group-norm"  # a row in several parts
     OPTIMIZER = "optimizer"
     CAST = "cast"
     COPY = "copy"
@@ -192,6 +195,6 @@ class Recorded:
             raise ValueError(f"duration_s must be a finite number, zero or more, not {self.duration_s!r}")
 
 
-Compute = Matmul | GroupedMatmul | Attention | Elementwise | Recorded
+Compute = Matmul | GroupedMatmul | Attention | Scan | Elementwise | Recorded
 Communication = Collective | Transfer
 Work = Compute | Communication

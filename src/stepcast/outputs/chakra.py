@@ -38,6 +38,7 @@ from stepcast.inputs.chakra.plan import (
 from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited, number_field, varint
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
     Attention,
     Collective,
@@ -71,7 +72,7 @@ def losses(workload: Workload) -> tuple[str, ...]:
     works = {type(op.work) for layer in _layers(workload) for phase in Phase for op in layer.ops(phase)}
     if len(workload.stages) > 1:
         lost.append("which stage a node belongs to: other programs would run all stages on each rank")
-    if works & {Matmul, GroupedMatmul, Attention, Elementwise}:
+    if works & {Matmul, GroupedMatmul, Attention, Scan, Elementwise}:
         lost.append("shapes: other programs see FLOPs and bytes (num_ops, tensor_size)")
     if works & {Recorded}:
         lost.append("times below a microsecond: duration_micros is whole; stepcast.duration_s is exact")
@@ -288,7 +289,7 @@ def _message(size_bytes: int, group: Group) -> list[bytes]:
 
 
 @lru_cache(maxsize=4096)
-def _amounts(work: Matmul | GroupedMatmul | Attention | Elementwise) -> tuple[int, int]:
+def _amounts(work: Matmul | GroupedMatmul | Attention | Scan | Elementwise) -> tuple[int, int]:
     """FLOPs and bytes that an op must at least move, for other programs' rooflines."""
     size = work.dtype.bytes
     match work:
@@ -302,5 +303,9 @@ def _amounts(work: Matmul | GroupedMatmul | Attention | Elementwise) -> tuple[in
             query = work.batch * work.query_len * work.heads * (work.head_dim + work.value_dim)
             key = work.batch * work.key_len * work.kv_heads * (work.head_dim + work.value_dim)
             return round(work.flops), round((query + key) * size * (2 if work.backward else 1))
+        case Scan():
+            # Input, gate and output, B and C; backward the gradients of all and the forward's result.
+            touched = (3 * work.inputs + 2 * work.shared) * size
+            return round(work.flops), round(touched * (2 if work.backward else 1))
         case Elementwise():
             return work.elements, round(work.read_bytes + work.write_bytes)

@@ -1,0 +1,74 @@
+"""Seconds of a Mamba-2 block's chunked scan.
+
+The scan is a chain of kernels that hand states and chunk products to each other through memory. Measured on
+an H200 (tools/measure_mamba.py), none comes near the tensor cores' peak, and those with products inside move a
+quarter to a half of what the memory could: they wait for their own instructions. So, as for the element-wise
+kernels of ``memory_bound``, the time is the longer of moving the bytes and of issuing on all multiprocessors;
+issuing is counted per element of the input and per element of the states. Other GPUs were not measured.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepcast.cost.rates import Number, Rates
+from stepcast.ir.scan import Scan
+
+FLOAT = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScanFit:
+    """Learnt separately for forward and backward."""
+
+    kernels: int  # that one pass launches
+    bandwidth_efficiency: float  # of the memory bandwidth
+    input_clocks: float  # of a multiprocessor, for each element of the input
+    state_clocks: float  # and for each element of the chunks' states
+    fixed_s: float  # what the kernels of one pass take however little there is to do
+
+    def __post_init__(self) -> None:
+        if not 0 < self.bandwidth_efficiency <= 1:
+            raise ValueError(
+                f"bandwidth_efficiency must lie between 0 and 1, not {self.bandwidth_efficiency!r}"
+            )
+        if min(self.input_clocks, self.state_clocks, self.fixed_s) < 0:
+            raise ValueError(f"clocks and seconds of a scan must be zero or more, not {self}")
+
+
+def scan_bytes(work: Scan) -> float:
+    """What the kernels of one pass read and write, from the shapes in mamba_ssm's ops/triton.
+
+    Chunk states and C B^T are in fp32 where they are summed, in the training format where they multiply.
+    """
+    element = work.dtype.bytes
+    inputs, shared = work.inputs * element, work.shared * element
+    states, squares = float(work.states), work.squares * FLOAT
+    steps = work.batch * work.seq * work.heads * FLOAT  # dt and its sums along a chunk
+    sums = steps / FLOAT * element + 2 * steps
+    products = 2 * shared + squares
+    chunk_states = inputs + shared + states * FLOAT + 2 * steps
+    if not work.backward:
+        passing = states * (FLOAT + element)
+        output = 4 * inputs + shared + states * element + squares + 2 * steps
+        return sums + products + chunk_states + passing + output
+    passing = states * 2 * FLOAT
+    gate = 5 * inputs
+    state_gradients = inputs + shared + states * FLOAT
+    passing_back = states * 2 * (FLOAT + element)
+    input_gradients = 3 * inputs + shared + states * element + squares
+    of_shared = 2 * (inputs + states * element + shared + shared / element * FLOAT)
+    of_products = 2 * (2 * inputs + squares)  # of C B^T, and of the decay
+    to_shared = 2 * (squares + 2 * shared + shared / element * FLOAT)
+    again = sums + products + chunk_states + passing
+    own = gate + state_gradients + passing_back + input_gradients + of_shared + of_products + to_shared
+    return again + own
+
+
+def scan_s(work: Scan, peak_flops: Number, rates: Rates, fit: ScanFit) -> Number:
+    """Seconds of one pass, launches left out; *peak_flops* is that of its products, which no kernel beats."""
+    memory_s = scan_bytes(work) / (rates.bandwidth_bytes_per_s * fit.bandwidth_efficiency)
+    clocks = fit.input_clocks * work.inputs + fit.state_clocks * work.states
+    issue_s = clocks / (rates.sms * rates.clock_hz)
+    longer_s = np.sqrt(np.sqrt(memory_s**4 + issue_s**4))
+    return np.maximum(longer_s, work.flops / peak_flops) + fit.fixed_s

@@ -1,0 +1,163 @@
+"""Fit the constants of Mamba-2's scan, convolution and norm by groups; writes data/fits/mamba.toml.
+
+Its measurements are those of tools/measure_mamba.py on an H200. Each constant is the one with the least mean
+relative error over all cases, from a grid refined three times. Run: python tools/fit_mamba.py
+"""
+
+import csv
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+
+from stepcast.cost.fits import default_fit
+from stepcast.cost.memory_bound import StreamFit, stream_s
+from stepcast.cost.rates import matrix_rates, vector_rates
+from stepcast.cost.scan import ScanFit, scan_s
+from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.scan import Scan
+
+SOURCE = (
+    "tools/fit_mamba.py on src/stepcast/data/h200/mamba.csv "
+    "(mamba_ssm 2.3.2, causal_conv1d 1.7.0, torch 2.11, triton 3.6)"
+)
+DATA = Path(__file__).parents[1] / "src" / "stepcast" / "data"
+GPU = load_gpu("h200")
+SCANNING = ("_bmm_", "_chunk_", "_state_", "torch")
+KERNELS = {
+    "convolution": ("forward", "causal_conv1d_channellast_fwd_kernel"),
+    "convolution-backward": ("both", "causal_conv1d_channellast_bwd_kernel"),
+    "group-norm": ("forward", "_layer_norm_fwd_1pass_kernel"),
+    "group-norm-backward": ("both", "_layer_norm_bwd_kernel"),
+}
+Case = tuple[int, ...]
+Times = dict[tuple[str, str], float]
+
+
+def cases() -> tuple[dict[Case, Times], dict[Case, Times]]:
+    """Sizes -> (phase, kernel) -> seconds, and launches."""
+    found: dict[Case, Times] = defaultdict(dict)
+    launches: dict[Case, Times] = defaultdict(dict)
+    with (DATA / "h200" / "mamba.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            names = ("heads", "head_dim", "state", "groups", "chunk", "batch", "seq")
+            sizes = tuple(int(row[name]) for name in names)
+            key = row["phase"], row["kernel"]
+            launches[sizes][key] = float(row["launches"])
+            found[sizes][key] = float(row["us"]) * float(row["launches"]) * 1e-6
+    return dict(found), dict(launches)
+
+
+def scan_sum(times: Times, backward: bool) -> float:
+    """Over all kernels of the scan in one pass; the backward is what both passes have beyond the forward."""
+    sums = {"forward": 0.0, "both": 0.0}
+    for (phase, kernel), value in times.items():
+        if kernel.startswith(SCANNING):
+            sums[phase] += value
+    return sums["both"] - sums["forward"] if backward else sums["forward"]
+
+
+def refined(error: Callable[[Sequence[float]], float], start: Sequence[float]) -> tuple[float, ...]:
+    """The best of a grid of factors around *start*, three times finer each round."""
+    best, width = tuple(start), 4.0
+    for _ in range(14):
+        steps = (1 / width, width**-0.5, 1.0, width**0.5, width)
+        best = min(
+            (tuple(value * step for value, step in zip(best, grid, strict=True))
+             for grid in product(steps, repeat=len(best))),
+            key=error,
+        )  # fmt: skip
+        width = max(width**0.7, 1.005)
+    return best
+
+
+def report(name: str, predicted: Sequence[float], measured: Sequence[float]) -> float:
+    off = np.abs(np.array(predicted) / np.array(measured) - 1)
+    nine = float(np.quantile(off, 0.9))
+    print(f"{name:22} {off.size} cases: mean {off.mean():.1%}, 9 in 10 {nine:.1%}, most {off.max():.1%}")
+    return nine
+
+
+def fit_scan(found: dict[Case, Times], launches: dict[Case, Times], backward: bool) -> tuple[ScanFit, float]:
+    works, measured = [], []
+    for sizes, times in found.items():
+        heads, head_dim, state, groups, chunk, batch, seq = sizes
+        works.append(Scan(batch, seq, heads, head_dim, state, groups, chunk, backward))
+        measured.append(scan_sum(times, backward))
+    peak, rates = matrix_rates(GPU, DType.BF16).peak_flops, vector_rates(GPU)
+    # What kernels that do nothing but stream reach of the bandwidth.
+    streaming = default_fit().stream("add").bandwidth_efficiency
+
+    kernels = round(float(np.median([scan_sum(times, backward) for times in launches.values()])))
+
+    def predicted(constants: Sequence[float]) -> list[float]:
+        fit = ScanFit(kernels, streaming, *constants)
+        return [float(scan_s(work, peak, rates, fit)) for work in works]
+
+    def error(constants: Sequence[float]) -> float:
+        return float(np.mean(np.abs(np.array(predicted(constants)) / np.array(measured) - 1)))
+
+    start = (9.0, 2.0, 5e-5) if backward else (1.0, 1.0, 1e-5)
+    best = refined(error, start)
+    spread = report("scan backward" if backward else "scan forward", predicted(best), measured)
+    return ScanFit(kernels, streaming, *best), spread
+
+
+def fit_stream(found: dict[Case, Times], name: str) -> StreamFit:
+    sizes, measured = [], []
+    for (heads, head_dim, state, groups, _, batch, seq), times in found.items():
+        inner, tokens = heads * head_dim, batch * seq
+        wide = inner + 2 * groups * state
+        rows, columns = (tokens, wide) if name.startswith("conv") else (tokens * groups, inner // groups)
+        moved = rows * columns * 2.0
+        sizes.append((rows, columns, moved * (2 if name.endswith("backward") else 1), moved))
+        measured.append(times[KERNELS[name]])
+    rates, fit = vector_rates(GPU), default_fit()
+    own = fit.stream("add" if name.startswith("conv") else "rms-norm")
+    base = replace(own, row_clocks=0.0, column_clocks=0.0, passes=0.0)
+
+    def predicted(made: StreamFit) -> list[float]:
+        return [float(stream_s(*size, rates, made)) for size in sizes]
+
+    def made(constants: Sequence[float]) -> StreamFit:
+        if name.startswith("conv"):
+            return replace(base, elements_per_clock=constants[0])
+        return replace(base, row_clocks=constants[0], column_clocks=constants[1])
+
+    def error(constants: Sequence[float]) -> float:
+        return float(np.mean(np.abs(np.array(predicted(made(constants))) / np.array(measured) - 1)))
+
+    best = made(refined(error, (2.0,) if name.startswith("conv") else (300.0, 5.0)))
+    report(name, predicted(best), measured)
+    return best
+
+
+def lines(found: dict[Case, Times], launches: dict[Case, Times]) -> Iterator[str]:
+    yield f'source = "{SOURCE}"'
+    forward, spread = fit_scan(found, launches, False)
+    backward, wider = fit_scan(found, launches, True)
+    yield f"spread = {max(spread, wider):.3g}"
+    for name, fit in (("forward", forward), ("backward", backward)):
+        yield f"\n[scan.{name}]"
+        for field in ("kernels", "bandwidth_efficiency", "input_clocks", "state_clocks", "fixed_s"):
+            yield f"{field} = {getattr(fit, field):.4g}"
+    for name in KERNELS:
+        stream = fit_stream(found, name)
+        yield f"\n[stream.{name}]"
+        for field in (
+            "bandwidth_efficiency",
+            "elements_per_clock",
+            "row_clocks",
+            "column_clocks",
+            "latency_s",
+        ):
+            if value := getattr(stream, field):
+                yield f"{field} = {value:.4g}"
+
+
+if __name__ == "__main__":
+    (DATA / "fits" / "mamba.toml").write_text("\n".join(lines(*cases())) + "\n", encoding="utf-8")
