@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.optable import COLUMNS, read
+from stepcast.inputs.optable import COLUMNS, MOST_KNOWN, read
 from stepcast.inputs.source import Source
 from stepcast.ir.edits import repeat_layers, scale_backward
 from stepcast.ir.group import Group
@@ -12,6 +12,7 @@ from stepcast.ir.work import Collective, CollectiveKind, Recorded, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.outputs.optable import write
 from stepcast.report.workload import workload_facts
+from stepcast.units import MS
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
 from tests.shared import DATA, ROOT, needs_shared
 
@@ -146,3 +147,16 @@ FUZZ_SEED = b"".join(GPT2_LARGE.read_bytes().splitlines(keepends=True)[:16])
 @given(mutations(FUZZ_SEED))
 def test_damaged_files_give_a_workload_or_a_format_error(data: bytes) -> None:
     check_reader(read, data, Workload)
+
+
+def test_rows_that_all_differ_are_read_beyond_what_is_remembered() -> None:
+    rows = [f"op_{at},{at}.5,None,0,{at + 1},ALLREDUCE_ASYNC,{at},0,None,0,0" for at in range(MOST_KNOWN + 5)]
+    workload = read_text("\n".join([",".join(COLUMNS), *rows]))
+    layers = workload.stages[0].body[0].layers
+    assert len(layers) == MOST_KNOWN + 5
+    for at in (0, 1, MOST_KNOWN - 1, MOST_KNOWN, MOST_KNOWN + 4):
+        forward, (computed, reduced) = layers[at].forward, layers[at].input_gradient
+        assert forward[0].work == Recorded((at + 0.5) * MS)
+        assert computed.work == Recorded((at + 1) * MS)
+        assert reduced.work == Collective(CollectiveKind.ALL_REDUCE, 4 * at, Group.DP)
+    assert not any("backward time" in warning for warning in workload.warnings)

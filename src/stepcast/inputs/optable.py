@@ -5,10 +5,11 @@ and stands before it, so that the backward, which walks the rows in reverse, mee
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
 
 from stepcast.inputs.errors import FormatError
+from stepcast.inputs.layers import layer_of, recorded_op
 from stepcast.inputs.numbers import parse_amount, parse_count, shorten
 from stepcast.inputs.simai.reader import KINDS
 from stepcast.inputs.source import Source
@@ -33,6 +34,10 @@ WORDS = (
     "ALLGATHER_DP_EP, REDUCESCATTER_DP_EP, SENDRECV"
 )
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+MOST_KNOWN = 10_000
+
 # A row of model layer i: transformer_h_0_ln_1, model_decoder_layers_0_fc1, encoder_layer_3_output ...
 LAYER_ROW = re.compile(r"(?:^|_)(?:h|layers?|blocks?)_(?P<index>\d+)_")
 # Layers of the GPT-2 family by hidden size (Radford et al. 2019, table 2).
@@ -50,10 +55,11 @@ def read(source: Source) -> Workload:
     header = next(lines, "")
     separator = "\t" if "\t" in header else ","
     columns, warnings = _columns(header.split(separator))
-    layers, cells = _parse_rows(lines, separator, columns)
+    parser = _RowParser(columns, separator)
+    layers = parser.layers(lines)
     if not layers:
         raise FormatError("table has a header but no rows; expected one row per operator", line=1)
-    if not any(_compute_s(row.input_gradient + row.weight_gradient) for row in cells):
+    if not parser.has_backward:
         warnings.append(
             "every backward time is 0: the writer left them out. "
             "Give --backward-factor 2 to take backward as twice forward (the usual ratio for matmuls)"
@@ -61,7 +67,7 @@ def read(source: Source) -> Workload:
     return _assemble(layers, warnings)
 
 
-def _compute_s(ops: Sequence[Op]) -> float:
+def _compute_s(ops: tuple[Op, ...]) -> float:
     return sum(op.work.duration_s for op in ops if isinstance(op.work, Recorded))
 
 
@@ -88,45 +94,73 @@ class _Cells(NamedTuple):
     process_s: float
 
 
-def _parse_rows(lines: Iterable[str], separator: str, columns: list[str]) -> tuple[list[Layer], list[_Cells]]:
-    """Every row as a Layer, and each distinct rest of a row: equal cells are parsed once."""
-    known: dict[str, _Cells] = {}
-    layers: list[Layer] = []
-    add = layers.append
-    for number, line in enumerate(lines, 2):
-        name, _, rest = line.partition(separator)
-        cells = known.get(rest)
-        if cells is None:
-            if not line.strip():
-                continue
-            cells = known[rest] = _parse_cells(line.split(separator), columns, number)
-        add(Layer(name, *cells))
-    return layers, list(known.values())
+class _RowParser:
+    """Rows to layers. What was seen before is not parsed again: operators of a kind take equal times."""
+
+    def __init__(self, columns: list[str], separator: str) -> None:
+        self._columns, self._separator = columns, separator
+        place = {name: at for at, name in enumerate(columns)}
+        self._phases = [tuple(place[f"{phase}_{field}"] for field in FIELDS) for phase in PHASES]
+        self._process = place["process_time"]
+        self.has_backward = False
+        self._rows: dict[str, _Cells] = {}
+        self._times: dict[str, Op] = {}
+        self._messages: dict[tuple[int, str, str], tuple[Op, ...]] = {}
+
+    def layers(self, lines: Iterable[str]) -> list[Layer]:
+        """A layer for each row; blank lines count and give none."""
+        known, separator = self._rows, self._separator
+        layers: list[Layer] = []
+        add = layers.append
+        for number, line in enumerate(lines, 2):
+            name, _, rest = line.partition(separator)
+            cells = known.get(rest)
+            if cells is None:
+                if not line.strip():
+                    continue
+                cells = _remember(known, rest, self._cells(line.split(separator), number))
+            add(layer_of(name, *cells))
+        return layers
+
+    def _cells(self, row: list[str], line: int) -> _Cells:
+        if len(row) != len(self._columns):
+            raise FormatError(f"has {len(row)} columns; expected {len(self._columns)}", line=line)
+        phases = []
+        for phase, (time, word, size) in enumerate(self._phases):
+            computed = self._times.get(row[time])
+            if computed is None:
+                duration_s = parse_amount(row[time].strip(), self._columns[time], line) * MS
+                computed = _remember(self._times, row[time], recorded_op(duration_s))
+            key = (phase, row[word], row[size])
+            message = self._messages.get(key)
+            if message is None:
+                message = _remember(self._messages, key, _message(*key, line))
+            phases.append((computed, *message))
+        self.has_backward = self.has_backward or _compute_s(phases[1] + phases[2]) > 0
+        process_s = parse_amount(row[self._process].strip(), "process_time", line) * MS
+        return _Cells(phases[0], phases[1], phases[2], process_s)
 
 
-def _parse_cells(cells: list[str], columns: list[str], line: int) -> _Cells:
-    if len(cells) != len(columns):
-        raise FormatError(f"has {len(cells)} columns; expected {len(columns)}", line=line)
-    row = {name: cell.strip() for name, cell in zip(columns, cells, strict=True)}
-    phases = [_parse_phase(row, phase, line) for phase in range(len(PHASES))]
-    process_s = parse_amount(row["process_time"], "process_time", line) * MS
-    return _Cells(phases[0], phases[1], phases[2], process_s)
+def _remember(known: dict[Key, Value], key: Key, value: Value) -> Value:
+    """*value*, kept for the next time; a table of measured times, which all differ, is not kept whole."""
+    if len(known) == MOST_KNOWN:
+        known.clear()
+    known[key] = value
+    return value
 
 
-def _parse_phase(row: dict[str, str], phase: int, line: int) -> tuple[Op, ...]:
-    time_name, word_name, size_name = (f"{PHASES[phase]}_{field}" for field in FIELDS)
-    duration_s = parse_amount(row[time_name], time_name, line) * MS
-    elements = parse_count(row[size_name], size_name, line)
-    word = row[word_name]
-    computed = Op("", Recorded(duration_s))
+def _message(phase: int, word: str, size: str, line: int) -> tuple[Op, ...]:
+    """The communication at the end of a phase, if any."""
+    word = word.strip()
+    elements = parse_count(size.strip(), f"{PHASES[phase]}_comm_size", line)
     if word in ("None", "NONE", ""):
-        return (computed,)
+        return ()
     blocking = not word.endswith("_ASYNC")
     work = _communication(word.removesuffix("_ASYNC"), elements * int(ELEMENT.bytes), phase, blocking)
     if work is None:
         raise FormatError(f"unknown communication {shorten(word)}; expected one of {WORDS}", line=line)
     name = work.kind if isinstance(work, Collective) else work.direction
-    return (computed, Op(name, work, blocking))
+    return (Op(name, work, blocking),)
 
 
 def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Communication | None:
@@ -161,13 +195,15 @@ def _one_layer(layers: list[Layer]) -> tuple[int, int] | None:
     The layer begins at its first row with a layer number and ends where a row of the same module tree
     (same prefix) stands outside the numbered layers, such as the final norm, or at the head.
     """
-    matches = [
-        (at, match)
-        for at, name in enumerate(layer.name for layer in layers)
+    matches = []
+    for at, layer in enumerate(layers):
+        name = layer.name
         # Looking for a word first is several times faster than the pattern alone.
-        if ("h_" in name or "layer" in name or "block" in name) and (match := LAYER_ROW.search(name))
-    ]
-    if not matches or len({match["index"] for _, match in matches}) > 1:
+        if ("h_" in name or "layer" in name or "block" in name) and (match := LAYER_ROW.search(name)):
+            matches.append((at, match))
+            if match["index"] != matches[0][1]["index"]:
+                return None
+    if not matches:
         return None
     start, first = matches[0]
     prefix = first.string[: first.start()]

@@ -1,0 +1,42 @@
+"""Layers made quickly are the layers that the constructor makes."""
+
+import pickle
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+
+from stepcast.inputs.layers import layer_of, recorded_op
+from stepcast.ir.work import Recorded
+from stepcast.ir.workload import Layer, Op
+
+
+def test_a_layer_made_quickly_is_a_layer() -> None:
+    ops = (recorded_op(0.5),)
+    made, plain = layer_of("a", ops, (), ops, 0.25), Layer("a", ops, (), ops, 0.25)
+    assert type(made) is Layer
+    assert made == plain
+    assert hash(made) == hash(plain)
+    assert repr(made) == repr(plain)
+    assert replace(made, name="b") == replace(plain, name="b")
+    assert pickle.loads(pickle.dumps(made)) == plain
+
+
+def test_a_time_made_quickly_is_an_op() -> None:
+    made, plain = recorded_op(0.5), Op("", Recorded(0.5))
+    assert type(made) is Op
+    assert type(made.work) is Recorded
+    assert made == plain
+    assert hash(made) == hash(plain)
+
+
+@pytest.mark.parametrize(
+    ("made", "field"),
+    [
+        (layer_of("a", (), (), (), 0.0), "name"),
+        (recorded_op(0.5), "blocking"),
+        (recorded_op(0.5).work, "duration_s"),
+    ],
+)
+def test_what_was_made_quickly_does_not_change(made: object, field: str) -> None:
+    with pytest.raises(FrozenInstanceError):
+        setattr(made, field, 1)
