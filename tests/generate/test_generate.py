@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.generate.stage import NotModelledError
 from stepcast.generate.workload import generate
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
@@ -208,11 +207,6 @@ def test_experts_are_grouped() -> None:
     assert {work.groups for work in grouped} == {4}
     assert {work.m for work in grouped} == {4096 * 8}
     assert sum(block.feed_forward is FeedForward.EXPERTS for block in model.blocks) == 58
-
-
-def test_mamba_is_refused_with_a_reason() -> None:
-    with pytest.raises(NotModelledError, match="Mamba blocks"):
-        run_of("nemotron-h-8b")
 
 
 def test_an_illegal_strategy_is_refused() -> None:

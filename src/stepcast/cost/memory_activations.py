@@ -16,6 +16,7 @@ For a GPT without flash attention the sum is that of Korthikanti et al. (2022), 
 from dataclasses import dataclass
 from functools import lru_cache
 
+from stepcast.cost.memory_mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
 from stepcast.ir.strategy import Kernels, RecomputeKind, Strategy
@@ -93,6 +94,9 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
     outer = shape.tokens / shape.outer * model.hidden
     if shape.selective and shape.kernels is Kernels.COMPILED:
         kept = outer * shape.element + _every_second_matmul(model, block, shape)
+        if block.mixer is Mixer.MAMBA:
+            scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
+            kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
         return Kept(
             kept, outer * shape.element, _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
         )
@@ -102,6 +106,12 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
         # The norm's input and its output, which the projection needs.
         kept += outer * shape.element + norm_outputs + _attention(model, shape)
         transient = _attention_transient(model, shape)
+        if model.post_norms:
+            kept += outer * shape.element
+    if block.mixer is Mixer.MAMBA:
+        scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
+        kept += outer * shape.element + norm_outputs + mamba_kept(scanned, shape.element, shape.matmul)
+        transient = mamba_transient(scanned, shape.element)
         if model.post_norms:
             kept += outer * shape.element
     if block.feed_forward is not FeedForward.NONE:

@@ -1,8 +1,8 @@
 """Seconds of a Mamba-2 block's chunked scan.
 
 The scan is a chain of kernels that hand states and chunk products to each other through memory. Measured on
-an H200 (tools/measure_mamba.py), none comes near the tensor cores' peak, and those with products inside move a
-quarter to a half of what the memory could: they wait for their own instructions. So, as for the element-wise
+an H200 (tools/measure_mamba.py), none comes near the tensor cores' peak, and those with products inside move
+a quarter to a half of what the memory could: they wait for their own instructions. So, as for element-wise
 kernels of ``memory_bound``, the time is the longer of moving the bytes and of issuing on all multiprocessors;
 issuing is counted per element of the input and per element of the states. Other GPUs were not measured.
 """

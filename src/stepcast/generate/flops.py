@@ -3,12 +3,15 @@
 from stepcast.generate.context import window_keys
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
+from stepcast.ir.scan import Scan
 from stepcast.ir.weights import Part, Weight, head_weights
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Workload
 
 # Parts whose weights are looked up, scale or shift, and multiply no matrix.
 NOT_MULTIPLIED = (Part.EMBEDDING, Part.POSITION, Part.NORM)
+# A Mamba block's weights of single channels and heads, which are no matrices either.
+PER_CHANNEL = ("mamba.conv", "mamba.heads")
 
 
 def model_flops(model: Model, seq: int, batch: int, *, causal: bool = False) -> float:
@@ -32,11 +35,21 @@ def forward_flops(model: Model, seq: int, batch: int, *, causal: bool = False) -
             keys: float = seq / 2 if causal else seq
             keys = min(keys, window_keys(seq, block.window) or keys)
             total += 2.0 * tokens * keys * model.heads * (model.head_dim + model.value_dim)
+        elif block.mixer is Mixer.MAMBA:
+            total += _scan_flops(model, seq, batch)
     return total
 
 
+def _scan_flops(model: Model, seq: int, batch: int) -> float:
+    """The products of the chunked form (Dao and Gu 2024, section 6), as they are executed."""
+    hybrid = model.hybrid
+    assert hybrid is not None
+    sizes = (hybrid.mamba_heads, hybrid.mamba_head_dim, hybrid.state, hybrid.groups, hybrid.chunk)
+    return Scan(batch, seq, *sizes).flops
+
+
 def hardware_flops(workload: Workload) -> float:
-    """What all ranks execute in one step, recomputation included: matrix products and attention alone."""
+    """What all ranks execute in one step, recomputation included: matrix products, attention, scans."""
     layout = workload.layout
     total = sum(
         count * layer_flops(layer)
@@ -48,14 +61,14 @@ def hardware_flops(workload: Workload) -> float:
 
 
 def layer_flops(layer: Layer) -> float:
-    """Matrix products and attention of one layer on one rank, all phases."""
+    """Matrix products, attention and scans of one layer on one rank, all phases."""
     ops = (*layer.forward, *layer.input_gradient, *layer.weight_gradient)
-    return sum(op.work.flops for op in ops if isinstance(op.work, Matmul | GroupedMatmul | Attention))
+    return sum(op.work.flops for op in ops if isinstance(op.work, Matmul | GroupedMatmul | Attention | Scan))
 
 
 def _multiplied(model: Model, weight: Weight) -> float:
     """Multiplications per token: the elements of a matrix, of experts those of the chosen ones."""
-    if weight.part in NOT_MULTIPLIED or len(weight.shape) < 2:
+    if weight.part in NOT_MULTIPLIED or len(weight.shape) < 2 or weight.name.startswith(PER_CHANNEL):
         return 0.0
     if weight.part is Part.EXPERTS and model.experts is not None:
         if len(weight.shape) < 3:  # biases of all experts

@@ -7,6 +7,7 @@ from stepcast.generate.attention import attention_layers
 from stepcast.generate.context import CORE
 from stepcast.generate.data import StepEnd, epilogue
 from stepcast.generate.ends import embedding_layers, head_layers
+from stepcast.generate.mamba import mamba_layers
 from stepcast.generate.mlp import dense_layers, expert_layers
 from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, renamed
@@ -23,10 +24,6 @@ from stepcast.ir.workload import Block, Layer, Op, Stage
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
 LONGEST_PATTERN = 12
-
-
-class NotModelledError(ValueError):
-    """A model with a part for which no operations are known."""
 
 
 class StageMaker:
@@ -85,10 +82,7 @@ class StageMaker:
             case Mixer.ATTENTION:
                 layers += attention_layers(self.sizes, kind)
             case Mixer.MAMBA:
-                raise NotModelledError(
-                    f"{self.model.name} has Mamba blocks, whose operations are not modelled; "
-                    "only its parameters are counted"
-                )
+                layers += mamba_layers(self.sizes)
         match kind.feed_forward:
             case FeedForward.DENSE:
                 layers += dense_layers(self.sizes)
@@ -114,10 +108,11 @@ class StageMaker:
 
     def _cheap_half(self, layers: tuple[Layer, ...]) -> Ops:
         """What torchtitan's selective recomputation runs again: element-wise work, gathers and every second
-        matmul, that is key, output and up projections; attention and reductions are kept.
+        matmul, that is key, output and up projections; attention and reductions are kept. It knows no Mamba
+        blocks, which keep everything.
         """
         again: list[Op] = []
-        for op in (op for layer in layers for op in layer.forward):
+        for op in (op for layer in layers if not layer.name.startswith("mamba") for op in layer.forward):
             match op.work:
                 case Elementwise() if op.name not in ("residual", "shared sum"):
                     again.append(op)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import PositionKind
+from stepcast.ir.model_parts import Mixer, PositionKind
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import (
     ContextKind,
@@ -59,11 +59,12 @@ def nearest_divisor(number: int, wanted: int) -> int:
 
 def _tensor(model: Model, strategy: Strategy) -> str:
     tp = strategy.layout.tp
-    if tp > model.kv_heads and model.latent is None:
+    attention = model.hybrid is None or model.attention_layers > 0
+    if attention and tp > model.kv_heads and model.latent is None:
         near = nearest_divisor(model.kv_heads, tp)
         return f"tp {tp} exceeds {model.kv_heads} kv heads: a rank needs one; the nearest legal tp is {near}"
-    widths = [("heads", model.heads)]
-    if model.latent is None:
+    widths = [("heads", model.heads)] if attention else []
+    if attention and model.latent is None:
         widths.append(("kv heads", model.kv_heads))
     if model.ffn:
         widths.append(("ffn", model.ffn))
@@ -73,6 +74,30 @@ def _tensor(model: Model, strategy: Strategy) -> str:
         if width % tp:
             near = nearest_divisor(width, tp)
             return f"tp {tp} does not divide {name} {width}: the nearest legal tp is {near}"
+    return ""
+
+
+def _mamba(model: Model, strategy: Strategy) -> str:
+    """Every rank needs whole heads and groups of a Mamba block (Megatron-Core's mamba_mixer.py); context
+    parallel ranks share heads, and either share groups or hold copies of one (mamba_context_parallel.py).
+    """
+    hybrid, tp, cp = model.hybrid, strategy.layout.tp, strategy.layout.cp
+    if hybrid is None or not any(block.mixer is Mixer.MAMBA for block in model.blocks):
+        return ""
+    for name, count in (("Mamba heads", hybrid.mamba_heads), ("Mamba groups", hybrid.groups)):
+        if count % tp:
+            near = nearest_divisor(count, tp)
+            return f"tp {tp} does not divide {count} {name}: the nearest legal tp is {near}"
+    heads, groups = hybrid.mamba_heads // tp, hybrid.groups // tp
+    if heads % cp:
+        near = nearest_divisor(heads, cp)
+        return f"cp {cp} does not divide the {heads} Mamba heads of a tensor rank: the nearest is {near}"
+    if groups % cp and cp % groups:
+        near = nearest_divisor(groups, cp)
+        return (
+            f"cp {cp} neither divides nor is a multiple of the {groups} Mamba groups of a tensor rank: "
+            f"the nearest legal cp is {near}"
+        )
     return ""
 
 
@@ -228,6 +253,7 @@ def _multiple(number: int, step: int) -> int:
 
 RULES: tuple[Callable[[Model, Strategy], str], ...] = (
     _tensor,
+    _mamba,
     _sequence,
     _context,
     _experts,

@@ -151,10 +151,13 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Blocks of one thing each, Mamba-2 among them (Nemotron-H).
+    """Layers of unlike kinds, Mamba-2 among them.
 
-    *pattern* has one letter per layer: ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` experts.
-    The inner width of a Mamba block is mamba_heads x mamba_head_dim.
+    *pattern* has one letter per layer. Where a layer is one thing (Nemotron-H; Megatron-LM's letters):
+    ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` experts. Where it is a mixer and a feed-forward (Bamba,
+    Granite 4): ``m`` Mamba-2 and ``a`` attention before an MLP, ``x`` and ``y`` before experts.
+    The inner width of a Mamba block is mamba_heads x mamba_head_dim; *chunk* is the scan's, Megatron-LM's
+    unless given.
     """
 
     pattern: str
@@ -163,9 +166,10 @@ class Hybrid:
     state: int
     groups: int
     conv: int = 4
+    chunk: int = 128
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "mamba_heads", "mamba_head_dim", "state", "groups", "conv")
+        require_counts(self, 1, "mamba_heads", "mamba_head_dim", "state", "groups", "conv", "chunk")
         unknown = sorted(set(self.pattern) - set(HYBRID_BLOCKS))
         require(
             not unknown, f"unknown letters {unknown} in the hybrid pattern; known: {' '.join(HYBRID_BLOCKS)}"
@@ -186,6 +190,10 @@ HYBRID_BLOCKS: dict[str, tuple[Mixer, FeedForward]] = {
     "*": (Mixer.ATTENTION, FeedForward.NONE),
     "-": (Mixer.NONE, FeedForward.DENSE),
     "E": (Mixer.NONE, FeedForward.EXPERTS),
+    "m": (Mixer.MAMBA, FeedForward.DENSE),
+    "a": (Mixer.ATTENTION, FeedForward.DENSE),
+    "x": (Mixer.MAMBA, FeedForward.EXPERTS),
+    "y": (Mixer.ATTENTION, FeedForward.EXPERTS),
 }
 
 

@@ -1,0 +1,154 @@
+"""Mamba-2 blocks: norm, in-projection, convolution, chunked scan, norm by groups, out-projection.
+
+Tensor ranks share heads and groups, the projections are split like those of an MLP, and with sequence
+parallelism they gather and scatter like them (Megatron-LM, core/ssm/mamba_mixer.py). Context-parallel ranks
+exchange positions for heads before the convolution and back after the scan, whatever attention does, because
+both run along the whole sequence (core/ssm/mamba_context_parallel.py).
+
+The kernels are mamba_ssm's and causal_conv1d's, which every framework calls: the gate z is applied inside the
+scan, and the backward runs the convolution and the chunk states again instead of keeping them.
+"""
+
+from dataclasses import dataclass
+
+from stepcast.generate.parts import K, Linear, Ops, collective, norm_layer
+from stepcast.generate.sizes import Sizes
+from stepcast.generate.tensor import column_layer, column_waits, row_layer
+from stepcast.ir.group import Group
+from stepcast.ir.model_parts import Hybrid
+from stepcast.ir.scan import Scan
+from stepcast.ir.work import CollectiveKind, streamed
+from stepcast.ir.workload import Layer, Op
+
+
+@dataclass(frozen=True, slots=True)
+class MambaSizes:
+    """Sizes of a Mamba block on one rank; the core is what runs along the whole sequence."""
+
+    sizes: Sizes
+    hybrid: Hybrid
+
+    @property
+    def inner(self) -> int:
+        """Width of z, of x and of the result between the projections."""
+        return self.hybrid.inner // self.sizes.tp
+
+    @property
+    def groups(self) -> int:
+        return self.hybrid.groups // self.sizes.tp
+
+    @property
+    def projected(self) -> int:
+        """Width of the in-projection: z, x, B, C and dt."""
+        return 2 * self.inner + 2 * self.groups * self.hybrid.state + self.hybrid.mamba_heads // self.sizes.tp
+
+    @property
+    def exchanged(self) -> int:
+        """Its width among context parallel ranks: B and C once for each that needs them."""
+        repeated = max(1, self.sizes.cp // self.groups) * self.groups
+        return self.projected + 2 * (repeated - self.groups) * self.hybrid.state
+
+    @property
+    def core_tokens(self) -> int:
+        return self.sizes.tokens * self.sizes.cp
+
+    @property
+    def core_groups(self) -> int:
+        return max(1, self.groups // self.sizes.cp)
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: x, B and C."""
+        return self.inner // self.sizes.cp + 2 * self.core_groups * self.hybrid.state
+
+    def scan(self, backward: bool) -> Scan:
+        strategy, hybrid = self.sizes.strategy, self.hybrid
+        return Scan(
+            batch=strategy.micro_batch,
+            seq=strategy.seq,
+            heads=hybrid.mamba_heads // (self.sizes.tp * self.sizes.cp),
+            head_dim=hybrid.mamba_head_dim,
+            state=hybrid.state,
+            groups=self.core_groups,
+            chunk=hybrid.chunk,
+            backward=backward,
+            dtype=self.sizes.unquantised,
+        )
+
+
+def mamba_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """The layers of one Mamba block, in the order of the forward."""
+    hybrid, model = sizes.model.hybrid, sizes.model
+    assert hybrid is not None
+    own = MambaSizes(sizes, hybrid)
+    projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype)
+    output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype)
+    layers = [
+        norm_layer(sizes, "mamba norm", sizes.outer_tokens, column_waits(sizes, "mamba in")),
+        column_layer(sizes, "mamba in", (projected,)),
+        _core(own),
+        _group_norm(own),
+        row_layer(sizes, "mamba out", output),
+    ]
+    if model.post_norms:
+        layers.append(norm_layer(sizes, "mamba post norm", sizes.outer_tokens))
+    return tuple(layers)
+
+
+def _core(own: MambaSizes) -> Layer:
+    """Convolution with its activation, and the scan."""
+    rows, columns, dtype = own.core_tokens, own.channels, own.sizes.stored
+    forward = streamed(K.CONVOLUTION, rows, columns, 1, 1, dtype)
+    backward = streamed(K.CONVOLUTION, rows, columns, 2, 1, dtype, backward=True)
+    return Layer(
+        "mamba scan",
+        (*_arranged(own, ""), Op("convolution", forward), Op("scan", own.scan(False)), *_returned(own, "")),
+        (
+            *_returned(own, " gradient"),
+            Op("convolution again", forward),
+            Op("scan gradient", own.scan(True)),
+            Op("convolution gradient", backward),
+            *_arranged(own, " gradient"),
+        ),
+    )
+
+
+def _arranged(own: MambaSizes, phase: str) -> Ops:
+    """What was projected, brought into the kernels' order: exchanged with the context parallel ranks, whose
+    slices are put in the order of the sequence, and turned from tokens by sequences into sequences by tokens.
+    """
+    ops: Ops = ()
+    if own.sizes.cp > 1:
+        size = own.sizes.tokens * own.exchanged * own.sizes.element
+        exchange = collective(f"cp all-to-all scan{phase}", CollectiveKind.ALL_TO_ALL, size, Group.CP)
+        ops = (exchange, _copied(own, f"reorder{phase}", own.exchanged // own.sizes.cp))
+    if own.sizes.strategy.micro_batch > 1:
+        ops = (*ops, _copied(own, f"transpose{phase}", own.exchanged // own.sizes.cp))
+    return ops
+
+
+def _returned(own: MambaSizes, phase: str) -> Ops:
+    ops: Ops = ()
+    width = own.inner // own.sizes.cp
+    if own.sizes.strategy.micro_batch > 1:
+        ops = (_copied(own, f"transpose back{phase}", width),)
+    if own.sizes.cp > 1:
+        size = own.sizes.tokens * own.inner * own.sizes.element
+        exchange = collective(f"cp all-to-all scanned{phase}", CollectiveKind.ALL_TO_ALL, size, Group.CP)
+        ops = (*ops, _copied(own, f"reorder back{phase}", width), exchange)
+    return ops
+
+
+def _copied(own: MambaSizes, name: str, width: int) -> Op:
+    return Op(name, streamed(K.COPY, own.core_tokens, width, 1, 1, own.sizes.stored))
+
+
+def _group_norm(own: MambaSizes) -> Layer:
+    """An RMS norm of each group's heads by themselves."""
+    rows, columns = own.sizes.tokens * own.groups, own.inner // own.groups
+    dtype = own.sizes.stored
+    return Layer(
+        "mamba group norm",
+        (Op("group norm", streamed(K.GROUP_NORM, rows, columns, 1, 1, dtype)),),
+        (Op("group norm gradient", streamed(K.GROUP_NORM, rows, columns, 2, 1, dtype, backward=True)),),
+    )
