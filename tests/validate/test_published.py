@@ -7,7 +7,8 @@ from statistics import mean, median
 import pytest
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.strategy import Kernels, RecomputeKind, ScheduleKind, Sharding, TrainingKind
+from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, ScheduleKind, Sharding, TrainingKind
+from stepcast.ir.work import Matmul
 from stepcast.units import GIB
 from stepcast.validate.published import (
     Setup,
@@ -20,6 +21,7 @@ from stepcast.validate.published import (
     setup_of,
 )
 from stepcast.validate.published_run import NotComparableError, run_of
+from stepcast.validate.published_software import misses_boundaries
 from tests.shared import DATA, needs_shared
 
 FILE = DATA / "published" / "training_runs.csv"
@@ -207,6 +209,59 @@ def test_an_older_attention_kernel_is_slower() -> None:
 def test_rows_that_cannot_be_compared_say_why(columns: dict[str, str], reason: str) -> None:
     with pytest.raises(NotComparableError, match=reason):
         setup_of({**LLAMA, **columns})
+
+
+BLOOM = {
+    "id": "x2",
+    "model": "bloom-tuning-182B",
+    "layers": "78.0",
+    "hidden": "13824.0",
+    "heads": "64.0",
+    "ffn": "55296.0",
+    "vocab": "250880.0",
+    "seq": "2048.0",
+    "gpu": "A100-SXM-80GB",
+    "num_gpus": "384.0",
+    "network": "Jean Zay: NVLink + 4 Omni-Path links/node",
+    "framework": "Megatron-DeepSpeed",
+    "precision": "bf16",
+    "zero_fsdp": "zero1",
+    "tp": "8.0",
+    "pp": "6.0",
+    "dp": "8.0",
+    "micro_batch": "4.0",
+    "global_batch": "2048.0",
+    "iter_time_s": "121.28",
+    "status": "measured",
+}
+
+
+def test_frameworks_of_2021_overlap_and_fuse_less() -> None:
+    strategy = setup_of(BLOOM).strategy
+    assert strategy.dropout
+    assert strategy.boundary_scattered
+    assert not strategy.fused_accumulation
+    assert not strategy.overlap.tensor_gradients
+    # Who speaks of sequence parallelism ran a later release.
+    later = setup_of({**BLOOM, "sp": "0.0"}).strategy
+    assert later.fused_accumulation
+    assert later.overlap.tensor_gradients
+    assert not changed().strategy.dropout
+
+
+def test_the_host_waits_where_the_machine_would_hang() -> None:
+    assert setup_of(BLOOM).strategy.execution is Execution.BLOCKING
+    fewer = {"num_gpus": "48.0", "dp": "1.0"}
+    assert setup_of({**BLOOM, **fewer}).strategy.execution is Execution.EAGER
+    assert setup_of({**BLOOM, "network": ""}).strategy.execution is Execution.EAGER
+
+
+def test_heads_that_miss_boundaries_leave_the_tensor_cores() -> None:
+    """The chronicles of BLOOM measured 121.28 s with 64 heads of 216, 162.72 s with 128 of 108."""
+    usual, narrow = (predicted_step_s(setup_of({**BLOOM, "heads": heads})) for heads in ("64.0", "128.0"))
+    assert 30 < narrow - usual < 50
+    assert misses_boundaries(Matmul(2048, 2048, 108, 64, DType.BF16))
+    assert not misses_boundaries(Matmul(2048, 2048, 216, 32, DType.BF16))
 
 
 def test_a_run_keeps_blanks_apart_from_numbers() -> None:

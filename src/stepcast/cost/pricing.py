@@ -4,7 +4,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from stepcast.cost.collectives import Algorithm, Route, bus_factor, price, route_of, send_receive_s
+from stepcast.cost.collectives import (
+    Algorithm,
+    Route,
+    bus_factor,
+    lost_share,
+    price,
+    route_of,
+    send_receive_s,
+)
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, RankGrid, group_path, neighbour_path
 from stepcast.ir.group import Group
@@ -79,6 +87,12 @@ class Pricer:
                 return _communication(send_receive_s(work.size_bytes, route))
             case _:
                 return self.compute(work)
+
+    def lost_s(self, work: Work) -> float:
+        """Seconds of computing that *work* takes from what it runs beside."""
+        if not isinstance(work, Collective):
+            return 0.0
+        return self.seconds(work) * lost_share(work, self.route(work.group), self.cluster.gpu.sms)
 
     def route(self, group: Group) -> Route:
         """The links that the slowest set of *group* crosses."""

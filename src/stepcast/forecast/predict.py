@@ -32,9 +32,11 @@ def predict(
     """One training step of *model* under *strategy* on *cluster*."""
     workload = generate(model, strategy)
     compute = compute_pricer(workload, cluster, calibration)
-    options = replace(options, schedule=options.schedule or str(strategy.schedule))
-    if strategy.execution is Execution.EAGER:
-        options = replace(options, issue_s=_eager_issue_s)
+    schedule = options.schedule or str(strategy.schedule)
+    options = replace(options, schedule=schedule, contention=not options.ideal_communication)
+    if strategy.execution is not Execution.GRAPHS:
+        waits = strategy.execution is Execution.BLOCKING
+        options = replace(options, issue_s=_eager_issue_s, host_waits=waits)
     prediction = simulate(workload, cluster, options, compute)
     report = prediction.report
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.

@@ -11,7 +11,7 @@
 
 from dataclasses import dataclass, replace
 
-from stepcast.generate.parts import K, Ops, collective
+from stepcast.generate.parts import K, Ops, collective, dropped, dropped_gradient
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block
@@ -92,14 +92,22 @@ class _Core:
         rows, columns = batch * self.query_len, self.key_len
         scores = Matmul(self.query_len, self.key_len, sizes.model.head_dim, batch, dtype)
         values = Matmul(self.query_len, sizes.model.value_dim, self.key_len, batch, dtype)
-        softmax: Ops = (Op("softmax", streamed(K.SOFTMAX, rows, columns, 1, 1, dtype)),)
+        seen = self._seen
+        softmax: Ops = (Op("softmax", streamed(K.SOFTMAX, rows, columns, seen, 1, dtype)),)
         if not sizes.fused:
             softmax = (
                 Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)),
                 Op("mask", streamed(K.MASK, rows, columns, 1, 1, dtype)),
                 *softmax,
             )
+        if sizes.strategy.dropout:
+            softmax += (dropped(sizes, "dropout", rows, columns),)
         return (Op("scores", scores), *softmax, Op("values", values))
+
+    @property
+    def _seen(self) -> float:
+        """Share of the square that the softmax reads: Megatron's fused kernel skips what the mask hides."""
+        return 0.5 if self.sizes.fused and self.causal else 1.0
 
     def _unfused_gradient(self) -> Ops:
         sizes, dtype = self.sizes, self.sizes.unquantised
@@ -107,9 +115,12 @@ class _Core:
         rows, columns = batch * self.query_len, self.key_len
         query_len, key_len = self.query_len, self.key_len
         head, value = sizes.model.head_dim, sizes.model.value_dim
+        seen = 2 * self._seen
         softmax: Ops = (
-            Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, 2, 1, dtype, backward=True)),
+            Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, seen, 1, dtype, backward=True)),
         )
+        if sizes.strategy.dropout:
+            softmax = (dropped_gradient(sizes, "dropout gradient", rows, columns), *softmax)
         if not sizes.fused:
             softmax += (
                 Op("mask gradient", streamed(K.MASK, rows, columns, 1, 1, dtype)),

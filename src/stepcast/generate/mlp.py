@@ -21,14 +21,14 @@ def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Norm, MLP and residual of a dense block."""
     layers = [
         norm_layer(sizes, "mlp norm", sizes.outer_tokens, column_waits(sizes, "mlp up")),
-        *_mlp(sizes, "mlp", sizes.model.ffn, residual=True),
+        *_mlp(sizes, "mlp", sizes.model.ffn, ends=True),
     ]
     if sizes.model.post_norms:
         layers.append(norm_layer(sizes, "mlp post norm", sizes.outer_tokens))
     return tuple(layers)
 
 
-def _mlp(sizes: Sizes, name: str, ffn: int, residual: bool) -> tuple[Layer, Layer]:
+def _mlp(sizes: Sizes, name: str, ffn: int, ends: bool) -> tuple[Layer, Layer]:
     inner, model = ffn // sizes.tp, sizes.model
     sides = 2 if model.gated else 1
     up = Linear("up", sizes.tokens, model.hidden, sides * inner, sizes.dtype)
@@ -36,7 +36,7 @@ def _mlp(sizes: Sizes, name: str, ffn: int, residual: bool) -> tuple[Layer, Laye
     forward, backward = _activation(sizes, sizes.tokens, inner)
     return (
         column_layer(sizes, f"{name} up", (up,), forward, backward),
-        row_layer(sizes, f"{name} down", down, residual),
+        row_layer(sizes, f"{name} down", down, ends),
     )
 
 
@@ -83,7 +83,7 @@ def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
         _combine(sizes, experts),
     ]
     if experts.shared_ffn:
-        layers += _mlp(sizes, "shared experts", experts.shared_ffn, residual=False)
+        layers += _mlp(sizes, "shared experts", experts.shared_ffn, ends=False)
         layers.append(_sum(sizes))
     if sizes.model.post_norms:
         layers.append(norm_layer(sizes, "experts post norm", sizes.outer_tokens))

@@ -33,6 +33,8 @@ QUANTISED: dict[DType, tuple[float, float]] = {
 # accumulation that SimuMax measured on an A100 and a B200 (configs/system).
 ACCUMULATE_EXPOSURE = 0.5
 
+MASK_BYTES = 1.0  # of one element in dropout's mask
+
 
 def collective(name: str, kind: CollectiveKind, size_bytes: int, group: Group, blocking: bool = True) -> Op:
     return Op(name, Collective(kind, size_bytes, group), blocking)
@@ -94,12 +96,18 @@ class Linear:
         elements = self.inputs * self.outputs * max(1, self.groups)
         if sizes.strategy.micro_batches == 1 or sizes.strategy.kernels is Kernels.COMPILED:
             return (own,)
-        if sizes.fused:
+        if sizes.fused and sizes.strategy.fused_accumulation:
             # Added to the flat buffer when the matmul ends, which would else write the training format.
             read, write = sizes.gradient, max(0, sizes.gradient - sizes.element)
             exposed = ACCUMULATE_EXPOSURE * elements
             added = Elementwise(K.ADD, 1, elements, read * exposed, write * exposed, dtype=sizes.stored)
             return (own, Op(f"{self.name} accumulate", added))
+        if sizes.fused and sizes.gradient > sizes.element:
+            # DeepSpeed's BF16_Optimizer.update_hp_grads: a copy in the sum's format, then the addition.
+            wide = streamed(K.ADD, 1, elements, 2, 1, sizes.strategy.gradient_dtype)
+            narrow_bytes, wide_bytes = float(sizes.element * elements), float(sizes.gradient * elements)
+            cast = Elementwise(K.CAST, 1, elements, narrow_bytes, wide_bytes, dtype=sizes.stored)
+            return (own, Op(f"{self.name} widen", cast), Op(f"{self.name} accumulate", wide))
         return (own, Op(f"{self.name} accumulate", streamed(K.ADD, 1, elements, 2, 1, sizes.stored)))
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
@@ -159,6 +167,29 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
 
 def add(sizes: Sizes, name: str, rows: int, width: int) -> Op:
     return Op(name, streamed(K.ADD, rows, width, 2, 1, sizes.stored))
+
+
+def residual(sizes: Sizes, rows: int, width: int) -> Op:
+    """The branch added to the stream; with dropout in the same kernel, which also writes its mask."""
+    if not sizes.strategy.dropout:
+        return add(sizes, "residual", rows, width)
+    elements = rows * width
+    read, write = 2.0 * elements * sizes.element, elements * (sizes.element + MASK_BYTES)
+    return Op("residual", Elementwise(K.DROPOUT, rows, width, read, write, dtype=sizes.stored))
+
+
+def dropped(sizes: Sizes, name: str, rows: int, width: int) -> Op:
+    """What dropout leaves of *rows* x *width* elements, and a mask of what that is."""
+    elements = float(rows * width)
+    read, write = elements * sizes.element, elements * (sizes.element + MASK_BYTES)
+    return Op(name, Elementwise(K.DROPOUT, rows, width, read, write, dtype=sizes.stored))
+
+
+def dropped_gradient(sizes: Sizes, name: str, rows: int, width: int) -> Op:
+    """The gradient where the mask says so."""
+    elements = float(rows * width)
+    read, write = elements * (sizes.element + MASK_BYTES), elements * sizes.element
+    return Op(name, Elementwise(K.MUL, rows, width, read, write, dtype=sizes.stored))
 
 
 def waiting(ops: Ops, after: tuple[str, ...]) -> Ops:

@@ -108,5 +108,12 @@ class Sizes:
 
     @property
     def boundary_bytes(self) -> int:
-        """What a stage sends to the next: with sequence parallelism each tensor rank sends its part."""
-        return self.outer_tokens * self.model.hidden * self.element
+        """What a tensor rank sends to the next stage: its part where they share the work, else everything."""
+        parts = self.tp if self.gathers_boundary else 1
+        return -(-self.outer_tokens * self.model.hidden * self.element // parts)
+
+    @property
+    def gathers_boundary(self) -> bool:
+        """Whether what arrives from another stage is gathered from the tensor ranks."""
+        scattered = self.strategy.boundary_scattered and not self.strategy.sequence_parallel
+        return scattered and self.tp > 1 and self.strategy.layout.pp > 1

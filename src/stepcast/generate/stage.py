@@ -10,8 +10,9 @@ from stepcast.generate.ends import embedding_layers, head_layers
 from stepcast.generate.mamba import mamba_layers
 from stepcast.generate.mlp import dense_layers, expert_layers
 from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
-from stepcast.generate.parts import Ops, renamed
+from stepcast.generate.parts import Ops, collective, renamed
 from stepcast.generate.sizes import Sizes
+from stepcast.ir.group import Group
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
@@ -33,6 +34,8 @@ class StageMaker:
 
     def stage(self, piece: Piece) -> Stage:
         units = self._units(piece)
+        if self.sizes.gathers_boundary:
+            units = _arriving(self.sizes, piece, units)
         if self.strategy.sharding.splits_parameters:
             units = gathering(self.sizes, units)
         if self.strategy.sharding.splits_gradients:
@@ -143,6 +146,21 @@ class StageMaker:
             norms=norms if full else 0,
             tied_embedding=self.sizes.vocab * width if apart and full else 0,
         )
+
+
+def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:
+    """What other stages send is gathered from the tensor ranks before it is used."""
+    size = sizes.activation_bytes
+    if not piece.embedding:
+        layers = units[0].layers
+        gather = collective("arriving tp all-gather", CollectiveKind.ALL_GATHER, size, Group.TP)
+        first = replace(layers[0], forward=(gather, *layers[0].forward))
+        units = [replace(units[0], layers=(first, *layers[1:])), *units[1:]]
+    if not piece.head:
+        layers = units[-1].layers
+        gather = collective("arriving gradient tp all-gather", CollectiveKind.ALL_GATHER, size, Group.TP)
+        units = [*units[:-1], replace(units[-1], layers=(*layers[:-1], _before(layers[-1], (gather,))))]
+    return units
 
 
 def _less(shard: Shard, other: Shard) -> Shard:

@@ -8,7 +8,7 @@ backward gathers the input of the first matmul again for its weight gradient.
 
 from dataclasses import replace
 
-from stepcast.generate.parts import Linear, Ops, add, collective, waiting
+from stepcast.generate.parts import Linear, Ops, collective, dropped_gradient, residual, waiting
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.work import CollectiveKind
@@ -43,7 +43,7 @@ def column_layer(
     if sizes.tp == 1:
         return Layer(name, forward + then, then_gradient + gradients, weights)
     size = tensor_bytes(sizes, width)
-    beside = sizes.fused  # Megatron runs these beside the gradients' matmuls
+    beside = _beside(sizes)
     if not sizes.strategy.sequence_parallel:
         reduce = collective(f"{name} tp all-reduce", REDUCE, size, Group.TP, blocking=not beside)
         return Layer(name, forward + then, (*then_gradient, *gradients, reduce), weights)
@@ -59,21 +59,28 @@ def column_layer(
     )
 
 
+def _beside(sizes: Sizes) -> bool:
+    """Whether the backward's collectives run beside the gradients' matmuls, as in Megatron-LM."""
+    return sizes.fused and sizes.strategy.overlap.tensor_gradients
+
+
 def column_waits(sizes: Sizes, name: str) -> tuple[str, ...]:
     """What the backward before a column layer waits for."""
-    if sizes.tp == 1 or not sizes.fused:
+    if sizes.tp == 1 or not _beside(sizes):
         return ()
     kind = "reduce-scatter" if sizes.strategy.sequence_parallel else "all-reduce"
     return (f"{name} tp {kind}",)
 
 
-def row_layer(sizes: Sizes, name: str, linear: Linear, residual: bool = True) -> Layer:
-    """A matmul split by rows, the sum over ranks, and the residual."""
+def row_layer(sizes: Sizes, name: str, linear: Linear, ends: bool = True) -> Layer:
+    """A matmul split by rows, the sum over ranks, and the residual where the branch *ends* here."""
     forward = linear.forward(sizes)
     gradient = linear.input_gradient(sizes)
     weight = linear.weight_gradient(sizes)
     hidden = sizes.model.hidden
-    tail: Ops = (add(sizes, "residual", sizes.outer_tokens, hidden),) if residual else ()
+    tail: Ops = (residual(sizes, sizes.outer_tokens, hidden),) if ends else ()
+    if ends and sizes.strategy.dropout:
+        gradient = (dropped_gradient(sizes, "dropout gradient", sizes.outer_tokens, hidden), *gradient)
     if sizes.tp == 1:
         return Layer(name, forward + tail, gradient, weight)
     size = tensor_bytes(sizes)

@@ -92,6 +92,7 @@ class Execution(StrEnum):
     """How the host issues kernels."""
 
     EAGER = "eager"  # one by one
+    BLOCKING = "blocking"  # one by one, each waited for: CUDA_LAUNCH_BLOCKING=1
     GRAPHS = "graphs"  # captured and replayed, so that the host costs nothing
 
 
@@ -110,6 +111,8 @@ class Overlap:
     gradients: bool = True  # data-parallel reduction beside the backward
     parameters: bool = True  # parameter gathering beside the forward
     tensor: bool = False  # tensor-parallel collectives beside the matmul next to them
+    # Sums of input gradients over tensor ranks beside the weight gradients; Megatron-LM does since 2022.
+    tensor_gradients: bool = True
     transfers: bool = True  # sends between stages beside the next micro-batch
     experts: bool = False  # dispatch and combine beside another micro-batch
 
@@ -180,6 +183,13 @@ class Strategy:
     expert_imbalance: float = 1.0
     # Tokens an expert takes at most, as a multiple of an even share; None drops none.
     expert_capacity: float | None = None
+    # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
+    dropout: bool = False
+    # Whether the weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
+    fused_accumulation: bool = True
+    # Without sequence parallelism: each tensor rank sends a part to the next stage, which gathers them
+    # (Narayanan et al. 2021, section 4.1; DeepSpeed's pipeline engine), or all send everything.
+    boundary_scattered: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "micro_batch", "global_batch", "seq")

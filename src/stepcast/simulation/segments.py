@@ -121,9 +121,11 @@ def segment_of_ops(
     lanes: Lanes,
     seconds: Seconds,
     issue_s: IssueSeconds | None = None,
+    host_waits: bool = False,
+    lost_s: Seconds | None = None,
 ) -> Segment:
     """A segment of one slot, or of two that are interleaved; input and output k belong to stream k."""
-    build = _Build(lanes, seconds, len(streams), issue_s)
+    build = _Build(lanes, seconds, len(streams), issue_s, host_waits, lost_s)
     for stream, issued in _interleaved(streams, seconds):
         build.issue(stream, issued)
     outputs = [build.output(stream) for stream in range(len(streams))]
@@ -148,8 +150,17 @@ def _interleaved(streams: Sequence[Sequence[Issued]], seconds: Seconds) -> list[
 class _Build:
     """The ops of one segment as they are issued."""
 
-    def __init__(self, lanes: Lanes, seconds: Seconds, streams: int, issue_s: IssueSeconds | None) -> None:
-        self.lanes, self.seconds, self.issue_s = lanes, seconds, issue_s
+    def __init__(
+        self,
+        lanes: Lanes,
+        seconds: Seconds,
+        streams: int,
+        issue_s: IssueSeconds | None,
+        host_waits: bool = False,
+        lost_s: Seconds | None = None,
+    ) -> None:
+        self.lanes, self.seconds, self.lost_s = lanes, seconds, lost_s
+        self.issue_s, self.host_waits = issue_s, host_waits
         self.ops: list[TimedOp] = []
         # Per stream: the last computation, the blocking communication that the next op waits for, and the
         # op that makes what is handed on.
@@ -178,6 +189,8 @@ class _Build:
             at = self._add(stream, name, duration_s + layer.process_s, lane, after, lanes, ahead)
             if issued.op.blocking:
                 self.awaited[stream] = (at,)
+            elif self.lost_s is not None:
+                self._slow_down(name, self.lost_s(work))
         else:
             at = self._add(stream, name, duration_s, COMPUTE, after, lanes)
             self.computed[stream] = at
@@ -186,12 +199,23 @@ class _Build:
         if issued.op.blocking or not communicates:
             self.made[stream] = at
 
+    def _slow_down(self, name: str, lost_s: float) -> None:
+        """Computing that takes longer because of what runs beside it, as one op where that is issued."""
+        if lost_s > 0:
+            self.ops.append(TimedOp(f"slowed by {name}", lost_s, COMPUTE))
+
     def _issued(self, issued: Issued) -> tuple[int, ...]:
-        """The host's own op, which an eager host ends before the work can start; it waits for nothing."""
+        """The host's own op, which an eager host ends before the work can start.
+
+        It waits for nothing, or for all that was issued before.
+        """
         host = self.lanes.host_lane
         if self.issue_s is None or host is None:
             return ()
-        self.ops.append(TimedOp("issue", self.issue_s(issued.op.work, issued.backward), host))
+        before = (len(self.ops) - 1,) if self.host_waits and self.ops else ()
+        lanes = (COMPUTE, *self.lanes.collectives) if self.host_waits and not self.ops else ()
+        duration_s = self.issue_s(issued.op.work, issued.backward)
+        self.ops.append(TimedOp("issue", duration_s, host, before, (), lanes))
         return (len(self.ops) - 1,)
 
     def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:

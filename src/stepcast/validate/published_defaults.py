@@ -1,6 +1,6 @@
 """What each framework does unless told otherwise; a published row rarely says."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.strategy import (
@@ -18,6 +18,8 @@ from stepcast.validate.published_software import AttentionKernel
 
 NONE, FULL = Recompute(), Recompute(RecomputeKind.FULL)
 SELECTIVE = Recompute(RecomputeKind.SELECTIVE)
+# Autograd's own order before Megatron-LM v3: both gradients of a matmul, then the sum over tensor ranks.
+EARLY_OVERLAP = replace(NO_OVERLAP, tensor_gradients=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,10 @@ class Defaults:
     # Model chunks per stage where the row speaks of an interleaved schedule without a number.
     chunks: int = 2
     attention: AttentionKernel = AttentionKernel.CURRENT
+    # Megatron-LM of 2021 and what was built on it: see Strategy.
+    dropout: bool = False
+    fused_accumulation: bool = True
+    boundary_scattered: bool = False
     memory: str = "megatron"  # the framework's overhead in cost.memory_overhead
     peak: str = "allocated"  # which peak its authors print: allocated, reserved, or total as nvidia-smi does
 
@@ -88,7 +94,11 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             gradient_dtype=DType.FP16,
             flash_attention=False,
             recompute=FULL,
-            overlap=NO_OVERLAP,
+            overlap=EARLY_OVERLAP,
+            dropout=True,
+            fused_accumulation=False,
+            boundary_scattered=True,
+            attention=AttentionKernel.NONE,
             memory="deepspeed",
             peak="total",
         ),
@@ -96,10 +106,12 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
     (
         "megatron-lm 2",  # a commit of the present, named after it
         Defaults(
-            "Megatron-LM with Transformer Engine: distributed optimizer, nothing overlapped unless asked for",
+            "Megatron-LM with Transformer Engine: distributed optimizer, nothing overlapped unless asked, "
+            "context parallelism by all-to-all (SimuMax, docs/b200)",
             sharding=Sharding.ZERO_1,
             sequence_parallel=True,
             overlap=NO_OVERLAP,
+            context=ContextKind.ALL_TO_ALL,
             seq=4096,
         ),
     ),
@@ -112,7 +124,11 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             gradient_dtype=DType.FP16,
             flash_attention=False,
             recompute=FULL,
-            overlap=NO_OVERLAP,
+            overlap=EARLY_OVERLAP,
+            dropout=True,
+            fused_accumulation=False,
+            boundary_scattered=True,
+            attention=AttentionKernel.NONE,
             seq=1024,
         ),
     ),
@@ -125,6 +141,9 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             gradient_dtype=DType.FP16,
             flash_attention=False,
             recompute=FULL,
+            dropout=True,
+            fused_accumulation=False,
+            attention=AttentionKernel.NONE,
             memory="deepspeed",
         ),
     ),

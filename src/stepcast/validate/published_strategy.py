@@ -9,6 +9,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
+    Execution,
     Recompute,
     RecomputeKind,
     ScheduleKind,
@@ -44,6 +45,7 @@ OVERLAPS_FROM = (26, 6)
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
+HANGING_GPUS = 320
 LORA_RANK = 16  # Megatron-Bridge's LoRA recipes
 # Recipes whose number of chunks some tables leave out (NVIDIA/dgxc-benchmarking, nemotron).
 RECIPE_CHUNKS = {("nemotron4-340b", 8): 12, ("nemotron4-340b", 4): 12}
@@ -51,7 +53,7 @@ RECIPE_CHUNKS = {("nemotron4-340b", 8): 12, ("nemotron4-340b", 4): 12}
 
 def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Strategy:
     """How *run* was spread and run; *assumptions* gains what the row leaves open."""
-    known = defaults_of(run.framework)
+    known = _as_of(run, defaults_of(run.framework))
     assumptions.append(known.about)
     chunks = _chunks(run, model, known, assumptions)
     layout = _layout(run, chunks)
@@ -77,9 +79,21 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         lora_rank=LORA_RANK if lora else 0,
         flash_attention=_stated(run.flash_attention, known.flash_attention),
         overlap=replace(known.overlap, experts=_experts_overlapped(run)),
-        execution=known.execution,
+        execution=_execution(run, known),
         kernels=known.kernels,
+        dropout=known.dropout,
+        fused_accumulation=known.fused_accumulation,
+        boundary_scattered=known.boundary_scattered,
     )
+
+
+def _as_of(run: PublishedRun, known: Defaults) -> Defaults:
+    """Rows that speak of sequence parallelism are of Megatron-LM of 2022 (Korthikanti et al.) or later, which
+    adds up gradients in the matmul and sums them over tensor ranks beside it.
+    """
+    if run.sequence_parallel is None:
+        return known
+    return replace(known, overlap=replace(known.overlap, tensor_gradients=True), fused_accumulation=True)
 
 
 def _layout(run: PublishedRun, chunks: int) -> Layout:
@@ -163,6 +177,12 @@ def _experts_overlapped(run: PublishedRun) -> bool:
     release = RELEASE.match(run.table)
     recent = release is not None and (int(release[1]), int(release[2])) >= OVERLAPS_FROM
     return recent and (run.ep or 1) > 1 and "mxfp8" in run.precision.lower()
+
+
+def _execution(run: PublishedRun, known: Defaults) -> Execution:
+    """Jean Zay hung on 40 nodes and more unless the host waited for every kernel (BLOOM's chronicles)."""
+    hangs = "jean zay" in run.network.lower() and run.gpus >= HANGING_GPUS
+    return Execution.BLOCKING if hangs else known.execution
 
 
 def _gradient_dtype(run: PublishedRun, known: Defaults) -> DType:

@@ -11,6 +11,7 @@ from stepcast.cost.collectives.choose import (
     send_receive_price,
     send_receive_s,
 )
+from stepcast.cost.collectives.contention import lost_share
 from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.exchange import imbalance_of
 from stepcast.cost.collectives.protocol import Protocol
@@ -28,6 +29,7 @@ __all__ = [
     "candidates",
     "collective_s",
     "imbalance_of",
+    "lost_share",
     "price",
     "route_of",
     "send_receive_price",

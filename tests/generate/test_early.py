@@ -1,0 +1,88 @@
+"""What Megatron-LM of 2021 ran that later releases fuse, overlap or leave out."""
+
+from dataclasses import replace
+from typing import Any
+
+from stepcast.generate.workload import generate
+from stepcast.ir.dtype import DType
+from stepcast.ir.layout import Layout
+from stepcast.ir.strategy import NO_OVERLAP, Overlap, Strategy
+from stepcast.ir.work import Elementwise, ElementwiseKind
+from stepcast.ir.workload import Op, Phase, Workload
+from stepcast.models.catalog import load_model
+
+GPT = load_model("gpt3-6.7b")
+TOKENS, HIDDEN, HEADS, SEQ = 2048, 4096, 32, 2048
+
+
+def run_of(**changes: Any) -> Workload:
+    layout = changes.pop("layout", Layout())
+    usual = Strategy(layout, 1, 4 * layout.dp, SEQ, precision=DType.FP16, flash_attention=False)
+    return generate(GPT, replace(usual, **changes))
+
+
+def ops(workload: Workload, name: str, stage: int = 0) -> list[Op]:
+    layers = workload.stages[stage].body_layers()
+    return [op for layer in layers for phase in Phase for op in layer.ops(phase) if op.name == name]
+
+
+def moved(op: Op) -> float:
+    assert isinstance(op.work, Elementwise)
+    return op.work.read_bytes + op.work.write_bytes
+
+
+def test_dropout_writes_a_mask_and_its_gradient_reads_it() -> None:
+    with_dropout, without = run_of(dropout=True), run_of()
+    square = HEADS * SEQ * SEQ
+    assert not ops(without, "dropout")
+    assert not ops(without, "dropout gradient")
+    assert moved(ops(with_dropout, "dropout")[0]) == square * (2 + 2 + 1)
+    # Of the probabilities, and before both residuals.
+    assert sorted({moved(op) for op in ops(with_dropout, "dropout gradient")}) == [
+        TOKENS * HIDDEN * (2 + 1 + 2),
+        square * (2 + 1 + 2),
+    ]
+    residuals = [ops(run, "residual")[0] for run in (with_dropout, without)]
+    assert moved(residuals[0]) - moved(residuals[1]) == TOKENS * HIDDEN
+    assert residuals[0].work.kind is ElementwiseKind.DROPOUT  # type: ignore[union-attr]
+
+
+def test_the_fused_softmax_reads_what_the_mask_leaves() -> None:
+    work = ops(run_of(), "softmax")[0].work
+    assert isinstance(work, Elementwise)
+    assert work.read_bytes == work.write_bytes / 2
+
+
+def test_sums_of_gradients_in_kernels_of_their_own() -> None:
+    weights = HIDDEN * HIDDEN
+    (alike, *_) = ops(run_of(fused_accumulation=False, gradient_dtype=DType.FP16), "output accumulate")
+    assert moved(alike) == weights * (2 + 2 + 2)
+    wide = run_of(fused_accumulation=False, gradient_dtype=DType.FP32)
+    assert moved(ops(wide, "output widen")[0]) == weights * (2 + 4)
+    assert moved(ops(wide, "output accumulate")[0]) == weights * (4 + 4 + 4)
+    assert moved(ops(run_of(), "output accumulate")[0]) < moved(alike)
+
+
+def test_sums_over_tensor_ranks_wait_for_both_gradients() -> None:
+    beside = run_of(layout=Layout(tp=2), overlap=Overlap())
+    after = run_of(layout=Layout(tp=2), overlap=replace(NO_OVERLAP, tensor_gradients=False))
+    name = "mlp up tp all-reduce"
+    assert not ops(beside, name)[0].blocking
+    assert ops(after, name)[0].blocking
+    assert not any(
+        op.after for stage in after.stages for layer in stage.body_layers() for op in layer.forward
+    )
+
+
+def test_tensor_ranks_send_parts_and_gather_them() -> None:
+    layout = Layout(tp=4, pp=2)
+    whole, parts = run_of(layout=layout), run_of(layout=layout, boundary_scattered=True)
+    assert whole.boundary_bytes == TOKENS * HIDDEN * 2
+    assert parts.boundary_bytes == TOKENS * HIDDEN * 2 / 4
+    assert not ops(parts, "arriving tp all-gather", 0)
+    assert len(ops(parts, "arriving tp all-gather", 1)) == 1
+    assert len(ops(parts, "arriving gradient tp all-gather", 0)) == 1
+    assert not ops(whole, "arriving tp all-gather", 1)
+    shared = run_of(layout=layout, boundary_scattered=True, sequence_parallel=True)
+    assert shared.boundary_bytes == parts.boundary_bytes
+    assert not ops(shared, "arriving tp all-gather", 1)
