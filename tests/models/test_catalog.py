@@ -104,6 +104,7 @@ PARAMETERS = {
     "starcoder2-15b": 15_957_889_024,
     "internlm2-20b": 19_861_149_696,
     "yi-34b": 34_388_917_248,
+    "codestral-mamba-7b": 7_285_403_648,
 }
 
 # Billions, total and active (embedding and head included), of models known by rounded counts.
@@ -130,6 +131,10 @@ ROUNDED = {
     "nemotron-3-nano-30b-a3b": ("31.6", "3.6"),
     "nemotron-3-super-120b-a12b": ("120.7", "12.8"),
     "nemotron-3-ultra-550b-a55b": ("549.3", "56.1"),
+    "mamba2-1.3b": ("1.3", "1.3"),
+    "mamba2-2.7b": ("2.7", "2.7"),
+    "bamba-9b": ("9.8", "9.8"),
+    "granite-4.0-h-small": ("32.2", "8.8"),
     "llama-4-maverick": ("400.7", "17.2"),
     "mpt-7b": ("6.7", "6.7"),
     "qwen2-57b-a14b": ("57.4", "14.2"),

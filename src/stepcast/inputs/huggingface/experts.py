@@ -1,4 +1,4 @@
-"""Hugging Face configs of models with experts, latent attention or Mamba blocks, one function per family."""
+"""Hugging Face configs of models with experts or latent attention, one function per family."""
 
 from dataclasses import replace
 
@@ -10,10 +10,7 @@ from stepcast.ir.model_parts import (
     Activation,
     Biases,
     Experts,
-    Hybrid,
     Latent,
-    Position,
-    PositionKind,
     QkNorm,
 )
 
@@ -159,44 +156,4 @@ def llama4(keys: Keys, name: str) -> Model:
         qk_norm=QkNorm.PLAIN if normed else QkNorm.NONE,
         window=keys.window(model.layers, (True, True, True, False), size_key="attention_chunk_size"),
         experts=experts,
-    )
-
-
-BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
-
-
-def nemotron_h(keys: Keys, name: str) -> Model:
-    """Mamba-2, attention and feed-forward blocks in the order a pattern gives; no positions."""
-    model = llama(keys, name)
-    pattern = keys.word("hybrid_override_pattern", default="").replace("|", "")
-    if not pattern:
-        pattern = "".join(BLOCK_LETTERS.get(str(kind), "?") for kind in keys.items("layers_block_type"))
-    if not pattern:
-        raise FormatError("the nemotron_h config lacks hybrid_override_pattern or layers_block_type")
-    hybrid = Hybrid(
-        pattern=pattern,
-        mamba_heads=keys.count("mamba_num_heads"),
-        mamba_head_dim=keys.count("mamba_head_dim"),
-        state=keys.count("ssm_state_size"),
-        groups=keys.count("n_groups", "mamba_n_groups"),
-        conv=keys.count("conv_kernel", default=4),
-    )
-    experts = None
-    if "E" in pattern:
-        experts = Experts(
-            count=keys.count("n_routed_experts"),
-            top_k=keys.count("num_experts_per_tok"),
-            ffn=keys.count("moe_intermediate_size"),
-            shared_ffn=keys.count("moe_shared_expert_intermediate_size", default=0, least=0),
-            router_bias=True,
-            latent=keys.count("moe_latent_size", default=0, least=0),
-        )
-    return replace(
-        model,
-        gated=False,
-        activation=keys.activation("mlp_hidden_act", default="relu2"),
-        position=Position(PositionKind.NONE),
-        hybrid=hybrid,
-        experts=experts,
-        next_token_layers=keys.count("num_nextn_predict_layers", default=0, least=0),
     )

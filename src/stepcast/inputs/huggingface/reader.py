@@ -5,12 +5,13 @@ import re
 from collections.abc import Callable
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface import dense, experts
+from stepcast.inputs.huggingface import dense, experts, hybrid
 from stepcast.inputs.huggingface.keys import Keys, shown
 from stepcast.inputs.source import Source
 from stepcast.ir.model import Model
 
 FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
+    "bamba": hybrid.bamba,
     "bloom": dense.bloom,
     "deepseek_v2": experts.deepseek,
     "deepseek_v3": experts.deepseek,
@@ -25,6 +26,7 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "gpt_oss": experts.gpt_oss,
     "gptj": dense.gptj,
     "granite": dense.llama,
+    "granitemoehybrid": hybrid.granite_hybrid,
     "grok": experts.grok,
     "grok-1": experts.grok,
     "internlm": dense.internlm,
@@ -33,11 +35,12 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "llama": dense.llama,
     "llama4": experts.llama4,
     "llama4_text": experts.llama4,
+    "mamba2": hybrid.mamba2,
     "mistral": dense.mistral,
     "mixtral": experts.mixtral,
     "mpt": dense.mpt,
     "nemotron": dense.nemotron,
-    "nemotron_h": experts.nemotron_h,
+    "nemotron_h": hybrid.nemotron_h,
     "opt": dense.opt,
     "phi": dense.phi,
     "phi3": dense.phi3,

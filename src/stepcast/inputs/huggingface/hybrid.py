@@ -1,0 +1,156 @@
+"""Hugging Face configs of models with Mamba-2 blocks, one function per family.
+
+What a config leaves out follows the default of its class in transformers; sizes are never guessed.
+"""
+
+from dataclasses import replace
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.huggingface.dense import llama
+from stepcast.inputs.huggingface.keys import Keys, shown
+from stepcast.ir.model import MOST_LAYERS, Model
+from stepcast.ir.model_parts import Experts, Hybrid, Position, PositionKind
+
+# Where a layer is one thing, and where it is a mixer and a feed-forward: an MLP or experts.
+BLOCK_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+BEFORE_MLP = {"mamba": "m", "attention": "a"}
+BEFORE_EXPERTS = {"mamba": "x", "attention": "y"}
+
+
+def nemotron_h(keys: Keys, name: str) -> Model:
+    """Mamba-2, attention and feed-forward blocks in the order a pattern gives; no positions."""
+    model = llama(keys, name)
+    pattern = keys.word("hybrid_override_pattern", default="").replace("|", "")
+    if not pattern:
+        pattern = "".join(BLOCK_LETTERS.get(str(kind), "?") for kind in keys.items("layers_block_type"))
+    if not pattern:
+        raise FormatError("the nemotron_h config lacks hybrid_override_pattern or layers_block_type")
+    hybrid = Hybrid(
+        pattern=pattern,
+        mamba_heads=keys.count("mamba_num_heads"),
+        mamba_head_dim=keys.count("mamba_head_dim"),
+        state=keys.count("ssm_state_size"),
+        groups=keys.count("n_groups", "mamba_n_groups"),
+        conv=keys.count("conv_kernel", default=4),
+        chunk=keys.count("chunk_size", "mamba_chunk_size", default=128),
+    )
+    experts = None
+    if "E" in pattern:
+        experts = Experts(
+            count=keys.count("n_routed_experts"),
+            top_k=keys.count("num_experts_per_tok"),
+            ffn=keys.count("moe_intermediate_size"),
+            shared_ffn=keys.count("moe_shared_expert_intermediate_size", default=0, least=0),
+            router_bias=True,
+            latent=keys.count("moe_latent_size", default=0, least=0),
+        )
+    return replace(
+        model,
+        gated=False,
+        activation=keys.activation("mlp_hidden_act", default="relu2"),
+        position=Position(PositionKind.NONE),
+        hybrid=hybrid,
+        experts=experts,
+        next_token_layers=keys.count("num_nextn_predict_layers", default=0, least=0),
+    )
+
+
+def mamba2(keys: Keys, name: str) -> Model:
+    """Mamba-2 blocks alone. The Model's attention heads are those of the scan; no layer has attention."""
+    _without_projection_bias(keys, "use_bias")
+    layers, heads = keys.count("num_hidden_layers"), keys.count("num_heads")
+    head_dim = keys.count("head_dim")
+    hybrid = Hybrid(
+        pattern=_pattern(["mamba"] * min(layers, MOST_LAYERS + 1), BLOCK_LETTERS),
+        mamba_heads=heads,
+        mamba_head_dim=head_dim,
+        state=keys.count("state_size"),
+        groups=keys.count("n_groups", default=8),
+        conv=keys.count("conv_kernel", default=4),
+        chunk=keys.count("chunk_size", default=256),
+    )
+    return Model(
+        name=name,
+        layers=layers,
+        hidden=keys.count("hidden_size"),
+        heads=heads,
+        kv_heads=heads,
+        head_dim=head_dim,
+        ffn=0,
+        vocab=keys.count("vocab_size"),
+        max_seq=keys.count("max_position_embeddings", default=2048),
+        tied=keys.flag("tie_word_embeddings", default=False),
+        position=Position(PositionKind.NONE),
+        hybrid=hybrid,
+    )
+
+
+def bamba(keys: Keys, name: str) -> Model:
+    """Every layer a mixer and a gated MLP; attention in the layers that attn_layer_indices names."""
+    model = llama(keys, name)
+    attention = keys.items("attn_layer_indices")
+    for layer in attention:
+        if type(layer) is not int or not 0 <= layer < model.layers:
+            raise FormatError(f"attn_layer_indices names {shown(layer)}; there are {model.layers} layers")
+    kinds = ["attention" if layer in attention else "mamba" for layer in range(model.layers)]
+    return replace(model, hybrid=_granite_hybrid(keys, model, _pattern(kinds, BEFORE_MLP)))
+
+
+def granite_hybrid(keys: Keys, name: str) -> Model:
+    """As Bamba, by layer_types; the feed-forward is a shared MLP, with experts beside it if there are any."""
+    model = llama(keys, name)
+    shared, count = (
+        keys.count("shared_intermediate_size"),
+        keys.count("num_local_experts", default=0, least=0),
+    )
+    kinds = [str(kind) for kind in keys.items("layer_types")] or ["mamba"] * min(
+        model.layers, MOST_LAYERS + 1
+    )
+    hybrid = _granite_hybrid(keys, model, _pattern(kinds, BEFORE_EXPERTS if count else BEFORE_MLP))
+    rotary = keys.word("position_embedding_type", default="nope") == "rope"
+    experts = None
+    if count:
+        top_k = keys.count("num_experts_per_tok")
+        experts = Experts(count=count, top_k=top_k, ffn=model.ffn, shared_ffn=shared)
+    return replace(
+        model,
+        ffn=0 if count else shared,
+        tied=keys.flag("tie_word_embeddings", default=True),
+        position=Position(PositionKind.ROTARY if rotary else PositionKind.NONE),
+        hybrid=hybrid,
+        experts=experts,
+    )
+
+
+def _granite_hybrid(keys: Keys, model: Model, pattern: str) -> Hybrid:
+    """The sizes as Bamba and Granite 4 name them; a head's width follows from the others unless given."""
+    _without_projection_bias(keys, "mamba_proj_bias")
+    heads = keys.count("mamba_n_heads", default=128)
+    inner = keys.count("mamba_expand", default=2) * model.hidden
+    if keys.table.get("mamba_d_head", "auto") == "auto":
+        if inner % heads:
+            raise FormatError(f"the inner width {inner} is not a multiple of {heads} Mamba heads")
+        head_dim = inner // heads
+    else:
+        head_dim = keys.count("mamba_d_head")
+    return Hybrid(
+        pattern=pattern,
+        mamba_heads=heads,
+        mamba_head_dim=head_dim,
+        state=keys.count("mamba_d_state", default=256),
+        groups=keys.count("mamba_n_groups", default=1),
+        conv=keys.count("mamba_d_conv", default=4),
+        chunk=keys.count("mamba_chunk_size", default=256),
+    )
+
+
+def _pattern(kinds: list[str], letters: dict[str, str]) -> str:
+    unknown = [kind for kind in kinds if kind not in letters]
+    if unknown:
+        raise FormatError(f"unknown layer type {shown(unknown[0])}; known: {', '.join(letters)}")
+    return "".join(letters[kind] for kind in kinds)
+
+
+def _without_projection_bias(keys: Keys, key: str) -> None:
+    if keys.flag(key, default=False):
+        raise FormatError(f"{key}: Mamba blocks with biased projections are not known")
