@@ -15,6 +15,7 @@ $(INSTALLED): pyproject.toml
 	  { echo "stepcast needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@$(BIN)/python -m compileall -q src  # an editable install leaves it to the first start of each part
 	@touch $@
 
 demo: install

@@ -1,4 +1,4 @@
-"""What a calibration is, as facts for ``show``."""
+"""Calibrations: read for pricing, and as facts for ``show``."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,20 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 CLASS = re.compile(r'^\[(?:class\."?[\w.-]+"?|constants)\]', re.MULTILINE)
+
+
+def load_calibration(path: str) -> "Calibration":
+    """A user's measurements of a GPU, as ``profile`` and ``calibrate`` write them."""
+    import tomllib
+
+    from stepcast.cost.calibration import calibration
+
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}; expected a calibration written by 'stepcast profile'") from None
+    return calibration(table, path)
 
 
 def looks_like_calibration(head: str) -> bool:

@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepcast.cli.numbers import MOST_LAYERS, count
 from stepcast.cli.output import print_notes
@@ -13,10 +13,6 @@ from stepcast.inputs.source import Source
 from stepcast.inputs.table import FORMATS, folder_files, read_as_one, recognise
 from stepcast.ir.edits import repeat_layers, scale_backward
 from stepcast.ir.workload import Workload
-
-if TYPE_CHECKING:
-    from stepcast.cost.calibration import Calibration
-
 
 Recognise = Callable[[Source], object]
 """Raises a FormatError for a file of no known format."""
@@ -102,17 +98,3 @@ def _without_warning(workload: Workload, option: str) -> Workload:
 
     kept = tuple(warning for warning in workload.warnings if option not in warning)
     return replace(workload, warnings=kept)
-
-
-def load_calibration(path: str) -> "Calibration":
-    """A user's measurements of a GPU, as ``profile`` and ``calibrate`` write them."""
-    import tomllib
-
-    from stepcast.cost.calibration import calibration
-
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}; expected a calibration written by 'stepcast profile'") from None
-    return calibration(table, path)

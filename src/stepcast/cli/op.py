@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable, sizes_of
-from stepcast.cli.documents import load_calibration
+from stepcast.cli.calibrations import load_calibration
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul

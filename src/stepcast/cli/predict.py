@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.documents import load_calibration
+from stepcast.cli.calibrations import load_calibration
 from stepcast.cli.output import new_file, terminal_width, write_file
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import add_strategy_arguments, strategy_of

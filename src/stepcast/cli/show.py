@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.documents import add_edit_arguments, apply_edits, load_calibration, open_sources
+from stepcast.cli.documents import add_edit_arguments, apply_edits, open_sources
 from stepcast.cli.output import heading, print_json, print_warnings, terminal_width
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
@@ -91,6 +91,8 @@ def _described(path: str, entry: Format) -> Any:
     if not path.endswith(".toml"):
         raise ValueError(f"{path}: is a {entry.title}; save it as NAME.toml to show it")
     if entry is CALIBRATION:
+        from stepcast.cli.calibrations import load_calibration
+
         return load_calibration(path)
     from stepcast.hardware import load_cluster
 
