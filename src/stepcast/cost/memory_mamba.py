@@ -38,11 +38,13 @@ def mamba_kept(scan: Scan, element: float, matmul: float) -> float:
 
 
 def mamba_transient(scan: Scan, element: float) -> float:
-    """While states run backward: the gradient of the projection; the convolution's result and its gradient;
-    that of the scan's result; chunk products, and states and their gradients in fp32 and rounded.
+    """Gradient of the projection; the convolution's result and its gradient; that of the scan's result. On
+    top, whichever is more: states and their gradients, in fp32 and rounded, while they run backward, or
+    both rounded while gradients of chunk products (before and after their sum over heads), B and C are made.
     """
     tokens = scan.batch * scan.seq
     projected = 2 * scan.inputs + 2 * scan.shared + tokens * scan.heads
     convolved = 2 * (scan.inputs + 2 * scan.shared)
-    states = scan.states * 2 * (FLOAT + element)
-    return (projected + convolved + scan.inputs) * element + scan.squares * FLOAT + states
+    running = scan.states * 2 * (FLOAT + element) + scan.squares * FLOAT
+    products = scan.states * 2 * element + (3 * scan.squares + 2 * scan.shared) * FLOAT
+    return (projected + convolved + scan.inputs) * element + max(running, products)
