@@ -5,8 +5,14 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli import strategy as options
+from stepcast.cli.main import build_parser
+from stepcast.cli.strategy import strategy_of
+from stepcast.forecast.predict import predict
+from stepcast.forecast.simulate import Options
+from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.strategy import PRECISIONS, ContextKind, ScheduleKind, Sharding
+from stepcast.models.catalog import load_model
 from tests.cli.test_main import run, run_json
 
 SMALL = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64")
@@ -141,9 +147,31 @@ def test_simai_text_holds_all_computation(
 ) -> None:
     path = str(tmp_path / "workload.txt")
     machine = ("--cluster", "dgx-h100", "--gpus", "64")
-    found = run_json(capsys, "predict", *arguments, *machine, "--to-workload", path)
+    status, _, _ = run(capsys, "predict", *arguments, *machine, "--to-workload", path)
+    assert status == 0
     written = run_json(capsys, "simulate", path, *machine)
-    assert written["breakdown_s"]["compute"] == pytest.approx(found["breakdown_s"]["compute"], rel=1e-3)
+    # Ideal communication leaves computation alone, as the text does: collectives beside it slow it down.
+    args = build_parser().parse_args(["predict", *arguments, *machine])
+    model = load_model(args.model)
+    alone = predict(
+        model, load_cluster(args.cluster), strategy_of(args, model, []), Options(ideal_communication=True)
+    )
+    computed_s = alone.report.breakdown_s["compute"]
+    assert written["breakdown_s"]["compute"] == pytest.approx(computed_s, rel=1e-3)
+
+
+@pytest.mark.parametrize("tp", ["1", "2"])
+def test_simai_text_holds_the_exchange_of_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], tp: str
+) -> None:
+    path = str(tmp_path / "workload.txt")
+    machine = ("--cluster", "dgx-h100", "--gpus", "64")
+    layout = ("--model", "mixtral-8x7b", "--ep", "8", "--tp", tp)
+    found = run_json(capsys, "predict", *layout, *machine, "--to-workload", path)
+    written = run_json(capsys, "simulate", path, *machine)
+    assert written["communication_s"]["ep"]["total"] == pytest.approx(
+        found["communication_s"]["ep"]["total"], rel=1e-3
+    )
 
 
 def test_capacity_bounds_what_imbalance_costs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,19 @@ def test_one_tensor_rank_communicates_nothing_inside_layers() -> None:
         assert len(layer.forward) == 1
 
 
+def test_experts_exchange_without_tensor_parallelism() -> None:
+    """AICB refuses experts without its sequence-parallel form; at tp 1 that form has two exchanges a layer."""
+    run = aicb_workload(EXPERTS, Strategy(Layout(ep=16, pp=12, dp=384), 1, 384, 4096))
+    assert "layernorm" not in [layer.name for layer in run.stages[0].prologue]
+    lines = [row for row in layer_lines(write(run).decode()) if row[0] == "mlp_moelayer"]
+    assert len(lines) == 7 * 96 // 12
+    routed = str(2 * 4096 * 6144 * 4)
+    none, exchange = ["NONE", "0"], ["ALLTOALL_EP", routed]
+    expected = [none, none, exchange, none, none, exchange, none]
+    assert [row[2:4] for row in lines[:7]] == expected
+    assert [row[4:6] for row in lines[:7]] == expected
+
+
 def test_given_times_are_written() -> None:
     strategy = Strategy(Layout(tp=8, pp=16), 1, 2, 4096)
     run = aicb_workload(LLAMA, strategy, {"mlp_layer": (3e-6, 2e-6, 1e-6)})

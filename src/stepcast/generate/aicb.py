@@ -9,8 +9,8 @@ is kept here because SimAI's users compare against it:
 - the sequence-parallel reduce-scatter of a column's backward is written with size 0,
 - the embedding's gradient is an all-reduce of the activations' size.
 
-Source: github.com/aliyun/aicb, ``workload_generator/SimAI_training_workload_generator.py`` and
-``mocked_model/MockedMegatron.py``.
+Source: github.com/aliyun/aicb, ``workload_generator/SimAI_training_workload_generator.py``,
+``mocked_model/MockedMegatron.py`` and, for what it demands, ``utils/utils.py``.
 """
 
 from collections.abc import Mapping
@@ -62,6 +62,11 @@ class _Lines:
     times: Times
 
     @property
+    def line_per_matrix(self) -> bool:
+        """AICB's form with sequence parallelism, which it demands for experts, whatever tp is."""
+        return self.strategy.sequence_parallel or self.model.experts is not None
+
+    @property
     def activation_bytes(self) -> int:
         return 2 * self.strategy.micro_batch * self.strategy.seq * self.model.hidden
 
@@ -89,7 +94,7 @@ class _Lines:
         else:
             mlp = 2 * hidden * model.ffn // tp
         dense += layers * (attention + mlp)
-        if self.strategy.sequence_parallel:
+        if self.line_per_matrix:
             dense += layers * 2 * hidden + vocab * hidden  # norms and output projection
         return dense, expert
 
@@ -101,7 +106,7 @@ class _Lines:
             self._line("grad_param_comm", weight=Collective(SCATTER, 4 * dense, Group.DP)),
             self._line("grad_param_compute"),
         ]
-        if not self.strategy.sequence_parallel:
+        if not self.line_per_matrix:
             size = 2 * (dense + experts)
             layers.append(self._line("layernorm", inputs=Collective(REDUCE, size, Group.TP)))
         embedding = Collective(REDUCE, self.activation_bytes, Group.TP) if layout.tp > 1 else None
@@ -121,7 +126,7 @@ class _Lines:
         layers = self.model.layers // layout.pp
         reduce = Collective(REDUCE, size, Group.TP) if layout.tp > 1 else None
         embedding = Block((self._line("embedding_layer", reduce),))
-        if not self.strategy.sequence_parallel:
+        if not self.line_per_matrix:
             # AICB has no line for the output projection here: its time stands with the embedding's.
             embedding = Block((self._line("embedding_layer", reduce, timed_as="both_embeddings"),))
             pair = (self._line("attention_layer", reduce), self._line("mlp_layer", reduce))

@@ -28,7 +28,7 @@ LINES = (
 JOINED = {
     "both_embeddings": ("embedding_layer", "final_column"),
     "attention_layer": ("attention_column", "attention_row"),
-    "mlp_layer": ("mlp_column", "mlp_row", "mlp_moelayer"),
+    "mlp_layer": ("mlp_column", "mlp_row"),
 }
 ONCE = ("embedding_layer", "final_column")  # per micro-batch; the others per layer
 
