@@ -24,8 +24,8 @@ class Case:
     kernel_s: dict[tuple[str, str], float] = field(default_factory=dict)
 
     def scan(self, backward: bool) -> Scan:
-        sizes = [self.sizes[name] for name in ("batch", "seq", *SIZES[:5])]
-        return Scan(*sizes, backward=backward)  # type: ignore[arg-type]
+        heads, head_dim, state, groups, chunk, batch, seq = (self.sizes[name] for name in SIZES)
+        return Scan(batch, seq, heads, head_dim, state, groups, chunk, backward)
 
     def scan_s(self, backward: bool) -> float:
         sums: dict[str, float] = defaultdict(float)

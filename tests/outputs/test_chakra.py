@@ -15,6 +15,7 @@ from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
     Attention,
     Collective,
@@ -48,6 +49,14 @@ works = st.one_of(
     st.builds(Matmul, *[st.integers(1, 2**15)] * 4, st.sampled_from(DType)),
     st.builds(GroupedMatmul, *[st.integers(1, 2**15)] * 4, st.sampled_from(DType)),
     st.builds(Attention, *[st.integers(1, 2**10)] * 7, st.booleans(), st.booleans(), st.sampled_from(DType)),
+    st.builds(
+        lambda groups, per_group, *rest: Scan(
+            rest[0], rest[1], groups * per_group, *rest[2:4], groups, *rest[4:]
+        ),
+        *[st.integers(1, 2**5)] * 7,
+        st.booleans(),
+        st.sampled_from(DType),
+    ),
     st.builds(
         Elementwise,
         st.sampled_from(ElementwiseKind),
