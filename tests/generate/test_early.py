@@ -6,7 +6,7 @@ from typing import Any
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import NO_OVERLAP, Overlap, Strategy
+from stepcast.ir.strategy import NO_OVERLAP, Kernels, Overlap, Sharding, Strategy
 from stepcast.ir.work import Elementwise, ElementwiseKind
 from stepcast.ir.workload import Op, Phase, Workload
 from stepcast.models.catalog import load_model
@@ -61,6 +61,29 @@ def test_sums_of_gradients_in_kernels_of_their_own() -> None:
     assert moved(ops(wide, "output widen")[0]) == weights * (2 + 4)
     assert moved(ops(wide, "output accumulate")[0]) == weights * (4 + 4 + 4)
     assert moved(ops(run_of(), "output accumulate")[0]) < moved(alike)
+
+
+def test_gradients_of_biases_and_of_joined_projections_are_kernels_of_their_own() -> None:
+    plain, fused = run_of(kernels=Kernels.PLAIN), run_of()
+    assert not ops(fused, "up bias gradient")
+    for run in (plain, run_of(fused_accumulation=False)):
+        assert moved(ops(run, "up bias gradient")[0]) == TOKENS * 4 * HIDDEN * 2
+        assert moved(ops(run, "join gradients")[0]) == 2 * TOKENS * 3 * HIDDEN * 2
+    llama = generate(load_model("llama-3.1-8b"), Strategy(Layout(), 1, 4, SEQ, kernels=Kernels.PLAIN))
+    assert not ops(llama, "up bias gradient")
+
+
+def test_fsdp_by_parameter_copies_out_and_in() -> None:
+    layout, gradients = Layout(dp=8), DType.FP32
+    changes = {"layout": layout, "sharding": Sharding.FSDP, "gradient_dtype": gradients}
+    compiled = run_of(kernels=Kernels.COMPILED, **changes)
+    out, inside = ops(compiled, "parameters copy out"), ops(compiled, "gradients copy in")
+    # Forward and backward of 32 layers, the embedding and the head.
+    assert len(out) == 2 * (32 + 2)
+    layer = 12 * HIDDEN * HIDDEN
+    assert layer < moved(out[2]) / 4 < 1.01 * layer
+    assert sum(map(moved, inside)) / (2 + 4) == sum(map(moved, out)) / 2 / (2 + 2)
+    assert not ops(run_of(kernels=Kernels.PLAIN, **changes), "parameters copy out")
 
 
 def test_sums_over_tensor_ranks_wait_for_both_gradients() -> None:

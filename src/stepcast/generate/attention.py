@@ -20,7 +20,14 @@ from stepcast.ir.workload import Layer, Op
 def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
     """The layers of one attention half, in the order of the forward."""
     model = sizes.model
-    output = Linear("output", sizes.tokens, sizes.output_width, model.hidden, sizes.dtype)
+    output = Linear(
+        "output",
+        sizes.tokens,
+        sizes.output_width,
+        model.hidden,
+        sizes.dtype,
+        bias=model.biases.attention_output,
+    )
     qkv = _latent_layers(sizes) if model.latent else (_qkv_layer(sizes),)
     layers = [
         norm_layer(sizes, "attention norm", sizes.outer_tokens, column_waits(sizes, qkv[0].name)),
@@ -35,8 +42,12 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
 
 def _qkv_layer(sizes: Sizes) -> Layer:
     width = sizes.query_width + sizes.key_width + sizes.value_width
-    linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype)
+    linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=sizes.model.biases.qkv)
     forward, backward = _on_heads(sizes, sizes.query_width + sizes.key_width)
+    if sizes.plain_gradients:
+        # Autograd joins the gradients of queries, keys and values, which are slices of one result.
+        joined = streamed(K.COPY, sizes.tokens, width, 1, 1, sizes.stored)
+        backward = (*backward, Op("join gradients", joined))
     return column_layer(sizes, "attention qkv", (linear,), forward, backward)
 
 

@@ -31,8 +31,9 @@ def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
 def _mlp(sizes: Sizes, name: str, ffn: int, ends: bool) -> tuple[Layer, Layer]:
     inner, model = ffn // sizes.tp, sizes.model
     sides = 2 if model.gated else 1
-    up = Linear("up", sizes.tokens, model.hidden, sides * inner, sizes.dtype)
-    down = Linear("down", sizes.tokens, inner, model.hidden, sizes.dtype)
+    bias = model.biases.mlp
+    up = Linear("up", sizes.tokens, model.hidden, sides * inner, sizes.dtype, bias=bias)
+    down = Linear("down", sizes.tokens, inner, model.hidden, sizes.dtype, bias=bias)
     forward, backward = _activation(sizes, sizes.tokens, inner)
     return (
         column_layer(sizes, f"{name} up", (up,), forward, backward),

@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from stepcast.generate.data import buckets, gather_ops, reduce_ops
-from stepcast.generate.parts import Ops, waiting
+from stepcast.generate.parts import K, Ops, waiting
 from stepcast.generate.sizes import Sizes
-from stepcast.ir.strategy import Sharding
+from stepcast.ir.strategy import Kernels, Sharding
 from stepcast.ir.weights import Shard
-from stepcast.ir.workload import Layer, Variation
+from stepcast.ir.work import Elementwise, streamed
+from stepcast.ir.workload import Layer, Op, Variation
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +48,14 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     forward, backward = requests("forward", 0), requests("backward", end)
     for index, unit in enumerate(units):
         layers = list(unit.layers)
+        copied = _copied_out(sizes, unit.held)
         following = forward[index + 1] if ahead and index < end else ()
         begins = not ahead or index == 0
-        layers[0] = replace(layers[0], forward=_fed(layers[0].forward, forward[index], following, begins))
+        own = copied + layers[0].forward
+        layers[0] = replace(layers[0], forward=_fed(own, forward[index], following, begins))
         following = backward[index - 1] if ahead and index else ()
         begins = not ahead or index == end
-        own = layers[-1].input_gradient
+        own = copied + layers[-1].input_gradient
         layers[-1] = replace(layers[-1], input_gradient=_fed(own, backward[index], following, begins))
         gathered.append(replace(unit, layers=tuple(layers)))
     return gathered
@@ -66,10 +69,33 @@ def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
         ops = tuple(
             op
             for _, number, shard in buckets(sizes, [unit.trained])
-            for op in reduce_ops(sizes, f"gradients {number}", shard, blocking)
+            for op in (*_copied_in(sizes, shard), *reduce_ops(sizes, f"gradients {number}", shard, blocking))
         )
         reduced.append(replace(unit, layers=(_ending(unit.layers[0], ops), *unit.layers[1:])))
     return reduced
+
+
+def _copied_out(sizes: Sizes, shard: Shard) -> Ops:
+    """FSDP2 splits each parameter by itself: what is gathered is copied to where the layers expect it
+    (PyTorch, torch/distributed/fsdp/_fully_shard: split_with_sizes_copy).
+    """
+    if not _by_parameter(sizes, shard):
+        return ()
+    return (Op("parameters copy out", streamed(K.COPY, 1, shard.total, 1, 1, sizes.stored)),)
+
+
+def _copied_in(sizes: Sizes, shard: Shard) -> Ops:
+    """And gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
+    if not _by_parameter(sizes, shard):
+        return ()
+    read, write = float(shard.total * sizes.element), float(shard.total * sizes.gradient)
+    work = Elementwise(K.COPY, 1, shard.total, read, write, dtype=sizes.stored)
+    return (Op("gradients copy in", work),)
+
+
+def _by_parameter(sizes: Sizes, shard: Shard) -> bool:
+    layout, compiled = sizes.strategy.layout, sizes.strategy.kernels is Kernels.COMPILED
+    return compiled and shard.total > 0 and layout.dp * layout.cp > 1
 
 
 def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:

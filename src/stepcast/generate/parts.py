@@ -57,6 +57,7 @@ class Linear:
     adapted: bool = True
     # Ranks that each hold a share of the input, which is quantised before it is gathered.
     gathered: int = 1
+    bias: bool = False
 
     def product(self, m: int, n: int, k: int) -> Matmul | GroupedMatmul:
         if self.groups:
@@ -93,22 +94,33 @@ class Linear:
             else Matmul(self.inputs, self.outputs, self.rows, 1, self.dtype)
         )
         own = Op(f"{self.name} weight gradient", work)
+        return (own, *self._bias_gradient(sizes), *self._accumulated(sizes))
+
+    def _bias_gradient(self, sizes: Sizes) -> Ops:
+        """The sum over all rows; Transformer Engine's matmul and compilers do it on the way."""
+        if not self.bias or not sizes.plain_gradients:
+            return ()
+        work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored, backward=True)
+        return (Op(f"{self.name} bias gradient", work),)
+
+    def _accumulated(self, sizes: Sizes) -> Ops:
+        """The weight gradient added to the sum of the micro-batches before."""
         elements = self.inputs * self.outputs * max(1, self.groups)
         if sizes.strategy.micro_batches == 1 or sizes.strategy.kernels is Kernels.COMPILED:
-            return (own,)
-        if sizes.fused and sizes.strategy.fused_accumulation:
+            return ()
+        if not sizes.plain_gradients:
             # Added to the flat buffer when the matmul ends, which would else write the training format.
             read, write = sizes.gradient, max(0, sizes.gradient - sizes.element)
             exposed = ACCUMULATE_EXPOSURE * elements
             added = Elementwise(K.ADD, 1, elements, read * exposed, write * exposed, dtype=sizes.stored)
-            return (own, Op(f"{self.name} accumulate", added))
+            return (Op(f"{self.name} accumulate", added),)
         if sizes.fused and sizes.gradient > sizes.element:
             # DeepSpeed's BF16_Optimizer.update_hp_grads: a copy in the sum's format, then the addition.
             wide = streamed(K.ADD, 1, elements, 2, 1, sizes.strategy.gradient_dtype)
             narrow_bytes, wide_bytes = float(sizes.element * elements), float(sizes.gradient * elements)
             cast = Elementwise(K.CAST, 1, elements, narrow_bytes, wide_bytes, dtype=sizes.stored)
-            return (own, Op(f"{self.name} widen", cast), Op(f"{self.name} accumulate", wide))
-        return (own, Op(f"{self.name} accumulate", streamed(K.ADD, 1, elements, 2, 1, sizes.stored)))
+            return (Op(f"{self.name} widen", cast), Op(f"{self.name} accumulate", wide))
+        return (Op(f"{self.name} accumulate", streamed(K.ADD, 1, elements, 2, 1, sizes.stored)),)
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
         """Down to the rank and up again (Hu et al. 2021, section 4.1)."""

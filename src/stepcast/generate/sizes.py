@@ -65,6 +65,11 @@ class Sizes:
         return self.strategy.kernels is not Kernels.PLAIN
 
     @property
+    def plain_gradients(self) -> bool:
+        """Whether gradients are added up, summed over rows and joined by kernels of their own."""
+        return not (self.fused and self.strategy.fused_accumulation)
+
+    @property
     def heads(self) -> int:
         return self.model.heads // self.tp
 
