@@ -36,6 +36,13 @@ counts = st.integers(1, 2**40)
 sizes = st.integers(0, 2**50)
 amounts = st.floats(0, 1e15)
 times = st.floats(0, 1e6)
+
+
+def _scan(groups: int, per_group: int, *sizes: int, backward: bool, dtype: DType) -> Scan:
+    batch, seq, head_dim, state, chunk = sizes
+    return Scan(batch, seq, groups * per_group, head_dim, state, groups, chunk, backward, dtype)
+
+
 works = st.one_of(
     st.builds(Recorded, times),
     st.builds(Collective, st.sampled_from(CollectiveKind), sizes, st.sampled_from(Group)),
@@ -50,12 +57,10 @@ works = st.one_of(
     st.builds(GroupedMatmul, *[st.integers(1, 2**15)] * 4, st.sampled_from(DType)),
     st.builds(Attention, *[st.integers(1, 2**10)] * 7, st.booleans(), st.booleans(), st.sampled_from(DType)),
     st.builds(
-        lambda groups, per_group, *rest: Scan(
-            rest[0], rest[1], groups * per_group, *rest[2:4], groups, *rest[4:]
-        ),
+        _scan,
         *[st.integers(1, 2**5)] * 7,
-        st.booleans(),
-        st.sampled_from(DType),
+        backward=st.booleans(),
+        dtype=st.sampled_from(DType),
     ),
     st.builds(
         Elementwise,

@@ -3,7 +3,8 @@
 mamba_ssm's training path keeps what the in-projection gave (z, x, B, C, dt) and the scan's result before its
 gate; the convolution's result, chunk products and chunk states are computed again backward. The norm by
 groups keeps its input and one root per group, the out-projection its own. On an H200 the sum is what PyTorch
-reports to within a thousandth, and the backward's peak to within 4 % (tests/cost/test_memory_mamba.py).
+reports to within a thousandth, and the backward's peak to within 4 % unless the block is too small to fill
+the GPU (tests/cost/test_memory_mamba.py).
 Megatron-LM's selective recomputation takes none of it unless told.
 """
 
