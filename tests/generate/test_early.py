@@ -3,11 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
+from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import NO_OVERLAP, Kernels, Overlap, Sharding, Strategy
-from stepcast.ir.work import Elementwise, ElementwiseKind
+from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind
 from stepcast.ir.workload import Op, Phase, Workload
 from stepcast.models.catalog import load_model
 
@@ -109,3 +112,22 @@ def test_tensor_ranks_send_parts_and_gather_them() -> None:
     shared = run_of(layout=layout, boundary_scattered=True, sequence_parallel=True)
     assert shared.boundary_bytes == parts.boundary_bytes
     assert not ops(shared, "arriving tp all-gather", 1)
+
+
+def test_owners_send_their_tensors_one_after_the_other() -> None:
+    run = run_of(layout=Layout(dp=4), sharding=Sharding.ZERO_1, owners_broadcast=True)
+    (gather,) = [layer for layer in run.stages[0].epilogue if layer.name == "parameters"]
+    works = [op.work for op in gather.forward if isinstance(op.work, Collective)]
+    assert [(work.kind, work.group) for work in works] == [(CollectiveKind.BROADCAST, Group.DP)] * 4
+    assert all(op.blocking for op in gather.forward)
+    assert sum(work.size_bytes for work in works) == pytest.approx(2 * GPT.parameters, rel=0.02)
+    # Nothing is gathered beside the first forward any more.
+    assert all("parameters" not in op.name for op in ops_of_first(run))
+    within = run_of(layout=Layout(dp=8, shard=2), sharding=Sharding.ZERO_1, owners_broadcast=True)
+    (gather,) = [layer for layer in within.stages[0].epilogue if layer.name == "parameters"]
+    assert {op.work.group for op in gather.forward if isinstance(op.work, Collective)} == {Group.SHARD}
+    assert len(gather.forward) == 2
+
+
+def ops_of_first(workload: Workload) -> list[Op]:
+    return [op for layer in workload.stages[0].body_layers(0) for op in layer.forward]

@@ -15,7 +15,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.strategy import Sharding
 from stepcast.ir.weights import Shard
-from stepcast.ir.work import Elementwise
+from stepcast.ir.work import CollectiveKind, Elementwise
 from stepcast.ir.workload import Layer, Op
 
 
@@ -53,6 +53,28 @@ def gather_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
     if shard.experts and layout.expert_dp > 1:
         size = shard.experts * sizes.element
         ops.append(collective(f"expert-dp all-gather {name}", GATHER, size, Group.EXPERT_DP, blocking))
+    return tuple(ops)
+
+
+def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
+    """The parameters of *shard* from the ranks that own them, one after the other."""
+    layout = sizes.strategy.layout
+    ops: list[Op] = []
+    groups = (
+        (
+            shard.dense,
+            layout.shard_size,
+            Group.DP if layout.shard_size == layout.dp * layout.cp else Group.SHARD,
+        ),
+        (shard.experts, layout.expert_dp, Group.EXPERT_DP),
+    )
+    for parameters, ranks, group in groups:
+        if parameters and ranks > 1:
+            size = -(-parameters * sizes.element // ranks)
+            ops += [
+                collective(f"{group} broadcast parameters {owner}", CollectiveKind.BROADCAST, size, group)
+                for owner in range(ranks)
+            ]
     return tuple(ops)
 
 

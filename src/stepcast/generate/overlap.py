@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
-from stepcast.generate.data import buckets, gather_ops, reduce_ops
+from stepcast.generate.data import broadcast_ops, buckets, gather_ops, reduce_ops
 from stepcast.generate.parts import K, Ops, waiting
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.strategy import Kernels, Sharding
@@ -142,6 +142,9 @@ def _reduced_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[di
 
 
 def _gathered_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+    if sizes.strategy.owners_broadcast:
+        dense, experts = (sum(getattr(unit.trained, part) for unit in units) for part in ("dense", "experts"))
+        return {}, broadcast_ops(sizes, Shard(dense, experts))
     groups: list[tuple[int, Ops]] = []
     start = 0
     for index, parts in groupby(

@@ -190,6 +190,9 @@ class Strategy:
     # Without sequence parallelism: each tensor rank sends a part to the next stage, which gathers them
     # (Narayanan et al. 2021, section 4.1; DeepSpeed's pipeline engine), or all send everything.
     boundary_scattered: bool = False
+    # ZeRO 1 and 2: each rank owns whole tensors and sends them to the others after its update, one rank after
+    # the other and beside nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
+    owners_broadcast: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "micro_batch", "global_batch", "seq")

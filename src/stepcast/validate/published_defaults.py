@@ -45,6 +45,7 @@ class Defaults:
     dropout: bool = False
     fused_accumulation: bool = True
     boundary_scattered: bool = False
+    owners_broadcast: bool = False
     memory: str = "megatron"  # the framework's overhead in cost.memory_overhead
     peak: str = "allocated"  # which peak its authors print: allocated, reserved, or total as nvidia-smi does
 
@@ -175,10 +176,12 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
     (
         "internevo",
         Defaults(
-            "InternLM's 7B configuration of 2023: ZeRO-1, PyTorch's own kernels, FlashAttention 1, gradients "
-            "and parameters overlapped",
+            "InternLM's 7B configuration of 2023: ZeRO-1 with whole tensors, which their owners broadcast "
+            "(overlap_sync_grad, not overlap_sync_param), PyTorch's own kernels, FlashAttention 1",
             sharding=Sharding.ZERO_1,
             gradient_dtype=DType.BF16,
+            overlap=replace(USUAL_OVERLAP, parameters=False),
+            owners_broadcast=True,
             kernels=Kernels.PLAIN,
             attention=AttentionKernel.FLASH_1,
         ),

@@ -84,6 +84,7 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         dropout=known.dropout,
         fused_accumulation=known.fused_accumulation,
         boundary_scattered=known.boundary_scattered,
+        owners_broadcast=known.owners_broadcast,
     )
 
 
