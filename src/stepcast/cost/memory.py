@@ -9,12 +9,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from stepcast.cost.in_flight import default_in_flight
+from stepcast.cost.memory_activations import Kept
 from stepcast.cost.memory_loss import loss_bytes
 from stepcast.cost.memory_overhead import OVERHEADS, Overhead, communicators
 from stepcast.cost.memory_piece import PieceTotals, piece_totals
 from stepcast.cost.memory_states import FP32_BYTES
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Block
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Kernels, Strategy, StrategyError, TrainingKind
 
@@ -113,11 +115,13 @@ class _Moment:
 def _piece_totals(model: Model, strategy: Strategy) -> list[PieceTotals]:
     """Every piece's totals in model order; pieces of the same layers share theirs."""
     known: dict[tuple[object, ...], PieceTotals] = {}
+    kinds: dict[Block, Kept] = {}
+    blocks = model.blocks
     totals = []
     for piece in pieces(model, strategy):
-        key = (model.blocks[piece.layers.start : piece.layers.stop], piece.embedding, piece.head)
+        key = (blocks[piece.layers.start : piece.layers.stop], piece.embedding, piece.head)
         if key not in known:
-            known[key] = piece_totals(model, strategy, piece)
+            known[key] = piece_totals(model, strategy, piece, kinds)
         totals.append(known[key])
     return totals
 

@@ -30,8 +30,8 @@ class PieceTotals:
     head: bool
 
 
-def piece_totals(model: Model, strategy: Strategy, piece: Piece) -> PieceTotals:
-    """The totals of one piece."""
+def piece_totals(model: Model, strategy: Strategy, piece: Piece, known: dict[Block, Kept]) -> PieceTotals:
+    """The totals of one piece; *known* gains what layers of each kind keep, for the pieces after it."""
     trained, ways = trained_shard(model, strategy, piece), split_ways(strategy)
     whole = strategy.recompute.whole_layers(len(piece.layers))
     kinds: dict[Block, Kept] = {}
@@ -39,7 +39,10 @@ def piece_totals(model: Model, strategy: Strategy, piece: Piece) -> PieceTotals:
     for position, block in enumerate(model.blocks[piece.layers.start : piece.layers.stop]):
         kept = kinds.get(block)
         if kept is None:
-            kept = kinds[block] = layer_kept(model, strategy, block)
+            kept = known.get(block)
+            if kept is None:
+                kept = known[block] = layer_kept(model, strategy, block)
+            kinds[block] = kept
         activations += kept.after(position < whole)
         if position < whole:
             recomputed = max(recomputed, kept.kept - kept.input)
