@@ -144,7 +144,7 @@ def test_mistakes_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "say which one with --gpu" in one_line(capsys, str(OPERATORS))
     assert "unknown" in one_line(capsys, str(OPERATORS), "--gpu", "h2000").lower()
     assert "--gpu or --cluster" in one_line(capsys, str(RANK))
-    assert "found op-times and megatron" in one_line(capsys, str(OPERATORS), str(RANK), "--gpu", "h200")
+    assert "runs of one kind at a time" in one_line(capsys, str(OPERATORS), str(RANK), "--gpu", "h200")
     assert "needs runs of one of" in one_line(capsys, str(ROOT / "examples" / "simai-gpt-13b.txt"))
 
 

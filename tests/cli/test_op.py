@@ -11,6 +11,7 @@ from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from tests.cli.test_main import run
 from tests.shared import ROOT
 
 MATMUL = ["op", "matmul", "--m", "4096", "--n", "12288", "--k", "4096", "--gpu", "h200"]
@@ -134,7 +135,8 @@ def test_a_calibration_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["matmul", "--m", "1", "--n", "1", "--k", "1"], "--gpu"),
         (["matmul", "--m", "1", "--gpu", "h200"], "matmul needs --n and --k"),
         (["rms-norm", "--rows", "4", "--gpu", "h200"], "needs --columns"),
-        (["matmul", "--m", "0", "--n", "1", "--k", "1", "--gpu", "h200"], "m must be"),
+        (["matmul", "--m", "0", "--n", "1", "--k", "1", "--gpu", "h200"], "--m: expected a whole number"),
+        (["attention", "--seq", "8", "--heads", "7", "--kv-heads", "3", "--head-dim", "64", "--gpu", "h200"], "--kv-heads 3 does not divide --heads 7"),
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "h2000"], "unknown gpu"),
         (["matmul", "--m", "1", "--n", "1", "--k", "1", "--gpu", "h200", "--backward"], "two matmuls"),
         (["add", "--rows", "1", "--columns", "1", "--gpu", "h200", "--to", "fp8"], "cast alone"),
@@ -143,8 +145,8 @@ def test_a_calibration_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )  # fmt: skip
 def test_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["op", *words]) == 2
-    error = capsys.readouterr().err
+    status, _, error = run(capsys, "op", *words)
+    assert status == 2
     assert message in error
     assert error.startswith("stepcast: ")
     assert error.count("\n") == 1

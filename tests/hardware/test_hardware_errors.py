@@ -67,7 +67,7 @@ def problem(tmp_path: Path, text: str, overrides: tuple[str, ...] = ()) -> str:
         ("nics = 4", "gpus = 0", "my.toml:4: node.gpus: gpus must be a whole number of at least 1, not 0"),
         ("dgx-h100", "dgx-h1000", "my.toml:1: unknown cluster 'dgx-h1000'; did you mean dgx-h100"),
         ("dgx-h100", "my.toml", "my.toml:1: base: cyclic include: my.toml -> my.toml"),
-        ("dgx-h100", "gone.toml", "my.toml:1: cannot read gone.toml: No such file or directory"),
+        ("dgx-h100", "gone.toml", "my.toml:1: gone.toml cannot be read: no such file or directory"),
         ("[node]", 'gpu = "h1oo"\n[node]', "my.toml:3: unknown gpu 'h1oo'; did you mean h100"),
         ("[node]", "[sources]\nnod = 'x'\n[node]", "my.toml:4: sources.nod: names no key of a description"),
         ("[node]", "[node", "my.toml: not valid TOML: "),

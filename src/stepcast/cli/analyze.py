@@ -71,7 +71,7 @@ def read_measured(paths: list[str], format_name: str | None) -> tuple[Format, An
 def _not_measured(path: str, entry: Format) -> tuple[Analyze, Text]:
     raise ValueError(
         f"{path}: is {entry.name}, which does not say what happened; analyze needs a measured run "
-        f"({', '.join(ANALYSES)})"
+        f"({', '.join(ANALYSES)}); 'stepcast simulate' runs a workload"
     )
 
 

@@ -82,7 +82,10 @@ def _source_of(paths: Sequence[str]) -> str:
             if len(paths) == 1:
                 raise
     usable = [kind for kind in kinds if kind in CALIBRATIONS]
-    if len(usable) != 1:
+    if len(usable) > 1:
+        found = ", ".join(f"{kinds[kind]} is {kind}" for kind in usable)
+        raise ValueError(f"{found}; calibrate takes runs of one kind at a time: name those alone")
+    if not usable:
         what = " and ".join(kinds) or "no known format"
         raise ValueError(
             f"{paths[0]}: found {what}; calibrate needs runs of one of: {', '.join(CALIBRATIONS)}"

@@ -22,7 +22,7 @@ ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical",
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
-    parser.add_argument("kind", choices=kinds, help="which collective, or a message between two ranks")
+    parser.add_argument("kind", choices=kinds, metavar="KIND", help=", ".join(kinds))
     parser.add_argument(
         "--size", type=_size, metavar="SIZE", help="the whole buffer, such as 1GiB; with --sweep the largest"
     )

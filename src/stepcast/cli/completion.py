@@ -9,7 +9,7 @@ HELP = "Load it with:  source <(stepcast completion bash)   or   stepcast comple
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = HELP
-    parser.add_argument("shell", choices=list(SCRIPTS), help="your shell")
+    parser.add_argument("shell", choices=list(SCRIPTS), metavar="|".join(SCRIPTS), help="your shell")
 
 
 def run(args: argparse.Namespace) -> int:

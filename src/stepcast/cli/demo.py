@@ -10,7 +10,7 @@ from stepcast.cli.show import facts_of, warnings_of
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
 from stepcast.outputs.table import target_named
-from stepcast.report.text import bullet, table
+from stepcast.report.text import bullet, table, wrap
 from stepcast.units import format_seconds
 
 NEXT_STEPS = (
@@ -38,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; run the demo in the checkout or name it with --examples")
     output = Path(args.output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output}: is a file; name a folder to write to with --output")
     output.mkdir(parents=True, exist_ok=True)
     documents = [_document(path) for path in sorted(folder.iterdir()) if path.is_file()]
     trace = _write_trace(folder, output)
@@ -58,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     print()
     print(forecast)
     print()
-    print(f"wrote {trace} and {simulated}: open them at ui.perfetto.dev")
+    print("\n".join(wrap(f"wrote {trace} and {simulated}: open them at ui.perfetto.dev", width)))
     print()
     print(heading("Try next"))
     print()

@@ -51,6 +51,8 @@ def open_sources(
     """The files that *paths* name. What lies in a folder beside the files of known formats is left out."""
     sources: list[Source] = []
     for path in paths:
+        if not path:
+            raise ValueError("the name of a file is empty; is a variable of your shell not set?")
         if not os.path.isdir(path):
             sources.append(open_source(path))
             continue

@@ -13,7 +13,7 @@ Listing = tuple[list[Facts], Callable[[Facts], Facts]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=list(LISTED), help="what to list")
+    parser.add_argument("what", choices=list(LISTED), metavar="|".join(LISTED), help="what to list")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -101,8 +101,13 @@ def _models() -> Listing:
 
 
 def _model_row(found: Facts) -> Facts:
-    shown = {name.removesuffix("_heads"): value for name, value in found.items()}
-    return shown | {"parameters": f"{found['parameters']:,}", "experts": found["experts"] or "-"}
+    """Rounded and without the vocabulary, so that it fits 80 columns; --json has all of it."""
+    shown = {name.removesuffix("_heads"): value for name, value in found.items() if name != "vocab"}
+    return shown | {"parameters": _short(found["parameters"]), "experts": found["experts"] or "-"}
+
+
+def _short(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.0f} M"
 
 
 LISTED: dict[str, Callable[[], Listing]] = {

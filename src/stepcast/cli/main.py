@@ -1,6 +1,7 @@
 """The command ``stepcast``: finds the verb, loads only that verb's module, reports errors in one line."""
 
 import argparse
+import contextlib
 import gc
 import os
 import sys
@@ -55,10 +56,27 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As ever, and in *given* the options of the verb that were set to something else than usual."""
         found, rest = super().parse_known_args(args, namespace)
+        if rest:
+            options = [option for action in self._actions for option in action.option_strings]
+            self.error(f"{rest[0]} is not known here{_nearest(rest[0], options)}")
         if not hasattr(found, "given"):
             unusual = (name for name, value in vars(found).items() if value != self.get_default(name))
             found.given = frozenset(unusual)
         return found, rest
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = list(map(str, action.choices))
+            hint = _nearest(str(value), known) or f"; expected one of {', '.join(known)}"
+            raise argparse.ArgumentError(action, f"{value!r} is not known{hint}")
+
+
+def _nearest(word: str, known: Sequence[str]) -> str:
+    """``; did you mean ...?``, or nothing where no word is close."""
+    from difflib import get_close_matches
+
+    near = get_close_matches(word.partition("=")[0], known, n=2)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
 
 
 def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.ArgumentParser:
@@ -78,38 +96,64 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 on success, 2 for bad input, 130 when interrupted."""
     if argv is None:
         gc.disable()  # a command makes no reference cycles that matter, and looking for them takes a tenth
+        _open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # here, where what goes wrong can be told, and not when Python ends
+    except BrokenPipeError:
+        _discard_output()  # the reader has gone, as ``head`` does, and needs no more
+        return 0
+    except KeyboardInterrupt:
+        print("stepcast: interrupted", file=sys.stderr)
+        return 130
+    except (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning) as error:
+        if "--debug" in arguments:
+            raise
+        print(f"stepcast: {_one_line(error)}", file=sys.stderr)
+        if isinstance(error, OSError) and not error.filename:
+            _discard_output()
+        return 2
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     name = next((word for word in arguments if not word.startswith("-")), None)
     named = [verb for verb in VERBS if verb.name == name]
     parser = build_parser(named or VERBS, load=bool(named))
     if not named:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
-    args = parser.parse_args(arguments)
-    try:
-        with warnings.catch_warnings():
-            # An array that overflowed is a wrong answer: stop instead of printing it.
-            warnings.simplefilter("error", RuntimeWarning)
-            return int(import_module(named[0].module).run(args))
-    except BrokenPipeError:
-        # The reader of our output has gone; keep the interpreter from complaining at exit.
+    args = parser.parse_args([word for word in arguments if word != "--debug"])
+    with warnings.catch_warnings():
+        # An array that overflowed is a wrong answer: stop instead of printing it.
+        warnings.simplefilter("error", RuntimeWarning)
+        return int(import_module(named[0].module).run(args))
+
+
+def _open_closed_streams() -> None:
+    """A stream that was closed before the start, as by ``>&-``, is None in Python."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))
+
+
+def _discard_output() -> None:
+    """Nothing more can be written; keep the interpreter from trying, and complaining, at its end."""
+    with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except KeyboardInterrupt:
-        print("stepcast: interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning) as error:
-        if args.debug:
-            raise
-        print(f"stepcast: {_one_line(error)}", file=sys.stderr)
-        return 2
 
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
+        return f"standard output: {error.strerror.lower()}"
+    if isinstance(error, UnicodeDecodeError):
+        return f"a file is not UTF-8 text (byte {error.start + 1} is {error.object[error.start]:#04x})"
     if isinstance(error, ArithmeticError | RuntimeWarning):
         return f"a number is too large to compute with ({error}); look for a nonsense value in the input"
     if isinstance(error, MemoryError):

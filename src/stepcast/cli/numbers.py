@@ -10,6 +10,7 @@ MOST_SEQUENCES = 1_000_000_000
 MOST_TOKENS = 1_000_000_000
 MOST_LAYERS = 10_000
 MOST_RUNS = 1_000_000
+MOST_ELEMENTS = 1_000_000_000_000
 
 
 def count(least: int, most: int) -> Callable[[str], int]:
@@ -30,6 +31,25 @@ def count(least: int, most: int) -> Callable[[str], int]:
 
 
 gpu_count = count(1, MOST_GPUS)
+
+
+def rate(text: str) -> float:
+    """A finite number above zero, as an argparse type."""
+    value = amount(text)
+    if not value:
+        raise argparse.ArgumentTypeError(f"expected a number above zero, not {text!r}")
+    return value
+
+
+def check_multiple(gpus: int, model_gpus: int) -> None:
+    """GPUs come in whole copies of the model, of tp x cp x pp each."""
+    if gpus % model_gpus:
+        below, above = gpus // model_gpus * model_gpus, -(-gpus // model_gpus) * model_gpus
+        near = f"{below:,} or {above:,}" if below else f"{above:,}"
+        raise ValueError(
+            f"{gpus:,} GPUs are not a multiple of tp x cp x pp = {model_gpus:,}: use --gpus {near}, "
+            "or split the model otherwise"
+        )
 
 
 def amount(text: str) -> float:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable, sizes_of
 from stepcast.cli.calibrations import load_calibration
+from stepcast.cli.numbers import MOST_ELEMENTS, count
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
@@ -63,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("rows", "memory-bound kinds: rows"),
         ("columns", "memory-bound kinds: columns, the length that is normalised"),
     ):
-        sizes.add_argument(f"--{name}", type=int, metavar="N", help=meaning)
+        sizes.add_argument(f"--{name}", type=count(1, MOST_ELEMENTS), metavar="N", help=meaning)
     parser.add_argument("--backward", action="store_true", help="the gradient; not for matmuls")
     parser.add_argument("--no-causal", action="store_true", help="attention: every query sees every key")
     parser.add_argument(
@@ -162,6 +163,10 @@ def _work(args: argparse.Namespace) -> Operator:
 
 
 def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
+    if args.kv_heads is not None and args.heads % args.kv_heads:
+        raise ValueError(
+            f"--kv-heads {args.kv_heads} does not divide --heads {args.heads}: each serves as many queries"
+        )
     return Attention(
         batch=1 if args.batch is None else args.batch,
         query_len=args.seq,

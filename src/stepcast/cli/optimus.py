@@ -1,7 +1,6 @@
 """An OptimusPrime log with what its analysis needs besides: model, machine, constants, sequence lengths."""
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,6 +14,7 @@ def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
     """
     from stepcast.analyze.optimus import analyze_optimus
     from stepcast.hardware import load_cluster
+    from stepcast.inputs.source import Source
     from stepcast.validate.optimus import (
         CLUSTER,
         calibrated_of,
@@ -27,7 +27,7 @@ def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
     cluster = load_cluster(args.cluster or CLUSTER, args.set)
     used, lengths = shipped(), lengths_beside(log.source)
     if args.calibration:
-        used = calibrated_of(Path(args.calibration).read_text(encoding="utf-8"), args.calibration)
+        used = calibrated_of(Source(args.calibration).text(), args.calibration)
         lengths = used.sequences
     return analyze_optimus(
         log, model_with(log.parameters), machine_of(cluster), used.constants, lengths

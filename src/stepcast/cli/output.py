@@ -1,6 +1,7 @@
 """How verbs print: JSON alone on standard output, or text that fits the terminal; warnings aside."""
 
 import argparse
+import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -28,14 +29,33 @@ def _plain(value: Any) -> Any:
 
 
 def new_file(name: str) -> str:
-    """A file to write beside what is printed, as an argparse type: it cannot be standard output."""
+    """A file to write beside what is printed, as an argparse type: it cannot be standard output.
+
+    That it can be written is seen before the work is done, and not after.
+    """
     if name in ("", "-"):
         raise argparse.ArgumentTypeError(f"expected the name of a file to write, not {name!r}")
+    if why := _unwritable(name):
+        raise argparse.ArgumentTypeError(f"{name}: {why}")
     return name
+
+
+def _unwritable(name: str) -> str:
+    """Why no file *name* can be written; nothing where it can."""
+    folder = os.path.dirname(name) or "."
+    if os.path.isdir(name):
+        return "is a folder; expected the name of a file to write"
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}; create it first"
+    if not os.access(name if os.path.exists(name) else folder, os.W_OK):
+        return "cannot be written: permission denied; choose another place"
+    return ""
 
 
 def write_file(path: str, data: bytes) -> int:
     """Write *data*, compressed where the name ends in .gz; the bytes written."""
+    if why := _unwritable(path):
+        raise ValueError(f"{path}: {why}")
     if path.endswith(".gz"):
         import gzip
 

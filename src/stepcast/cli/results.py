@@ -56,7 +56,7 @@ def show_prediction(prediction: "Prediction", args: argparse.Namespace) -> None:
         rows = [(row["name"], row["count"], row["seconds"]) for row in found["critical_path"]]
         print("\n" + path_text(rows, found["step_s"], width))
     if args.jitter is not None:
-        print("\n" + _jitter_text(found["jitter"]))
+        print("\n" + _jitter_text(found["jitter"], width))
     if args.gantt:
         from stepcast.report.gantt import gantt
 
@@ -92,9 +92,12 @@ def _jitter(prediction: "Prediction", args: argparse.Namespace) -> dict[str, Any
     }
 
 
-def _jitter_text(found: dict[str, Any]) -> str:
+def _jitter_text(found: dict[str, Any], width: int) -> str:
+    from stepcast.report.text import wrap
     from stepcast.units import format_seconds
 
     ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in found["percentiles_s"].items())
     mean = format_seconds(found["mean_s"])
-    return f"with jitter {found['deviation']:g} over {found['runs']} runs: mean {mean}, {ranks}"
+    return "\n".join(
+        wrap(f"with jitter {found['deviation']:g} over {found['runs']} runs: mean {mean}, {ranks}", width)
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.numbers import gpu_count
+from stepcast.cli.numbers import check_multiple, gpu_count, rate
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import SCHEDULES
 from stepcast.ir.group import Group
@@ -71,11 +71,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_edit_arguments(parser)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
     simai.add_argument(
-        "--nvlink-gb-per-s", type=float, default=360.0, metavar="V", help="NVLink rate of a GPU"
+        "--nvlink-gb-per-s", type=rate, default=360.0, metavar="V", help="NVLink rate of a GPU"
     )
-    simai.add_argument("--nic-gb-per-s", type=float, default=48.5, metavar="W", help="rate of a NIC")
-    simai.add_argument("--gpus-per-server", type=int, default=8, metavar="G")
-    simai.add_argument("--nics-per-server", type=int, default=8, metavar="N")
+    simai.add_argument("--nic-gb-per-s", type=rate, default=48.5, metavar="W", help="rate of a NIC")
+    simai.add_argument("--gpus-per-server", type=gpu_count, default=8, metavar="G")
+    simai.add_argument("--nics-per-server", type=gpu_count, default=8, metavar="N")
     simai.add_argument(
         "--overlap",
         action="append",
@@ -90,8 +90,11 @@ def run(args: argparse.Namespace) -> int:
     if not isinstance(workload, Workload):
         kind = type(workload).__name__
         raise ValueError(
-            f"{args.file}: holds a {kind}, which says what happened; simulate needs a workload file"
+            f"{args.file}: holds a {kind}, which is no workload; simulate needs a workload file, and "
+            "'stepcast show' says what this is"
         )
+    if args.gpus is not None and args.engine != "simai":
+        check_multiple(args.gpus, workload.layout.tp * workload.layout.cp * workload.layout.pp)
     _check(workload, args)
     if args.engine == "simai":
         from stepcast.cli.simai import run_simai
@@ -169,10 +172,12 @@ def _schedule(name: str | None) -> Any:
         return name
     if not Path(name).is_file():
         raise ValueError(f"--schedule {name}: no such schedule or file; known: {', '.join(SCHEDULES)}")
+    from stepcast.inputs.source import Source
     from stepcast.simulation.schedule_file import parse_schedule
 
+    text = Source(name).text()
     try:
-        return parse_schedule(Path(name).read_text(), Path(name).stem)
+        return parse_schedule(text, Path(name).stem)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
 

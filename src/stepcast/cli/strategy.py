@@ -4,7 +4,15 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from stepcast.cli.numbers import MOST_LAYERS, MOST_SEQUENCES, MOST_TOKENS, amount, count, gpu_count
+from stepcast.cli.numbers import (
+    MOST_LAYERS,
+    MOST_SEQUENCES,
+    MOST_TOKENS,
+    amount,
+    check_multiple,
+    count,
+    gpu_count,
+)
 
 if TYPE_CHECKING:
     from stepcast.ir.layout import Layout
@@ -154,8 +162,7 @@ def _layout(args: argparse.Namespace) -> "Layout":
     from stepcast.ir.layout import Layout
 
     model_gpus = args.tp * args.cp * args.pp
-    if model_gpus < 1 or args.gpus < model_gpus or args.gpus % model_gpus:
-        raise ValueError(f"{args.gpus} GPUs are not a multiple of tp x cp x pp = {model_gpus}")
+    check_multiple(args.gpus, model_gpus)
     return Layout(
         tp=args.tp,
         cp=args.cp,

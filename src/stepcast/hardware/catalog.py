@@ -125,7 +125,7 @@ def _known(kind: str, name: str, where: str = "") -> str:
     table = _aliases()[kind]
     if word not in table:
         what = kind.removesuffix("s")
-        hint = nearest(word, list(table)) or f"; known are {', '.join(_names(kind))}"
+        hint = nearest(word, list(table)) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
         raise CatalogError(where, "", f"unknown {what} {name!r}{hint}")
     return table[word]
 
@@ -141,7 +141,8 @@ def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") ->
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise CatalogError(where or name, "", f"cannot read {name}: {error.strerror}") from None
+        problem = f"cannot be read: {(error.strerror or 'unknown error').lower()}"
+        raise CatalogError(where or name, "", f"{name} {problem}" if where else problem) from None
     except UnicodeDecodeError:
         raise CatalogError(name, "", "is not UTF-8 text") from None
     own = _parse(kind, text, name)

@@ -116,7 +116,8 @@ def read_as_one(sources: Sequence[Source], format_name: str | None = None) -> tu
         other = entry if format_name else recognise(source)
         if other is not entry:
             raise FormatError(
-                f"is {other.name}, but {sources[0].path} is {entry.name}; expected one run", source.path
+                f"is {other.name}, but {sources[0].path} is {entry.name}; name the files of one run alone",
+                source.path,
             )
     if len(sources) > 1 and not entry.joins:
         raise FormatError(f"{entry.name} files are read one at a time; give one of them", sources[1].path)

@@ -150,5 +150,5 @@ def _unknown(text: str) -> str:
     spellings, families = _index()
     near = get_close_matches(_plain(text), [word for word in spellings if " " not in word], n=5, cutoff=0.6)
     names = list(dict.fromkeys(spellings[word] for word in near))[:3]
-    hint = f"did you mean {' or '.join(names)}?" if names else f"the catalogue has {len(families)} models"
+    hint = f"did you mean {' or '.join(names)}?" if names else f"'stepcast list models' has {len(families)}"
     return f"unknown model {text!r}, and no such file; {hint}"

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-NOUNS = {"RunLog": "run log", "CollectiveSweep": "collective sweep"}
+NOUNS = {
+    "RunLog": "run log",
+    "CollectiveSweep": "collective sweep",
+    "OperatorTimes": "table of operator times",
+}
+# How a noun is had from another, where there is a way.
+REMEDIES = {
+    ("timeline", "workload"): "; 'stepcast simulate FILE --cluster C --trace OUT' runs it and writes one",
+    ("workload", "model"): "; 'stepcast predict --model FILE ... --to-workload OUT' writes one",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +29,10 @@ class Target:
     def write(self, document: Any) -> bytes:
         kind = NOUNS.get(type(document).__name__, type(document).__name__.lower())
         if self.takes and kind != self.takes:
-            raise ValueError(f"{self.name} is written from a {self.takes}, and this file holds a {kind}")
+            remedy = REMEDIES.get((self.takes, kind), "")
+            raise ValueError(
+                f"{self.name} is written from a {self.takes}, and this file holds a {kind}{remedy}"
+            )
         data: bytes = import_module(self.module).write(document)
         return data
 

@@ -98,7 +98,9 @@ def _decode(data: bytes) -> object:
             return _decode_lenient(data)
         place = re.search(r"\(byte (\d+)\)", str(error))
         line = data.count(b"\n", 0, int(place[1])) + 1 if place else None
-        raise FormatError(f"cannot be read as JSON: {error}", line=line) from None
+        raise FormatError(
+            f"cannot be read as JSON: {error}; expected a Hugging Face config.json", line=line
+        ) from None
     except (UnicodeDecodeError, RecursionError) as error:
         raise FormatError(_why(error)) from None
 

@@ -1,0 +1,129 @@
+"""Standard streams that close early, fill up or were never open; Ctrl-C; wrong words: one line, no traceback."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_main import EXAMPLES, run
+
+STEPCAST = [sys.executable, "-m", "stepcast"]
+LLAMA = str(EXAMPLES / "simai-llama-405b.txt")
+# As a terminal's user has it; some machines that run tests switch the buffer off.
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+LONG = (
+    ["list", "models"],
+    ["show", LLAMA, "--json"],
+    ["predict", "--help"],
+    ["convert", LLAMA, "-", "--to", "simai"],
+)
+
+
+@pytest.mark.parametrize("words", LONG, ids=" ".join)
+def test_a_reader_that_leaves_early_is_no_error(words: list[str]) -> None:
+    process = subprocess.Popen(
+        [*STEPCAST, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=BUFFERED
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    error = process.stderr.read()
+    process.stderr.close()
+    assert (process.wait(), error) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", LONG, ids=" ".join)
+def test_a_full_disk_is_one_line(words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        found = subprocess.run(
+            [*STEPCAST, *words], stdout=full, stderr=subprocess.PIPE, text=True, env=BUFFERED
+        )
+    assert found.returncode == 2
+    assert found.stderr == "stepcast: standard output: no space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("words", [["list", "gpus"], ["show", "-"], ["show", LLAMA, "--json"]], ids=" ".join)
+def test_closed_streams_give_no_traceback(words: list[str], closed: str) -> None:
+    command = " ".join([*STEPCAST, *words, closed])
+    found = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert "Traceback" not in found.stderr
+    assert found.returncode == (2 if "-" in words else 0)
+
+
+def test_an_interrupt_is_one_line() -> None:
+    command = [*STEPCAST, "show", "-"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process:
+        time.sleep(1.5)  # it waits for the rest of its input by now
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        assert process.stderr is not None
+        assert process.stderr.read() == b"stepcast: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["shw", "f"], "'shw' is not known; did you mean show"),
+        (["list", "gpu"], "did you mean gpus"),
+        (["collective", "allreduce"], "did you mean all-reduce"),
+        (["op", "layernorm"], "did you mean layer-norm"),
+        (["show", "f", "--formt", "simai"], "--formt is not known here; did you mean --format"),
+        (["show", "f", "--zzz"], "--zzz is not known here; usage: stepcast show --help"),
+        (["convert", "f", "g", "--to", "png"], "expected one of simai, optable, chakra, perfetto, json"),
+        (["show", ""], "variable of your shell"),
+        (["predict", "--model", "m", "--cluster", "c", "--gpus", "8", "--trace", "no/t.json"], "there is no folder no"),
+        (["convert", LLAMA, "no/w.txt", "--to", "simai"], "there is no folder no; create it first"),
+        (["convert", LLAMA, ".", "--to", "simai"], "is a folder"),
+        (["convert", LLAMA, "x.json", "--to", "perfetto"], "--trace OUT"),
+        (["convert", str(EXAMPLES / "operators-h200.csv"), "x", "--to", "simai"], "holds a table of operator times"),
+        (["simulate", LLAMA, "--cluster", "dgx-h100", "--gpus", "1000"], "use --gpus 896 or 1,024"),
+        (["simulate", LLAMA, "--cluster", "dgx-h100", "--gpus", "100"], "use --gpus 128,"),
+        (["simulate", LLAMA, "--engine", "simai", "--nic-gb-per-s", "0"], "--nic-gb-per-s: expected a number above zero"),
+        (["simulate", LLAMA, "--cluster", "dgx-h100", "--schedule", sys.executable], "expected a text file"),
+        (["analyze", LLAMA], "'stepcast simulate' runs a workload"),
+        (["demo", "--examples", str(EXAMPLES), "-o", LLAMA], "is a file; name a folder"),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_is_answered_with_the_right_one(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    expected: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run(capsys, *words)
+    assert (status, out) == (2, "")
+    assert err.startswith("stepcast: ")
+    assert err.count("\n") == 1
+    assert expected in err
+
+
+def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "help") == run(capsys, "--help")
+    assert run(capsys, "help", "show") == run(capsys, "show", "--help")
+
+
+def test_no_file_is_written_where_one_must_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("the superuser may write anywhere")
+    tmp_path.chmod(0o555)
+    status, _, err = run(capsys, "convert", LLAMA, str(tmp_path / "w.txt"), "--to", "simai")
+    assert status == 2
+    assert "permission denied" in err
+
+
+@pytest.mark.parametrize("what", ["formats", "gpus", "clusters", "models"])
+def test_lists_fit_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = run(capsys, "list", what)
+    assert max(map(len, out.splitlines())) <= 80
