@@ -51,7 +51,8 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one line, like every other mistake."""
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"stepcast: {message}; usage: {self.prog} --help\n")
+        end = "" if message.endswith("?") else ";"
+        self.exit(2, f"stepcast: {message}{end} usage: {self.prog} --help\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As ever, and in *given* the options of the verb that were set to something else than usual."""
@@ -138,7 +139,7 @@ def _open_closed_streams() -> None:
     """A stream that was closed before the start, as by ``>&-``, is None in Python."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the end
 
 
 def _discard_output() -> None:
