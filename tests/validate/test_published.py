@@ -324,5 +324,5 @@ def test_errors_of_some_published_runs() -> None:
         except ValueError:
             continue
     assert len(errors) > 40
-    assert mean(abs(error) for error in errors) < 0.18
-    assert median(abs(error) for error in errors) < 0.14
+    assert mean(abs(error) for error in errors) < 0.12
+    assert median(abs(error) for error in errors) < 0.09
