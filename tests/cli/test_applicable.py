@@ -127,6 +127,24 @@ def test_an_option_that_does_no_harm_is_noted(
     assert run(capsys, *plain, "--json")[1] == out
 
 
+@pytest.mark.parametrize("verb", [PREDICT, MATMUL])
+def test_a_calibration_without_corrections_is_an_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], verb: tuple[str, ...]
+) -> None:
+    path = tmp_path / "run.toml"
+    assert run(capsys, "calibrate", OPTIMUS, "-o", str(path))[0] == 0
+    status, out, err = run(capsys, *verb, "--calibration", str(path))
+    assert (status, out) == (2, "")
+    assert "corrects no operator; 'stepcast calibrate'" in err
+
+
+def test_a_calibration_of_another_gpu_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = str(EXAMPLES / "calibrations" / "h200.toml")
+    status, _, err = run(capsys, *PREDICT, "--calibration", measured)
+    assert status == 2
+    assert "was measured on h200, not on h100-sxm: leave --calibration out" in err
+
+
 @pytest.mark.parametrize("arguments", EFFECTIVE)
 def test_an_option_with_an_effect_is_taken(
     capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]

@@ -71,6 +71,12 @@ EDITS = Rule(
     lambda f: "Workload" in f["kinds"],
     "it changes a workload, and {file} says what happened; leave it out",
 )
+CORRECTIONS = Rule(
+    ("calibration",),
+    lambda f: f["corrects"],
+    "{calibration} holds constants of runs and corrects no operator; 'stepcast calibrate' on operator times, "
+    "profiler or Megatron traces, or 'stepcast profile', writes one that does",
+)
 CLUSTER_CHANGES = Rule(
     ("set",),
     lambda f: f["cluster"] is not None,
@@ -158,6 +164,7 @@ PREDICT = (
         "one replica reduces no gradients",
         harmless=True,
     ),
+    CORRECTIONS,
     JITTER,
     DRAWING,
 )
@@ -267,6 +274,7 @@ def _size_rule(name: str) -> Rule:
 
 
 OP = (
+    CORRECTIONS,
     *map(_size_rule, sorted({name for names in SIZES.values() for name in names} | {*ELEMENTWISE_SIZES})),
     Rule(
         ("backward",),

@@ -27,6 +27,15 @@ def load_calibration(path: str) -> "Calibration":
     return calibration(table, path)
 
 
+def check_gpu(calibration: "Calibration", path: str, gpu: str) -> None:
+    """Corrections hold for the GPU they were measured on."""
+    if calibration.gpu != gpu:
+        raise ValueError(
+            f"{path} was measured on {calibration.gpu}, not on {gpu}: leave --calibration out, or measure "
+            "that GPU with 'stepcast profile'"
+        )
+
+
 def looks_like_calibration(head: str) -> bool:
     """Whether a file that begins so is a calibration that ``profile`` or ``calibrate`` wrote."""
     return CLASS.search(head) is not None

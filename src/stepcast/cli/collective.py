@@ -37,7 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="GPUs of each node that take part (default: all)",
     )
-    parser.add_argument("--algorithm", choices=ALGORITHMS, help="force one instead of the fastest")
+    parser.add_argument(
+        "--algorithm",
+        choices=ALGORITHMS,
+        metavar="NAME",
+        help=f"force one instead of the fastest: {', '.join(ALGORITHMS)}",
+    )
     parser.add_argument(
         "--imbalance",
         type=amount,

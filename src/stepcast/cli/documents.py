@@ -24,7 +24,8 @@ def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         choices=[entry.name for entry in FORMATS],
-        help="read as this format instead of recognising it",
+        metavar="NAME",
+        help="read as this format instead of recognising it: one of 'stepcast list formats'",
     )
     parser.add_argument(
         "--repeat-layers",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable, sizes_of
-from stepcast.cli.calibrations import load_calibration
+from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.numbers import MOST_ELEMENTS, count
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.ir.dtype import DType
@@ -81,14 +81,15 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.cost.fits import default_fit
     from stepcast.hardware import load_gpu
 
-    options = (f"--{name.replace('_', '-')}" for name in sizes_of(args.kind))
-    check_applicable(args, size_list=", ".join(options))
     calibration = load_calibration(args.calibration) if args.calibration else None
+    corrects = calibration is not None and bool(calibration.corrections)
+    options = (f"--{name.replace('_', '-')}" for name in sizes_of(args.kind))
+    check_applicable(args, size_list=", ".join(options), corrects=corrects)
     if args.gpu is None and calibration is None:
         raise ValueError("say which GPU with --gpu, such as --gpu h200")
     gpu = load_gpu(args.gpu if calibration is None else args.gpu or calibration.gpu)
-    if calibration is not None and gpu.name != calibration.gpu:
-        raise ValueError(f"{args.calibration} was measured on {calibration.gpu}, not on {gpu.name}")
+    if calibration is not None:
+        check_gpu(calibration, args.calibration, gpu.name)
     priced = compute_price if calibration is None else calibration.price
     load = SUSTAINED if args.busy else ALONE
     works = list(_works(args))

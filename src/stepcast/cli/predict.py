@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.calibrations import load_calibration
+from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.output import new_file, terminal_width, write_file
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import add_strategy_arguments, strategy_of
@@ -43,10 +43,13 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.models.catalog import load_model
 
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
-    check_applicable(args, experts=model.experts is not None)
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    corrects = calibration is not None and bool(calibration.corrections)
+    check_applicable(args, experts=model.experts is not None, corrects=corrects)
+    if calibration is not None:
+        check_gpu(calibration, args.calibration, cluster.gpu.name)
     assumptions: list[str] = []
     strategy = strategy_of(args, model, assumptions)
-    calibration = load_calibration(args.calibration) if args.calibration else None
     prediction = predict(model, cluster, strategy, calibration=calibration)
     report = replace(prediction.report, assumptions=(*assumptions, *prediction.report.assumptions))
     if args.to_workload:

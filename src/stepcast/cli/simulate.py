@@ -49,7 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ideal-communication", action="store_true", help="links at their rate, without latency or protocol"
     )
-    parser.add_argument("--all-reduce", choices=ALGORITHMS, help="force an algorithm instead of the fastest")
+    parser.add_argument(
+        "--all-reduce",
+        choices=ALGORITHMS,
+        metavar="NAME",
+        help=f"force an algorithm instead of the fastest: {', '.join(ALGORITHMS)}",
+    )
     parser.add_argument(
         "--slow-stage", action="append", default=[], metavar="S=X", help="stage S computes X times as long"
     )

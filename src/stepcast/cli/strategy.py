@@ -54,10 +54,19 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     batch.add_argument("--global-batch", type=sequences, metavar="N", help="sequences in a step")
     batch.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
     how = parser.add_argument_group("execution")
-    how.add_argument("--schedule", choices=SCHEDULES, help="default: interleaved with vpp, else 1f1b")
+    how.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        metavar="NAME",
+        help=f"{', '.join(SCHEDULES)}; default: interleaved with vpp, else 1f1b",
+    )
     how.add_argument("--precision", choices=PRECISIONS, default="bf16")
     how.add_argument(
-        "--sharding", choices=SHARDINGS, default="zero-1", help="default zero-1, the distributed optimizer"
+        "--sharding",
+        choices=SHARDINGS,
+        default="zero-1",
+        metavar="NAME",
+        help=f"{', '.join(SHARDINGS)}; default zero-1, the distributed optimizer",
     )
     how.add_argument("--recompute", default="none", metavar="KIND", help="none, selective, full, or block:N")
     how.add_argument(
