@@ -87,6 +87,8 @@ def test_an_interrupt_is_one_line() -> None:
         (["simulate", LLAMA, "--cluster", "dgx-h100", "--gpus", "100"], "use --gpus 128,"),
         (["simulate", LLAMA, "--engine", "simai", "--nic-gb-per-s", "0"], "--nic-gb-per-s: expected a number above zero"),
         (["simulate", LLAMA, "--cluster", "dgx-h100", "--schedule", sys.executable], "expected a text file"),
+        (["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "\u0668"], "--gpus: expected a whole number"),
+        (["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "9", "--pp", "3", "--to-workload", "w"], ".et writes Chakra"),
         (["analyze", LLAMA], "'stepcast simulate' runs a workload"),
         (["demo", "--examples", str(EXAMPLES), "-o", LLAMA], "is a file; name a folder"),
     ],
@@ -104,6 +106,29 @@ def test_a_wrong_word_is_answered_with_the_right_one(
     assert err.startswith("stepcast: ")
     assert err.count("\n") == 1
     assert expected in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["simulate", "w.txt", "--cluster", "dgx-h100", "--trace", "w.txt"],
+        ["simulate", "w.txt", "--cluster", "dgx-h100", "--trace", "link.txt"],
+        ["convert", "w.txt", "./w.txt", "--to", "simai"],
+        ["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", "--trace", "n", "--to-workload", "n"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_file_is_written_over_what_is_read_or_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    held = Path(LLAMA).read_bytes()
+    Path("w.txt").write_bytes(held)
+    Path("link.txt").symlink_to("w.txt")
+    status, out, err = run(capsys, *words)
+    assert (status, out) == (2, "")
+    assert "give another name to write" in err
+    assert Path("w.txt").read_bytes() == held
 
 
 def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:

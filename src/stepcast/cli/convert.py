@@ -1,7 +1,6 @@
 """``stepcast convert IN OUT --to FORMAT``."""
 
 import argparse
-import os
 import sys
 
 from stepcast.cli.applicable import check_applicable
@@ -30,12 +29,6 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = args.output == "-"
     if to_stdout and args.json:
         raise ValueError("--json and - both take standard output: write to a file, or leave --json out")
-    if (
-        os.path.exists(args.input)
-        and os.path.exists(args.output)
-        and os.path.samefile(args.input, args.output)
-    ):
-        raise ValueError(f"{args.output}: is the file to read; give another name to write")
     document = read_document([args.input], args)
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(args.to)

@@ -129,6 +129,9 @@ def _run(arguments: list[str]) -> int:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
     args = parser.parse_args([word for word in arguments if word != "--debug"])
+    from stepcast.cli.output import check_files
+
+    check_files(args)
     with warnings.catch_warnings():
         # An array that overflowed is a wrong answer: stop instead of printing it.
         warnings.simplefilter("error", RuntimeWarning)

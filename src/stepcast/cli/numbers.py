@@ -18,7 +18,7 @@ def count(least: int, most: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         try:
-            value = int(text)
+            value = int(text) if text.isascii() else least - 1
         except ValueError:
             value = least - 1
         if not least <= value <= most:

@@ -52,6 +52,28 @@ def _unwritable(name: str) -> str:
     return ""
 
 
+# Arguments of verbs that name files to write, and those that name files to read.
+WRITTEN = ("trace", "to_workload", "output")
+READ = ("file", "files", "runs", "input", "predicted", "measured", "model", "cluster", "gpu", "calibration")
+
+
+def check_files(args: argparse.Namespace) -> None:
+    """No verb writes over what it reads, or two things into one file."""
+    taken: dict[str, str] = {}
+    for name in (*READ, *WRITTEN):
+        value = getattr(args, name, None)
+        for path in value if isinstance(value, list) else [value]:
+            if not isinstance(path, str) or path in ("", "-"):  # --runs is a number elsewhere
+                continue
+            if name in READ and not os.path.exists(path):
+                continue
+            place = os.path.realpath(path)
+            if name in WRITTEN and place in taken:
+                use = "to read" if taken[place] in READ else f"that --{taken[place].replace('_', '-')} writes"
+                raise ValueError(f"{path}: is the file {use}; give another name to write")
+            taken[place] = name
+
+
 def write_file(path: str, data: bytes) -> int:
     """Write *data*, compressed where the name ends in .gz; the bytes written."""
     if why := _unwritable(path):

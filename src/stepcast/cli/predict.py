@@ -74,6 +74,7 @@ def _write_workload(
     from stepcast.generate.aicb import aicb_workload
     from stepcast.generate.workload import generate
     from stepcast.generate.written import aicb_times, recorded
+    from stepcast.ir.strategy import StrategyError
     from stepcast.outputs import chakra, simai
 
     workload = generate(model, strategy)
@@ -87,5 +88,8 @@ def _write_workload(
         data = chakra.write(recorded(workload, seconds, stage=0))
     else:
         times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
-        data = simai.write(aicb_workload(model, strategy, times))
+        try:
+            data = simai.write(aicb_workload(model, strategy, times))
+        except StrategyError as error:
+            raise ValueError(f"{path}: {error}; a name that ends in .et writes Chakra, which may") from None
     write_file(str(path), data)
