@@ -16,10 +16,15 @@ from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
 from stepcast.ir.step import Throughput
-from stepcast.ir.strategy import Execution, Strategy
+from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
 from stepcast.ir.work import Collective, Compute, Transfer, Work
 from stepcast.ir.workload import Phase, Workload
+from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
+
+# Schedules in which stages may stop for their messages; in others, whose stages run ahead of their receivers,
+# transfers run beside computation whatever the strategy says.
+STOPPING = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZB_H1)
 
 
 def predict(
@@ -37,6 +42,8 @@ def predict(
     if strategy.execution is not Execution.GRAPHS:
         waits = strategy.execution is Execution.BLOCKING
         options = replace(options, issue_s=_eager_issue_s, host_waits=waits)
+    if _stops_for_transfers(strategy):
+        options = replace(options, send=Send.BLOCKING)
     prediction = simulate(workload, cluster, options, compute)
     report = prediction.report
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
@@ -53,9 +60,25 @@ def predict(
             report,
             throughput=throughput,
             memory_bytes=memory_facts(memory(model, strategy, cluster.gpu)),
-            warnings=(*report.warnings, *_precision_warnings(cluster, str(strategy.precision))),
+            warnings=(
+                *report.warnings,
+                *_precision_warnings(cluster, str(strategy.precision)),
+                *_transfer_warnings(strategy),
+            ),
         ),
     )
+
+
+def _stops_for_transfers(strategy: Strategy) -> bool:
+    return not strategy.overlap.transfers and strategy.layout.vpp == 1 and strategy.schedule in STOPPING
+
+
+def _transfer_warnings(strategy: Strategy) -> list[str]:
+    if strategy.layout.pp == 1 or strategy.overlap.transfers or _stops_for_transfers(strategy):
+        return []
+    return [
+        f"stages of schedule {strategy.schedule} run ahead of their receivers: transfers overlap all the same"
+    ]
 
 
 def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
