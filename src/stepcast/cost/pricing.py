@@ -45,6 +45,7 @@ class Pricer:
     # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
     ideal: bool = False
     _known: dict[Work, Price] = field(default_factory=dict, repr=False)
+    _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
     def price(self, work: Work) -> Price:
         found = self._known.get(work)
@@ -96,7 +97,11 @@ class Pricer:
 
     def route(self, group: Group) -> Route:
         """The links that the slowest set of *group* crosses."""
-        return route_of(group_path(self.cluster, self.grid, str(group)), self.cluster)
+        found = self._routes.get(group)
+        if found is None:
+            path = group_path(self.cluster, self.grid, str(group))
+            found = self._routes[group] = route_of(path, self.cluster)
+        return found
 
     def neighbour_route(self, group: Group) -> Route:
         """The links between neighbours in *group*, at their slowest."""
