@@ -15,7 +15,7 @@ FLOOR_MB_PER_S = 30.0
 CEILING_MEMORY = 3.0
 PROBE = """
 import json, resource, sys, time
-from stepcast.analyze.kineto import analyze_kineto
+from stepcast.analyze.kineto.analysis import analyze_kineto
 from stepcast.inputs.table import read
 began = time.perf_counter()
 timeline = read(sys.argv[1])

@@ -7,7 +7,7 @@ import pytest
 
 from stepcast.analyze.clocks import Presence, align
 from stepcast.analyze.groups import members
-from stepcast.analyze.megatron import analyze_megatron
+from stepcast.analyze.megatron.analysis import analyze_megatron
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read, read_as_one
 from stepcast.ir.layout import Layout

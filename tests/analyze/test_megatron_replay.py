@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepcast.analyze.durations import at_shortest, from_durations
-from stepcast.analyze.megatron_record import record_megatron
+from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.parts import rank_parts
 from stepcast.analyze.play import critical_steps, measured, play
 from stepcast.analyze.recording import Recording

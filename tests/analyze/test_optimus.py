@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.analyze.optimus import analyze_optimus
-from stepcast.analyze.optimus_cost import Constants, Machine, efficiency_of, matmul_s, slowest_of, stage_work
-from stepcast.analyze.optimus_fit import FITTED, Observation, fit, observe
-from stepcast.analyze.optimus_plan import OptimusPlan, plan, plan_of_log
-from stepcast.analyze.optimus_program import PARTS, predict_step, step_s
+from stepcast.analyze.optimus.analysis import analyze_optimus
+from stepcast.analyze.optimus.cost import Constants, Machine, efficiency_of, matmul_s, slowest_of, stage_work
+from stepcast.analyze.optimus.fit import FITTED, Observation, fit, observe
+from stepcast.analyze.optimus.plan import OptimusPlan, plan, plan_of_log
+from stepcast.analyze.optimus.program import PARTS, predict_step, step_s
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.runlog import RunLog

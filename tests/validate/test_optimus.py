@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.analyze.optimus_fit import fit, observe
-from stepcast.analyze.optimus_plan import plan_of_log
-from stepcast.analyze.optimus_program import step_s
+from stepcast.analyze.optimus.fit import fit, observe
+from stepcast.analyze.optimus.plan import plan_of_log
+from stepcast.analyze.optimus.program import step_s
 from stepcast.cli.main import main
 from stepcast.hardware import load_cluster
 from stepcast.inputs.errors import FormatError

@@ -14,12 +14,12 @@ from stepcast.analyze.changes import (
     scale_transfers,
     set_bandwidth,
 )
+from stepcast.analyze.megatron.stragglers import find_stragglers
 from stepcast.analyze.parts import rank_parts
 from stepcast.analyze.play import measured
 from stepcast.analyze.recording import Recording
 from stepcast.analyze.relayout import reschedule
 from stepcast.analyze.replicas import AllReduceTime, change_replicas
-from stepcast.analyze.stragglers import find_stragglers
 from stepcast.units import parse_size_bytes
 
 GROUPS = ("tp", "cp", "ep", "dp", "pp", "embedding", "expert-dp")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stepcast.analyze.changes import bus_factor
-from stepcast.analyze.traffic import Traffic
+from stepcast.analyze.megatron.traffic import Traffic
 from stepcast.cost.collectives.reached import reached_busbw
 from stepcast.hardware import load_cluster
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from stepcast.analyze.megatron import MegatronAnalysis
+from stepcast.analyze.megatron.analysis import MegatronAnalysis
 from stepcast.analyze.recording import BlockKind
 from stepcast.cost.calibration import work_class
 from stepcast.cost.compute import compute_price, step_load

@@ -11,8 +11,8 @@ from stepcast.cli.output import new_file, print_json, print_warnings, terminal_w
 from stepcast.inputs.table import FORMATS, Format, read_as_one
 
 if TYPE_CHECKING:
-    from stepcast.analyze.megatron import BusBandwidth
-    from stepcast.analyze.traffic import Traffic
+    from stepcast.analyze.megatron.analysis import BusBandwidth
+    from stepcast.analyze.megatron.traffic import Traffic
     from stepcast.ir.timeline import Timeline
 
 Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
@@ -77,7 +77,7 @@ def _not_measured(path: str, entry: Format) -> tuple[Analyze, Text]:
 
 
 def _megatron(timeline: "Timeline", args: argparse.Namespace) -> dict[str, Any]:
-    from stepcast.analyze.megatron import analyze_megatron
+    from stepcast.analyze.megatron.analysis import analyze_megatron
 
     busbw = _cluster_busbw(args) if args.cluster else None
     analysis = analyze_megatron(timeline, busbw)
@@ -113,7 +113,7 @@ def _facts_of(module: str, name: str) -> Analyze:
 ANALYSES: dict[str, tuple[Analyze, Text]] = {
     "megatron": (_megatron, _loaded("stepcast.report.analysis", "megatron_text")),
     "kineto": (
-        _facts_of("stepcast.analyze.kineto", "analyze_kineto"),
+        _facts_of("stepcast.analyze.kineto.analysis", "analyze_kineto"),
         _loaded("stepcast.report.kineto", "kineto_text"),
     ),
     "optimus": (

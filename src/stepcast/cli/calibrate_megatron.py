@@ -7,7 +7,7 @@ from dataclasses import asdict
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from stepcast.analyze.megatron import MegatronAnalysis, analyze_megatron
+from stepcast.analyze.megatron.analysis import MegatronAnalysis, analyze_megatron
 from stepcast.analyze.recording import BlockKind, Part
 from stepcast.calibrate.links import (
     RESOLUTION_S,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepcast.analyze.optimus_fit import Fit, Observation
+    from stepcast.analyze.optimus.fit import Fit, Observation
     from stepcast.hardware import Cluster
 
 Facts = dict[str, Any]
@@ -14,8 +14,8 @@ Facts = dict[str, Any]
 
 def calibrate(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
     """Constants fitted to all runs together, and the file that holds them."""
-    from stepcast.analyze.optimus_fit import fit, observe
-    from stepcast.analyze.optimus_plan import plan_of_log
+    from stepcast.analyze.optimus.fit import fit, observe
+    from stepcast.analyze.optimus.plan import plan_of_log
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
     from stepcast.validate.optimus import CLUSTER, lengths_beside, machine_of, model_with, read_logs
@@ -50,7 +50,7 @@ def _optimus_facts(
     cluster: "Cluster",
     skipped: list[str],
 ) -> tuple[Facts, str]:
-    from stepcast.analyze.optimus_fit import TITLES
+    from stepcast.analyze.optimus.fit import TITLES
     from stepcast.validate.optimus import run_name
 
     names = [run_name(each.plan, each.measured_s) for each in observations]

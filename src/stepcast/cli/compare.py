@@ -94,7 +94,7 @@ def _write(args: argparse.Namespace, path: str) -> None:
 
 
 def _played(path: str) -> "Played":
-    from stepcast.analyze.megatron_record import record_megatron
+    from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.play import measured
 
     if _printed(path) is not None:

@@ -12,7 +12,7 @@ def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
 
     On ``--cluster``, or the host that the shipped ones were fitted on.
     """
-    from stepcast.analyze.optimus import analyze_optimus
+    from stepcast.analyze.optimus.analysis import analyze_optimus
     from stepcast.hardware import load_cluster
     from stepcast.inputs.source import Source
     from stepcast.validate.optimus import (

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.analyze.megatron_record import record_megatron
+    from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
 
     entry, timeline = read_measured(args.files, None)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from stepcast.analyze.durations import from_durations
-from stepcast.analyze.megatron_record import record_megatron
+from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import play
 from stepcast.analyze.recording import Recording
 from stepcast.analyze.relayout import reschedule

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from stepcast.analyze.optimus_cost import Constants, Machine
-from stepcast.analyze.optimus_fit import Observation, fit, observe
-from stepcast.analyze.optimus_plan import OptimusPlan, plan_of_log
-from stepcast.analyze.optimus_program import step_s
+from stepcast.analyze.optimus.cost import Constants, Machine
+from stepcast.analyze.optimus.fit import Observation, fit, observe
+from stepcast.analyze.optimus.plan import OptimusPlan, plan_of_log
+from stepcast.analyze.optimus.program import step_s
 from stepcast.cost.collectives import price, route_of
 from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
-from stepcast.analyze.optimus_plan import OptimusPlan, plan_of_log
+from stepcast.analyze.optimus.plan import OptimusPlan, plan_of_log
 from stepcast.cost.memory_optimus import optimus_memory
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.errors import FormatError

@@ -15,9 +15,9 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.analyze.optimus_cost import Constants, Machine, efficiency_of
-from stepcast.analyze.optimus_plan import OptimusPlan
-from stepcast.analyze.optimus_program import step_s
+from stepcast.analyze.optimus.cost import Constants, Machine, efficiency_of
+from stepcast.analyze.optimus.plan import OptimusPlan
+from stepcast.analyze.optimus.program import step_s
 from stepcast.ir.check import require
 from stepcast.ir.runlog import RunLog
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
-from stepcast.analyze.optimus_plan import OptimusPlan, StagePlan
+from stepcast.analyze.optimus.plan import OptimusPlan, StagePlan
 from stepcast.ir.check import require
 
 FP32_BYTES = 4

@@ -6,7 +6,7 @@ from statistics import median
 from typing import NamedTuple
 
 from stepcast.analyze.clocks import SAME_CLOCK_S
-from stepcast.analyze.megatron_events import Event, Key
+from stepcast.analyze.megatron.events import Event, Key
 from stepcast.analyze.recording import Meeting
 
 # A member may seem to leave this much before the last one came: launch delays on both clocks.

@@ -6,14 +6,14 @@ from statistics import mean
 from typing import Any
 
 from stepcast.analyze.durations import at_shortest
-from stepcast.analyze.layers import StageLayers, stage_layers
-from stepcast.analyze.megatron_events import Operation, operations_of
-from stepcast.analyze.megatron_record import record_megatron
+from stepcast.analyze.megatron.events import Operation, operations_of
+from stepcast.analyze.megatron.layers import StageLayers, stage_layers
+from stepcast.analyze.megatron.record import record_megatron
+from stepcast.analyze.megatron.stragglers import Straggler, find_stragglers
+from stepcast.analyze.megatron.traffic import Traffic, traffic_of
 from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
 from stepcast.analyze.play import PathStep, critical_steps, measured, play
 from stepcast.analyze.recording import Join, Part, RankRecord, Recording
-from stepcast.analyze.stragglers import Straggler, find_stragglers
-from stepcast.analyze.traffic import Traffic, traffic_of
 from stepcast.ir.timeline import Timeline
 
 # Work that is less of a rank than this is left out of what is said about it.

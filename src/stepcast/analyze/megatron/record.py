@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from stepcast.analyze.clocks import Alignment, align
 from stepcast.analyze.groups import MODEL
-from stepcast.analyze.megatron_events import (
+from stepcast.analyze.megatron.events import (
     OPTIMIZER,
     RECEIVES,
     SENDS,
@@ -13,7 +13,7 @@ from stepcast.analyze.megatron_events import (
     matched,
     operations_of,
 )
-from stepcast.analyze.megatron_meetings import MeetingTable
+from stepcast.analyze.megatron.meetings import MeetingTable
 from stepcast.analyze.recording import (
     Block,
     BlockKind,

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import mean
 
-from stepcast.analyze.megatron_events import Operation
+from stepcast.analyze.megatron.events import Operation
 from stepcast.analyze.recording import BlockKind, Recording
 
 PER_LAYER = 2

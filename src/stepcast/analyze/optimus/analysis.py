@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.analyze.optimus_cost import Constants, Machine
-from stepcast.analyze.optimus_plan import OptimusPlan, plan_of_log
-from stepcast.analyze.optimus_program import PredictedStep, predict_step
+from stepcast.analyze.optimus.cost import Constants, Machine
+from stepcast.analyze.optimus.plan import OptimusPlan, plan_of_log
+from stepcast.analyze.optimus.program import PredictedStep, predict_step
 from stepcast.ir.model import Model
 from stepcast.ir.runlog import FIRST_WARM_STEP, RunLog
 

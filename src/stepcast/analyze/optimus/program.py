@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.analyze.intervals import union_of
-from stepcast.analyze.optimus_cost import (
+from stepcast.analyze.optimus.cost import (
     FP32_BYTES,
     Constants,
     Machine,
@@ -21,7 +21,7 @@ from stepcast.analyze.optimus_cost import (
     Work,
     stage_work,
 )
-from stepcast.analyze.optimus_plan import OptimusPlan
+from stepcast.analyze.optimus.plan import OptimusPlan
 from stepcast.simulation.arrays import Program, Segment, TimedOp, Times
 from stepcast.simulation.builder import ProgramBuilder
 from stepcast.simulation.engine import simulate, task_times

@@ -6,8 +6,8 @@ from statistics import median
 
 from stepcast.analyze.changes import bus_factor
 from stepcast.analyze.groups import members
-from stepcast.analyze.megatron_events import Event, Operation
-from stepcast.analyze.megatron_meetings import NOISE_S, OVERLAP_FACTOR
+from stepcast.analyze.megatron.events import Event, Operation
+from stepcast.analyze.megatron.meetings import NOISE_S, OVERLAP_FACTOR
 from stepcast.analyze.recording import Recording
 from stepcast.ir.layout import Layout
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from stepcast.analyze.megatron_events import OPTIMIZER
+from stepcast.analyze.megatron.events import OPTIMIZER
 from stepcast.analyze.parts import RankParts
 from stepcast.analyze.recording import Join, Local, Part, RankRecord, Recording
 

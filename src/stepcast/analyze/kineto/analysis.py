@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.analyze.kineto_kernels import COMMUNICATION, COPY, OTHER, class_of_names, label
-from stepcast.analyze.kineto_match import Matching, match_collectives
-from stepcast.analyze.kineto_rank import Lanes, RankTime, class_times, rank_time
+from stepcast.analyze.kineto.kernels import COMMUNICATION, COPY, OTHER, class_of_names, label
+from stepcast.analyze.kineto.match import Matching, match_collectives
+from stepcast.analyze.kineto.rank import Lanes, RankTime, class_times, rank_time
 from stepcast.ir.timeline import SpanKind, Timeline
 
 # A rank whose computation takes this much longer than the usual rank's holds the others up.

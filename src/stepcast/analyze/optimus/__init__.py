@@ -1,0 +1,1 @@
+"""OptimusPrime runs explained and predicted. ``analysis`` and ``fit`` are where to begin."""
