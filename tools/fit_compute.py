@@ -7,91 +7,24 @@ head configuration, or GPU). Needs numpy only; takes a few minutes.
 """
 
 import argparse
-import csv
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from minimise import Vector, minimise
+from fit_neusight import all_points, fit_neusight
+from fit_tables import OUT, Free, Row, column, fit_keys, folds, put, read, report, to_toml, with_values
+from minimise import Vector
 
 from stepcast.cost.compute import ALONE, Load, attention_seconds, matmul_seconds, softmax_key, stream_seconds
 from stepcast.cost.compute_fit import ComputeFit, compute_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 
-OUT = Path(__file__).parents[1] / "src" / "stepcast" / "data" / "fits"
 KERNELS = Path(__file__).parents[1] / "tests" / "data" / "h200" / "kernels.csv"
 H200 = load_gpu("h200")
 QUEUED = Load(0.1, 1.0)  # tools/measure_kernels.py queues each case for about that long
-
-Row = dict[str, str]
-Free = dict[str, tuple[float, float, float]]  # dotted key -> start, low, high
-
-
-def read(path: Path) -> list[Row]:
-    with path.open(encoding="utf-8") as lines:
-        return list(csv.DictReader(lines))
-
-
-def column(rows: list[Row], name: str) -> Vector:
-    return np.array([float(row[name] or 1) for row in rows])
-
-
-def with_values(table: dict[str, Any], keys: list[str], values: Vector) -> ComputeFit:
-    changed = _copy(table)
-    for key, value in zip(keys, values, strict=True):
-        place, parts = changed, key.split(".")
-        for part in parts[:-1]:
-            place = place[part]
-        place[parts[-1]] = float(value)
-    return compute_fit(changed)
-
-
-def _copy(table: Any) -> Any:
-    return {key: _copy(value) for key, value in table.items()} if isinstance(table, dict) else table
-
-
-def fit_keys(
-    table: dict[str, Any],
-    free: Free,
-    predict: Callable[[ComputeFit], Vector],
-    measured: Vector,
-    scale: float = 0.05,
-) -> dict[str, float]:
-    keys = list(free)
-    start, low, high = (np.array([free[key][i] for key in keys]) for i in range(3))
-    best = minimise(lambda x: predict(with_values(table, keys, x)) / measured, start, low, high, scale)
-    return dict(zip(keys, (float(f"{value:.4g}") for value in best), strict=True))
-
-
-def put(table: dict[str, Any], values: dict[str, float]) -> None:
-    for key, value in values.items():
-        place, parts = table, key.split(".")
-        for part in parts[:-1]:
-            place = place.setdefault(part, {})
-        place[parts[-1]] = value
-
-
-def report(name: str, predicted: Vector, measured: Vector) -> None:
-    error = np.abs(predicted / measured - 1.0)
-    signed = float(np.mean(predicted / measured - 1.0))
-    weighted = float(np.sum(np.abs(predicted - measured)) / np.sum(measured))
-    parts = [f"{name}: rows {measured.size}, mean {error.mean():.2%}, signed {signed:+.2%}"]
-    for label, edge in ((">20us", 2e-5), (">50us", 5e-5)):
-        if (measured > edge).any():
-            parts.append(f"{label} {error[measured > edge].mean():.2%}")
-    print(", ".join(parts), f"time-weighted {weighted:.2%}, worst {error.max():.0%}")
-
-
-def folds(families: Vector, count: int = 7) -> Iterator[Any]:
-    unique = np.unique(families)
-    for part in range(count):
-        chosen = np.isin(families, unique[part::count])
-        if chosen.any() and not chosen.all():
-            yield chosen
-
 
 # ---- tensor-core matmul ------------------------------------------------------------------------------
 
@@ -104,6 +37,18 @@ TENSOR_FREE: Free = {
     "matmul.tensor.latency_s": (2.3e-6, 1e-7, 1e-5),
     "power.joule_per_flop.hopper.bf16": (0.9e-12, 1e-13, 5e-12),
     "power.warm_up_s": (2e-3, 1e-4, 5e-3),
+}
+
+
+# Batched products: persistent kernels hide more of their stores, and stream from memory without a pause.
+BATCHED_FREE: Free = {
+    "matmul.tensor.batched.operand_clocks": (0.004, 1e-4, 0.1),
+    "matmul.tensor.batched.store_exposure": (0.6, 0.01, 3.0),
+    "matmul.tensor.batched.memory_efficiency": (0.8, 0.4, 1.0),
+    "matmul.tensor.unaligned_operands": (15.0, 1.0, 100.0),
+    "matmul.tensor.odd_operands": (40.0, 1.0, 200.0),
+    "matmul.tensor.unaligned_memory": (0.4, 0.1, 1.0),
+    "matmul.tensor.odd_memory": (0.3, 0.1, 1.0),
 }
 
 
@@ -141,24 +86,14 @@ def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], check: boo
     for dtype, more in (("fp16", []), ("tf32", []), ("fp8", fp8)):
         own = [row for row in [*ops, *more] if row["op"] == "linear" and row["dtype"] == dtype]
         free: Free = {f"matrix_efficiency.{dtype}": (0.95, 0.5, 1.0)}
-        put(table, fit_keys(table, free, matmul_predictor(own), column(own, "ms") * 1e-3))
+        long = long_enough(own)
+        put(table, fit_keys(table, free, matmul_predictor(long), column(long, "ms") * 1e-3))
         report(
             f"linear {dtype}, one constant",
             matmul_predictor(own)(compute_fit(table)),
             column(own, "ms") * 1e-3,
         )
-    queued = [
-        {"dtype": "bf16", "B": "1", "M": row["a"], "N": row["b"], "K": row["c"], "us": row["us"]}
-        for row in read(KERNELS)
-        if row["case"] == "linear" and row["dtype"] == "bf16" and (int(row["b"]) % 8 or int(row["c"]) % 8)
-    ]
-    free = {
-        "matmul.tensor.unaligned_efficiency": (0.36, 0.05, 1.0),
-        "matmul.tensor.odd_efficiency": (0.15, 0.05, 1.0),
-    }
-    put(table, fit_keys(table, free, matmul_predictor(queued, QUEUED), column(queued, "us") * 1e-6))
-    bmm = [row for row in ops if row["op"] == "bmm"]
-    report("bmm bf16, not fitted", matmul_predictor(bmm)(compute_fit(table)), column(bmm, "ms") * 1e-3)
+    fit_batched(table, ops)
     grouped = [row for row in fp8 if row["op"] == "grouped_linear"]
     free = {"grouped_s": (1e-7, 1e-9, 1e-5), "grouped_efficiency": (0.9, 0.5, 1.0)}
     put(table, fit_keys(table, free, grouped_predictor(grouped), column(grouped, "ms") * 1e-3))
@@ -167,6 +102,31 @@ def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], check: boo
         grouped_predictor(grouped)(compute_fit(table)),
         column(grouped, "ms") * 1e-3,
     )
+
+
+def long_enough(rows: list[Row]) -> list[Row]:
+    """Products that say something about the rate of their unit rather than about launches."""
+    return [row for row in rows if float(row["ms"]) > 0.02]
+
+
+def fit_batched(table: dict[str, Any], ops: list[Row]) -> None:
+    """Batched products, and what rows without alignment cost these and linear layers."""
+    bmm = [row for row in ops if row["op"] == "bmm" and row["dtype"] == "bf16"]
+    queued = [
+        {"dtype": "bf16", "B": "1", "M": row["a"], "N": row["b"], "K": row["c"], "us": row["us"]}
+        for row in read(KERNELS)
+        if row["case"] == "linear" and row["dtype"] == "bf16" and (int(row["b"]) % 8 or int(row["c"]) % 8)
+    ]
+    measured = np.concatenate([column(bmm, "ms") * 1e-3, column(queued, "us") * 1e-6])
+    alone, busy = matmul_predictor(bmm), matmul_predictor(queued, QUEUED)
+
+    def predict(fit: ComputeFit) -> Vector:
+        return np.concatenate([alone(fit), busy(fit)])
+
+    put(table, fit_keys(table, BATCHED_FREE, predict, measured))
+    fitted = compute_fit(table)
+    report("bmm bf16", alone(fitted), column(bmm, "ms") * 1e-3)
+    report("linear bf16 without alignment, queued", busy(fitted), column(queued, "us") * 1e-6)
 
 
 def grouped_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
@@ -235,14 +195,19 @@ STREAM_FREE: Free = {
     "stream.layer-norm.row_clocks": (350.0, 1.0, 5000.0),
     "stream.layer-norm.column_clocks": (3.8, 0.1, 40.0),
     "stream.rms-norm.row_clocks": (40.0, 1.0, 5000.0),
-    "stream.softmax.bandwidth_efficiency": (0.48, 0.1, 1.0),
-    "stream.softmax-registers.bandwidth_efficiency": (0.28, 0.1, 1.0),
-    "stream.softmax-shared.bandwidth_efficiency": (0.43, 0.1, 1.0),
+    "stream.softmax.bandwidth_efficiency": (0.86, 0.1, 1.0),
+    "stream.softmax.column_clocks": (6.0, 0.1, 40.0),
+    "stream.softmax-wide.column_clocks": (8.0, 0.1, 40.0),
+    "stream.softmax-registers.elements_per_clock": (1.2, 0.1, 50.0),
+    "stream.softmax-shared.elements_per_clock": (2.0, 0.1, 50.0),
     "stream.embedding.bandwidth_efficiency": (0.78, 0.1, 1.0),
     "stream.cross-entropy.bandwidth_efficiency": (0.82, 0.3, 1.0),
     "stream.quantize.bandwidth_efficiency": (0.2, 0.05, 1.0),
+    "stream.quantize.latency_s": (1.5e-5, 1e-6, 4e-5),
 }
 LIKE_ADD = ("mul", "gelu", "silu", "dropout", "cast", "cast-up", "rotary", "swiglu", "mask", "fill", "other")
+
+OWN_LATENCY = ("quantize",)  # several kernels in one call
 
 
 def shared(fit: ComputeFit) -> ComputeFit:
@@ -256,8 +221,11 @@ def shared(fit: ComputeFit) -> ComputeFit:
             streams[key], bandwidth_efficiency=add.bandwidth_efficiency, latency_s=add.latency_s
         )
     streams["rms-norm"] = replace(norm, row_clocks=streams["rms-norm"].row_clocks)
+    for key in ("softmax-wide", "softmax-registers", "softmax-shared"):
+        streams[key] = replace(streams[key], bandwidth_efficiency=streams["softmax"].bandwidth_efficiency)
     for key in streams:
-        streams[key] = replace(streams[key], latency_s=add.latency_s)
+        if key not in OWN_LATENCY:
+            streams[key] = replace(streams[key], latency_s=add.latency_s)
     return replace(fit, streams=streams)
 
 
@@ -323,44 +291,20 @@ def fit_streams(table: dict[str, Any], ops: list[Row], check: bool) -> None:
             entry |= {"column_clocks": done.column_clocks}
 
 
-# ---- ordinary cores, many GPUs -----------------------------------------------------------------------
-# In fit_compute_neusight.py, which adds [matmul.simt] and writes neusight.toml.
-
-
-def to_toml(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    plain = {key: value for key, value in table.items() if not isinstance(value, dict)}
-    if prefix and plain:
-        yield f"\n[{prefix}]"
-    for key, value in plain.items():
-        yield f"{key} = {_literal(value)}"
-    for key, value in table.items():
-        if isinstance(value, dict):
-            yield from to_toml(value, f"{prefix}.{key}" if prefix else key)
-
-
-def _literal(value: Any) -> str:
-    if isinstance(value, str):
-        return '"' + value.replace('"', '\\"') + '"'
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(_literal(item) for item in value) + "]"
-    return repr(value)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--h200", type=Path, required=True)
     parser.add_argument("--neusight", type=Path)
     parser.add_argument("--check", action="store_true")
     chosen = parser.parse_args()
-    ops, fp8 = read(chosen.h200 / "ops.csv"), read(chosen.h200 / "ops_fp8_grouped.csv")
+    ops = [*read(chosen.h200 / "ops.csv"), *read(chosen.h200 / "ops_batched.csv")]
+    fp8 = read(chosen.h200 / "ops_fp8_grouped.csv")
     table = tomllib.loads((Path(__file__).parent / "compute_start.toml").read_text(encoding="utf-8"))
     fit_tensor(table, ops, fp8, chosen.check)
     fit_attention(table, ops, chosen.check)
     fit_streams(table, [*ops, *fp8], chosen.check)
     if chosen.neusight:
-        from fit_neusight import fit_neusight
-
-        fit_neusight(table, chosen.neusight, ops, chosen.check, OUT)
+        fit_neusight(table, all_points(chosen.neusight, chosen.h200, ops), chosen.check, OUT)
     OUT.mkdir(exist_ok=True)
     (OUT / "compute.toml").write_text("\n".join(to_toml(table)) + "\n", encoding="utf-8")
 

@@ -10,44 +10,56 @@ some minutes on one core.
 
 import argparse
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from fit_compute import (
-    OUT,
+    BATCHED_FREE,
     STREAM_FREE,
     TENSOR_FREE,
-    Free,
-    Row,
-    _literal,
     attention_predictor,
-    column,
-    fit_keys,
     grouped_predictor,
+    long_enough,
     matmul_predictor,
-    put,
-    read,
     shared,
     stream_predictor,
-    with_values,
 )
-from fit_neusight import fit_memory, fit_simt, h200_points, read_points
+from fit_neusight import (
+    LATEST,
+    MATMUL,
+    STREAMS,
+    Points,
+    all_points,
+    fit_memory,
+    fit_simt,
+    without,
+)
+from fit_tables import OUT, Free, Row, column, fit_keys, literal, put, read, with_values
 from minimise import Vector
 
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.validate.folds import fit_digest
-from stepcast.validate.h200 import family_of
+from stepcast.validate.h200 import FITTED_FILES, family_of
 
 Predictor = Callable[[list[Row]], Callable[[ComputeFit], Vector]]
 Fold = dict[str, Any]
 FOLDS = 7
-NEUSIGHT_STREAMS = ("layer-norm", "softmax", "softmax-registers", "softmax-shared")
 
 
-def family_folds(table: dict[str, Any], rows: list[Row], free: Free, predictor: Predictor) -> list[Fold]:
-    """One fit per part of the families in *rows*, which are all of one kind."""
+def family_folds(
+    table: dict[str, Any],
+    rows: list[Row],
+    free: Free,
+    predictor: Predictor,
+    more: Sequence[Row] = (),
+    only: Callable[[list[Row]], list[Row]] = list,
+) -> list[Fold]:
+    """One fit per part of the families in *rows*, which are all of one kind.
+
+    *more* rows are in every fit; of the rest a fit sees *only* some.
+    """
     kind, _ = family_of(rows[0])
     families = [family_of(row)[1] for row in rows]
     unique = sorted(set(families))
@@ -55,6 +67,7 @@ def family_folds(table: dict[str, Any], rows: list[Row], free: Free, predictor: 
     for part in range(min(FOLDS, len(unique))):
         held = unique[part::FOLDS]
         train = [row for row, family in zip(rows, families, strict=True) if family not in held]
+        train = [*only(train), *more]
         values = fit_keys(table, free, predictor(train), column(train, "ms") * 1e-3)
         found.append({"kind": kind, "held": [list(family) for family in held], "values": nested(values)})
     return found
@@ -89,14 +102,19 @@ def shared_streams(table: dict[str, Any], values: dict[str, Any]) -> dict[str, A
 
 
 def h200_folds(table: dict[str, Any], folder: Path) -> list[Fold]:
-    ops = [*read(folder / "ops.csv"), *read(folder / "ops_fp8_grouped.csv")]
+    ops = [row for name in FITTED_FILES for row in read(folder / name)]
     kinds: dict[str, list[Row]] = {}
     for row in ops:
         kinds.setdefault(family_of(row)[0], []).append(row)
     found = family_folds(table, kinds["linear bf16"], TENSOR_FREE, matmul_predictor)
     for dtype in ("fp16", "tf32", "fp8"):
         one: Free = {f"matrix_efficiency.{dtype}": (0.95, 0.5, 1.0)}
-        found += family_folds(table, kinds[f"linear {dtype}"], one, matmul_predictor)
+        found += family_folds(table, kinds[f"linear {dtype}"], one, matmul_predictor, only=long_enough)
+    found += family_folds(table, kinds["bmm bf16"], BATCHED_FREE, matmul_predictor)
+    own: Free = {f"matmul.simt_of.{LATEST}.{name}": bounds for name, bounds in MATMUL.items()}
+    for kind in ("linear fp32", "bmm fp32"):
+        rest = [row for name in ("linear fp32", "bmm fp32") if name != kind for row in kinds[name]]
+        found += family_folds(table, kinds[kind], own, matmul_predictor, rest)
     two: Free = {"grouped_s": (1e-7, 1e-9, 1e-5), "grouped_efficiency": (0.9, 0.5, 1.0)}
     found += family_folds(table, kinds["grouped"], two, grouped_predictor)
     for phase in ("forward", "backward"):
@@ -111,22 +129,21 @@ def h200_folds(table: dict[str, Any], folder: Path) -> list[Fold]:
     return found + streams
 
 
-def gpu_folds(table: dict[str, Any], neusight: Path, h200: Path) -> list[Fold]:
-    points = [*read_points(neusight), h200_points(read(h200 / "ops.csv"))]
+def gpu_folds(table: dict[str, Any], points: list[Points]) -> list[Fold]:
     found = []
     for held in sorted({p.gpu.name for p in points}):
-        rest = [p for p in points if p.gpu.name != held]
-        fitted, overheads = fit_simt(table, rest)
-        fitted, more = fit_memory(fitted, rest)
+        rest, left_out = without(points, held)
+        fitted, overheads = fit_memory(table, rest)
+        fitted, more = fit_simt(fitted, rest, left_out)
         overheads |= more
-        overheads.pop("lone", None)
-        power = {name: {"fp32": entry["fp32"]} for name, entry in fitted["power"]["joule_per_flop"].items()}
+        power = fitted["power"]["joule_per_flop"].items()
         values = {
-            "matmul": {"simt": fitted["matmul"]["simt"]},
-            "power": {"joule_per_flop": power},
-            "simt_efficiency": fitted["simt_efficiency"],
+            "matmul": {"simt": fitted["matmul"]["simt"], "simt_of": fitted["matmul"]["simt_of"]},
+            "power": {
+                "joule_per_flop": {name: {"fp32": entry["fp32"]} for name, entry in power if "fp32" in entry}
+            },
             "memory_efficiency": fitted["memory_efficiency"],
-            "stream": {name: fitted["stream"][name] for name in NEUSIGHT_STREAMS},
+            "stream": {name: fitted["stream"][name] for name in STREAMS},
         }
         added, least = ({op: pair[i] for op, pair in overheads.items()} for i in range(2))
         found.append({"held": held, "added_s": added, "least_s": least, "values": values})
@@ -138,7 +155,7 @@ def inline(value: Any) -> str:
     """A value of any depth as one line of TOML."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key} = {inline(item)}" for key, item in value.items() if item != {}) + "}"
-    return _literal(value)
+    return literal(value)
 
 
 def main() -> None:
@@ -150,9 +167,12 @@ def main() -> None:
     lines = ['source = "tools/fit_folds.py"', f'fit = "{fit_digest()}"']
     for fold in h200_folds(committed, chosen.h200):
         lines += ["", "[[family]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
-    # The fit of fp32 starts where fit_compute.py starts it: before the shares of any architecture are known.
-    start = {**committed, "memory_efficiency": {"hopper": 1.0}}
-    for fold in gpu_folds(start, chosen.neusight, chosen.h200):
+    # The fit of fp32 starts where fit_compute.py starts it: no architecture has constants of its own.
+    start = tomllib.loads((Path(__file__).parent / "compute_start.toml").read_text(encoding="utf-8"))
+    matmul = {**committed["matmul"], **{name: start["matmul"][name] for name in ("simt", "simt_of")}}
+    blank = {**committed, "matmul": matmul, "memory_efficiency": start["memory_efficiency"]}
+    fp32 = [row for name in FITTED_FILES for row in read(chosen.h200 / name)]
+    for fold in gpu_folds(blank, all_points(chosen.neusight, chosen.h200, fp32)):
         lines += ["", "[[gpu]]", *(f"{key} = {inline(value)}" for key, value in fold.items())]
     (OUT / "folds.toml").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

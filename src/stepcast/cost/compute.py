@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from stepcast.cost.attention import AttentionFit, attention_bytes, attention_s
 from stepcast.cost.compute_fit import ComputeFit
-from stepcast.cost.matmul import matmul_bytes, matmul_s
+from stepcast.cost.matmul import matmul_bytes, matmul_s, products_s
 from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.power import heated_s, slowdown
 from stepcast.cost.price import Bound, Price, PriceSource
@@ -33,9 +33,10 @@ class Load:
 
     busy_s: float  # how long the work is kept up; 0: the operator by itself, cold caches, in short bursts
     duty: float = 1.0  # share of that time in matrix kernels, which draw the most power
+    repeats: float = 1.0  # where busy_s is 0: how often in a row the operator runs
 
     def __post_init__(self) -> None:
-        if not (self.busy_s >= 0 and 0 <= self.duty <= 1):
+        if not (self.busy_s >= 0 and 0 <= self.duty <= 1 and self.repeats >= 1):
             raise ValueError(f"a load needs busy_s of 0 or more and a duty within 0 and 1, not {self}")
 
 
@@ -99,7 +100,7 @@ def matmul_seconds(
     load: Load = ALONE,
 ) -> Number:
     """Seconds of *batch* products (m, k) by (k, n); sizes are numbers or arrays of one length."""
-    return _matmul_seconds(m, n, k, batch, dtype, gpu, fit, load, 1.0)
+    return _matmul_seconds(m, n, k, batch, dtype, gpu, fit, load)
 
 
 def _matmul_seconds(
@@ -111,14 +112,16 @@ def _matmul_seconds(
     gpu: Gpu,
     fit: ComputeFit,
     load: Load,
-    peak_share: float,
+    grouped: bool = False,
 ) -> Number:
     rates = _matrix(gpu, dtype)
+    peak_share = fit.grouped_efficiency if grouped else 1.0
     own = fit.tensor_fit(gpu.architecture)
     if matrix_unit(gpu, dtype) == SIMT:
-        own, peak_share = fit.simt, peak_share * fit.simt_share(gpu.architecture)
+        own = fit.simt_fit(gpu.architecture)
     reached = _scaled(rates, gpu, fit, peak_share * fit.efficiency_of(gpu.architecture, gpu.runs_as(dtype)))
-    seconds = matmul_s(m, n, k, batch, dtype.bytes, reached, own)
+    seconds_of = matmul_s if grouped else products_s
+    seconds = seconds_of(m, n, k, batch, dtype.bytes, reached, own)
     flops = 2.0 * m * n * k * batch
     seconds = _under_power(seconds, flops / seconds, gpu, dtype, fit, load)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
@@ -135,8 +138,7 @@ def grouped_seconds(
     load: Load = ALONE,
 ) -> Number:
     """Seconds of one kernel over *groups* equal slices of *m* rows in all, each with its own weight."""
-    share = fit.grouped_efficiency
-    return _matmul_seconds(m / groups, n, k, groups, dtype, gpu, fit, load, share) + fit.grouped_s * groups
+    return _matmul_seconds(m / groups, n, k, groups, dtype, gpu, fit, load, True) + fit.grouped_s * groups
 
 
 def attention_seconds(
@@ -197,12 +199,13 @@ def stream_key(work: Elementwise) -> str:
 
 
 def softmax_key(columns: int) -> str:
-    """Up to 1,024 columns a warp keeps the row, up to 9,216 the registers of a block, then shared memory.
+    """Up to 2,048 columns a warp keeps the row, beyond 1,024 at a lower rate; up to 9,216 the registers of a
+    block, then its shared memory.
 
-    Source: PyTorch 2.11, aten/src/ATen/native/cuda/SoftMax.cu.
+    Source: PyTorch 2.11, aten/src/ATen/native/cuda/SoftMax.cu, and where the times of the h200 set jump.
     """
-    if columns <= 1024:
-        return "softmax"
+    if columns <= 2048:
+        return "softmax" if columns <= 1024 else "softmax-wide"
     return "softmax-registers" if columns <= 9216 else "softmax-shared"
 
 
@@ -246,7 +249,7 @@ def _under_power(
     if energy == 0.0:
         return seconds
     factor = slowdown(flops_per_s, energy, gpu.power_w, load.duty, fit.power)
-    return heated_s(seconds, factor, load.busy_s if load.busy_s > 0 else seconds, fit.power)
+    return heated_s(seconds, factor, load.busy_s if load.busy_s > 0 else load.repeats * seconds, fit.power)
 
 
 def _launch_s(rates: Rates, latency_s: float, fit: ComputeFit, load: Load) -> Number:

@@ -1,7 +1,7 @@
 """The learnt constants of the compute prices, built from a parsed fit file."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from stepcast.cost.attention import AttentionFit
@@ -31,6 +31,7 @@ class ComputeFit:
     tensor_of: Mapping[str, MatmulFit] = field(
         hash=False
     )  # architectures whose kernels differ from ``tensor``
+    simt_of: Mapping[str, MatmulFit] = field(hash=False)  # the same for ``simt``
     matrix_efficiency: Mapping[str, float] = field(hash=False)  # by number format, of the matmul efficiency
     # By architecture and number format, where it differs from ``matrix_efficiency``.
     matrix_efficiency_of: Mapping[str, Mapping[str, float]] = field(hash=False)
@@ -39,8 +40,7 @@ class ComputeFit:
     attention_forward: AttentionFit
     attention_backward: AttentionFit
     streams: Mapping[str, StreamFit] = field(hash=False)
-    # What library kernels reach, by architecture: of the ordinary cores' peak and of the memory bandwidth.
-    simt_efficiency: Mapping[str, float] = field(hash=False)
+    # What library kernels reach of the memory bandwidth, by architecture.
     memory_efficiency: Mapping[str, float] = field(hash=False)
     power: PowerFit
     step_launch_s: float  # a kernel behind others in a busy stream
@@ -63,14 +63,14 @@ class ComputeFit:
 
     def memory_share(self, architecture: str) -> float:
         """What the architecture reaches of its bandwidth, relative to the streams of the fit."""
-        return _share(self.memory_efficiency, architecture)
-
-    def simt_share(self, architecture: str) -> float:
-        """What library kernels reach of the ordinary cores' peak there."""
-        return _share(self.simt_efficiency, architecture)
+        known = self.memory_efficiency
+        return known.get(architecture, known.get(UNSEEN, 1.0))
 
     def tensor_fit(self, architecture: str) -> MatmulFit:
         return self.tensor_of.get(architecture, self.tensor)
+
+    def simt_fit(self, architecture: str) -> MatmulFit:
+        return self.simt_of.get(architecture, self.simt)
 
     def efficiency_of(self, architecture: str, dtype: str) -> float:
         own = self.matrix_efficiency_of.get(architecture, {})
@@ -92,10 +92,8 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             fitted_on=tuple(table["fitted_on"]),
             tensor=_matmul(table["matmul"]["tensor"], "matmul.tensor"),
             simt=_matmul(table["matmul"]["simt"], "matmul.simt"),
-            tensor_of={
-                name: _matmul(table["matmul"]["tensor"] | entry, f"matmul.tensor_of.{name}")
-                for name, entry in table["matmul"].get("tensor_of", {}).items()
-            },
+            tensor_of=_by_architecture(table["matmul"], "tensor"),
+            simt_of=_by_architecture(table["matmul"], "simt"),
             matrix_efficiency=dict(table["matrix_efficiency"]),
             matrix_efficiency_of={
                 name: dict(entry) for name, entry in table.get("matrix_efficiency_of", {}).items()
@@ -105,7 +103,6 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             attention_forward=_build(AttentionFit, table["attention"]["forward"], "attention.forward"),
             attention_backward=_build(AttentionFit, table["attention"]["backward"], "attention.backward"),
             streams=streams,
-            simt_efficiency=dict(table.get("simt_efficiency", {})),
             memory_efficiency=dict(table.get("memory_efficiency", {})),
             power=_build(PowerFit, table["power"], "power"),
             step_launch_s=float(table["step_launch_s"]),
@@ -123,13 +120,23 @@ def _scan(table: Mapping[str, Any], phase: str) -> ScanFit | None:
     return _build(ScanFit, table["scan"][phase], f"scan.{phase}") if "scan" in table else None
 
 
-def _share(known: Mapping[str, float], architecture: str) -> float:
-    return known.get(architecture, known.get(UNSEEN, 1.0))
+def _by_architecture(table: Mapping[str, Any], unit: str) -> dict[str, MatmulFit]:
+    """The fits of architectures that differ from the common one; each entry holds the differences."""
+    common = table[unit]
+    found = {}
+    for name, entry in table.get(f"{unit}_of", {}).items():
+        batched = {**common.get("batched", {}), **entry.get("batched", {})}
+        found[name] = _matmul({**common, **entry, "batched": batched}, f"matmul.{unit}_of.{name}")
+    return found
 
 
 def _matmul(entry: Mapping[str, Any], where: str) -> MatmulFit:
+    alone = {name: value for name, value in entry.items() if name != "batched"}
     tiles = tuple((int(height), int(width)) for height, width in entry["tiles"])
-    return _build(MatmulFit, {**entry, "tiles": tiles}, where)
+    found = _build(MatmulFit, {**alone, "tiles": tiles}, where)
+    if not entry.get("batched"):
+        return found
+    return replace(found, batched=_matmul({**alone, **entry["batched"]}, f"{where}.batched"))
 
 
 def _build(kind: type[Fit], entry: Mapping[str, Any], where: str) -> Fit:

@@ -1,10 +1,15 @@
 """The fits that ship with the package."""
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 from stepcast.cost.compute_fit import ComputeFit, compute_fit
 from stepcast.cost.dispatch import DispatchFit
 from stepcast.hardware.catalog import load_fit
+
+# Tables that changes replace as a whole: an architecture that was left out must not be in them.
+REPLACED = ("memory_efficiency",)
 
 
 @lru_cache(maxsize=1)
@@ -26,5 +31,17 @@ def default_dispatch() -> DispatchFit:
 def neusight_fit() -> tuple[ComputeFit, dict[str, float], dict[str, float]]:
     """For NeuSight's set: its older kernels, and by operator what measuring adds and the least it reads."""
     table, own = load_fit("compute"), load_fit("neusight")
-    table["stream"] |= own["stream"]
-    return compute_fit(table), own["added_s"], own["least_s"]
+    changes = {section: own[section] for section in ("matmul", "stream")}
+    return compute_fit(merged(table, changes)), own["added_s"], own["least_s"]
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """*base* with the values of *changes*, table by table."""
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        if isinstance(value, Mapping) and isinstance(old, Mapping) and key not in REPLACED:
+            result[key] = merged(old, value)
+        else:
+            result[key] = value
+    return result

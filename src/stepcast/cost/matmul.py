@@ -2,13 +2,19 @@
 
 The output is cut into tiles; each streaming multiprocessor works on one tile at a time, so the tiles run in
 waves. Libraries hold many kernels and pick by heuristic; the fastest of a short list of tile shapes, each
-with and without splitting the reduction over idle multiprocessors, stands for that choice.
+with and without splitting the reduction over idle multiprocessors, stands for that choice. For batched
+products they hold fewer kernels, of other quality, so a fit may have constants of its own for these.
 
-The tile shapes are those seen in a PyTorch trace of an H200 (nvjet kernels) and the common smaller ones.
+Rows that miss 16-byte boundaries must be loaded in narrow pieces: each operand byte costs more instructions,
+and memory gives less.
+
+The tile shapes are those seen in a PyTorch trace of an H200 (nvjet kernels) and the common smaller ones, and
+for ordinary cores those that NeuSight recorded.
 """
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -27,27 +33,52 @@ class MatmulFit:
     store_exposure: float  # share of writing a tile that nothing hides
     memory_efficiency: float  # of the memory bandwidth
     reread: float  # share of operand traffic that goes to memory once a wave's panels overflow the L2 cache
-    unaligned_efficiency: float  # of computing and storing when rows miss 16-byte boundaries
-    odd_efficiency: float  # factor when they miss even 4-byte boundaries, which no wide load can read
+    unaligned_operands: float  # times the operand clocks when rows miss 16-byte boundaries
+    odd_operands: float  # when they miss even 4-byte boundaries
+    unaligned_memory: float  # of the memory efficiency when rows miss 16-byte boundaries
+    odd_memory: float  # when they miss even 4-byte boundaries
     partial_wave: float  # 1: a partly filled last wave costs a whole one; 0: only what it holds
     split_s: float  # summing the pieces of a split reduction
     latency_s: float  # beyond the launch
     k_step: int  # a tile walks the reduction in steps of this length
     tiles: tuple[tuple[int, int], ...]
+    batched: "MatmulFit | None" = None  # where batched products differ
 
     def __post_init__(self) -> None:
         for name in (
             "efficiency",
             "memory_efficiency",
             "reread",
-            "unaligned_efficiency",
-            "odd_efficiency",
+            "unaligned_memory",
+            "odd_memory",
             "partial_wave",
         ):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must lie between 0 and 1, not {getattr(self, name)!r}")
+        if not 1 <= self.unaligned_operands <= self.odd_operands:
+            raise ValueError("narrower loads must cost more: 1 <= unaligned_operands <= odd_operands")
         if not self.tiles:
             raise ValueError("a matmul fit needs at least one tile shape")
+
+
+def products_s(
+    m: Number, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
+) -> Number:
+    """Seconds of *batch* products (m, k) by (k, n), by the constants for batched ones where these differ."""
+    own = fit.batched
+    if own is None:
+        return matmul_s(m, n, k, batch, element_bytes, rates, fit)
+    if not isinstance(m, np.ndarray):
+        return matmul_s(m, n, k, batch, element_bytes, rates, own if batch > 1 else fit)
+    columns = np.broadcast_arrays(m, n, k, batch, element_bytes)
+    batched = columns[3] > 1.0
+    if batched.all() or not batched.any():
+        return matmul_s(m, n, k, batch, element_bytes, rates, own if batched.any() else fit)
+    seconds = np.empty(m.shape)
+    for part, kind in ((batched, own), (~batched, fit)):
+        sizes = [column[part] for column in columns]
+        seconds[part] = matmul_s(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], _part(rates, part), kind)
+    return seconds
 
 
 def matmul_s(
@@ -60,10 +91,13 @@ def matmul_s(
     pieces = []
     for start in range(0, max(1, m.size), CHUNK):
         part = slice(start, start + CHUNK)
-        own = Rates(*(value[part] if isinstance(value, np.ndarray) else value for value in rates))
         sizes = [column[part] for column in columns]
-        pieces.append(_fastest_s(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], own, fit))
+        pieces.append(_fastest_s(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], _part(rates, part), fit))
     return np.concatenate(pieces)
+
+
+def _part(rates: Rates, part: Any) -> Rates:
+    return Rates(*(value[part] if isinstance(value, np.ndarray) else value for value in rates))
 
 
 @lru_cache(maxsize=64)
@@ -80,14 +114,13 @@ def _fastest_s(
     height, width, area, side = _candidates(fit.tiles)
     sms = rates.sms
     tiles = np.ceil(m / height) * np.ceil(n / width) * batch
-    aligned = _alignment(n, k, element_bytes, fit)
-    rate = rates.peak_flops * fit.efficiency / sms * aligned
+    operands, memory = _alignment(n, k, element_bytes, fit)
+    rate = rates.peak_flops * fit.efficiency / sms
     # Seconds of one step along the reduction: per element of the tile, and per element of its operands.
     per_area_s = 2.0 * fit.k_step / rate
-    per_side_s = fit.k_step * fit.operand_clocks * element_bytes / rates.clock_hz
-    # Narrow stores are joined in the L2 cache, so they lose less than the loads do.
-    store_s = fit.store_exposure * element_bytes * sms / (rates.bandwidth_bytes_per_s * np.sqrt(aligned))
-    memory_rate = rates.bandwidth_bytes_per_s * fit.memory_efficiency
+    per_side_s = fit.k_step * fit.operand_clocks * operands * element_bytes / rates.clock_hz
+    store_s = fit.store_exposure * element_bytes * sms / rates.bandwidth_bytes_per_s
+    memory_rate = rates.bandwidth_bytes_per_s * fit.memory_efficiency * memory
     moved = (m * k + k * n + m * n) * batch * element_bytes
     if fit.reread:
         panels = tiles * side * (k * element_bytes)  # operand bytes all tiles ask the L2 cache for
@@ -131,17 +164,20 @@ def _either_s(compute_s: Array, memory_s: Number) -> Array:
     return longer
 
 
-def _alignment(n: Number, k: Number, element_bytes: Number, fit: MatmulFit) -> Number:
-    """Efficiency factor of the row lengths: the result's rows have n elements, an operand's k."""
+def _alignment(n: Number, k: Number, element_bytes: Number, fit: MatmulFit) -> tuple[Number, Number]:
+    """Factors on operand clocks and memory rate: the result's rows have n elements, an operand's k."""
     result, operand = n * element_bytes % 16, k * element_bytes % 16
     if not isinstance(result, np.ndarray):
         if result == 0 and operand == 0:
-            return 1.0
-        return fit.unaligned_efficiency if result % 4 == 0 and operand % 4 == 0 else fit.odd_efficiency
+            return 1.0, 1.0
+        if result % 4 == 0 and operand % 4 == 0:
+            return fit.unaligned_operands, fit.unaligned_memory
+        return fit.odd_operands, fit.odd_memory
     if not (result.any() or np.any(operand)):
-        return 1.0
-    narrow = np.where((result % 4 == 0) & (operand % 4 == 0), fit.unaligned_efficiency, fit.odd_efficiency)
-    return np.where((result == 0) & (operand == 0), 1.0, narrow)
+        return 1.0, 1.0
+    aligned, narrow = (result == 0) & (operand == 0), (result % 4 == 0) & (operand % 4 == 0)
+    operands = np.where(aligned, 1.0, np.where(narrow, fit.unaligned_operands, fit.odd_operands))
+    return operands, np.where(aligned, 1.0, np.where(narrow, fit.unaligned_memory, fit.odd_memory))
 
 
 def matmul_bytes(m: Number, n: Number, k: Number, batch: Number, element_bytes: Number) -> Number:

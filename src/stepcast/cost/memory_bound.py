@@ -43,13 +43,13 @@ def stream_s(
         overflow = row_bytes * BLOCKS_PER_SM / rates.shared_memory_bytes
         moved = moved + read_bytes * fit.passes * np.clip(2.0 * overflow - 1.0, 0.0, 1.0)
     memory_s = moved / (rates.bandwidth_bytes_per_s * fit.bandwidth_efficiency)
+    if fit.elements_per_clock:
+        issue_s = rows * columns / (fit.elements_per_clock * rates.sms * rates.clock_hz)
+        memory_2, issue_2 = memory_s * memory_s, issue_s * issue_s
+        memory_s = np.sqrt(np.sqrt(memory_2 * memory_2 + issue_2 * issue_2))
     if fit.row_clocks or fit.column_clocks:
         resident = np.ceil(rows / (rates.sms * BLOCKS_PER_SM))
         clocks = fit.column_clocks * columns * resident + fit.row_clocks * rows / rates.sms
         rows_s = clocks / rates.clock_hz
         return np.sqrt(memory_s * memory_s + rows_s * rows_s)
-    if fit.elements_per_clock:
-        issue_s = rows * columns / (fit.elements_per_clock * rates.sms * rates.clock_hz)
-        memory_2, issue_2 = memory_s * memory_s, issue_s * issue_s
-        return np.sqrt(np.sqrt(memory_2 * memory_2 + issue_2 * issue_2))
     return memory_s

@@ -9,14 +9,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
 
 from stepcast.cost.compute_fit import ComputeFit, compute_fit
+from stepcast.cost.fits import merged
 from stepcast.hardware.catalog import load_fit
 
 Family = tuple[int, ...]
-# Tables that a fold replaces as a whole: an architecture left out must not be in them.
-REPLACED = ("simt_efficiency", "memory_efficiency")
 STALE = (
     "the cross-validated constants belong to another fit (run tools/fit_folds.py): "
     "every row is predicted by constants that have seen it"
@@ -63,7 +61,7 @@ def load_folds() -> Folds:
         fit = compute_fit(merged(compute, fold["values"]))
         families |= {(fold["kind"], tuple(family)): fit for family in fold["held"]}
     own = load_fit("neusight")
-    base = {**compute, "stream": compute["stream"] | own["stream"]}
+    base = merged(compute, {section: own[section] for section in ("matmul", "stream")})
     gpus = {
         fold["held"]: GpuFold(
             compute_fit(merged(base, fold["values"])),
@@ -73,15 +71,3 @@ def load_folds() -> Folds:
         for fold in table["gpu"]
     }
     return Folds(families, gpus)
-
-
-def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """*base* with the values of *changes*, table by table."""
-    result = dict(base)
-    for key, value in changes.items():
-        old = result.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and key not in REPLACED:
-            result[key] = merged(old, value)
-        else:
-            result[key] = value
-    return result

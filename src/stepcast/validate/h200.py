@@ -27,7 +27,7 @@ from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, colum
 Record = dict[str, str]
 Skipped = Counter[str]
 ATTENTION = {"sdpa_fwd": "attention forward", "sdpa_bwd": "attention backward"}
-FITTED_FILES = ("ops.csv", "ops_fp8_grouped.csv")
+FITTED_FILES = ("ops.csv", "ops_batched.csv", "ops_fp8_grouped.csv")
 FILES = ("ops*.csv", "blocks*.csv", "models*.csv")
 MEMORY_BOUND_FROM_S, LONG_S = 20e-6, 50e-6
 
@@ -59,7 +59,7 @@ def family_of(row: Mapping[str, str]) -> tuple[str, Family]:
     if op == "linear":
         return f"linear {row['dtype']}", _numbers(row, "N", "K")
     if op == "bmm":
-        return "bmm", _numbers(row, "B", "N", "K")
+        return f"bmm {row['dtype']}", _numbers(row, "B", "N", "K")
     if op == "grouped_linear":
         return "grouped", _numbers(row, "B", "N", "K")
     if op in ATTENTION:
@@ -107,10 +107,8 @@ def _shape(record: Mapping[str, str]) -> tuple[str, ...]:
 def _operator(record: Record) -> Iterator[Row]:
     kind, family = family_of(record)
     gpu, fit, seen = load_gpu("h200"), default_fit(), "never"
-    if _shape(record) in _fitted_rows() and kind != "bmm":
-        folds = load_folds()
-        fp32 = folds.gpus.get(gpu.name) if kind == "linear fp32" else None
-        left_out = fp32.fit if fp32 else folds.without(kind, family)
+    if _shape(record) in _fitted_rows():
+        left_out = load_folds().without(kind, family)
         fit, seen = (fit, "in the fit") if left_out is None else (left_out, "left out")
     measured_s = float(record["ms"]) * 1e-3
     sizes = [
@@ -193,6 +191,7 @@ def _selections(table: Columns) -> dict[str, Mask]:
         "operators": ~whole,
         "linear bf16": linear,
         "linear bf16 over 50 us": linear & (measured_s > LONG_S),
+        "bmm bf16": kind == "bmm bf16",
         "attention": attention,
         "memory-bound over 20 us": memory_bound & (measured_s > MEMORY_BOUND_FROM_S),
         "blocks forward": kind == "block forward",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepcast.cost.compute import SUSTAINED, matmul_seconds, softmax_key, stream_seconds
+from stepcast.cost.compute import Load, matmul_seconds, softmax_key, stream_seconds
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.rates import Array
 from stepcast.hardware.gpu import Gpu
@@ -18,6 +18,7 @@ MATRIX = ("linear", "bmm")
 INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # all others read one tensor
 UNARY = ("addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", "softmax", "ln")
 OPERATORS = (*MATRIX, *INPUTS, *UNARY)
+REPEATED = Load(0.0, repeats=25)  # they call an operator 25 times, waiting for the GPU after each
 SHARPNESS = 8  # of the smooth maximum of kernel and least time
 
 
@@ -42,18 +43,18 @@ def kernel_s(points: FP32Rows, fit: ComputeFit) -> Array:
     rows, columns, gpu = points.rows, points.columns, points.gpu
     if points.op in MATRIX:
         sizes = (rows, columns, points.depth, points.batch)
-        return np.asarray(matmul_seconds(*sizes, DType.FP32, gpu, fit, SUSTAINED))
+        return np.asarray(matmul_seconds(*sizes, DType.FP32, gpu, fit, REPEATED))
     size = 4.0 * rows * columns
     if points.op == "softmax":
         keys = np.array([softmax_key(int(wide)) for wide in columns])
         seconds = np.empty_like(rows)
         for key in np.unique(keys):
             i = keys == key
-            seconds[i] = stream_seconds(str(key), rows[i], columns[i], size[i], size[i], gpu, fit, SUSTAINED)
+            seconds[i] = stream_seconds(str(key), rows[i], columns[i], size[i], size[i], gpu, fit, REPEATED)
         return seconds
     key = "layer-norm" if points.op == "ln" else "add"
     reads = size * INPUTS.get(points.op, 1)
-    return np.asarray(stream_seconds(key, rows, columns, reads, size, gpu, fit, SUSTAINED))
+    return np.asarray(stream_seconds(key, rows, columns, reads, size, gpu, fit, REPEATED))
 
 
 def reported_s(points: FP32Rows, fit: ComputeFit, added_s: float, least_s: float) -> Array:
