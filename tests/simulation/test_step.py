@@ -269,9 +269,14 @@ def test_computing_slows_down_beside_communication() -> None:
     computed = layer(5.0, 5.0, 5.0)
     work = workload(replace(computed, forward=(beside, *computed.forward)), pp=1, micro_batches=4)
 
-    def step_s(lost_s: Callable[[Work], float] | None) -> float:
+    def step_s(lost_s: Callable[[Work], float] | None, conditions: Conditions = HEALTHY) -> float:
         step = build_step(
-            work, make_schedule("1f1b", 1, 4, 1), seconds, lambda source, target: 0.0, lost_s=lost_s
+            work,
+            make_schedule("1f1b", 1, 4, 1),
+            seconds,
+            lambda source, target: 0.0,
+            conditions=conditions,
+            lost_s=lost_s,
         )
         result = simulate(step.program)
         assert stage_times(step, result)[0].total_s == pytest.approx(result.makespan_s)
@@ -279,3 +284,6 @@ def test_computing_slows_down_beside_communication() -> None:
 
     assert step_s(None) == pytest.approx(4 * 15.0)
     assert step_s(lambda work: 0.25) == pytest.approx(4 * 15.25)
+    # A slow group's exchange lasts longer, and slows computing down for as long.
+    slow = Conditions(slow_groups={Group.DP: 2.0})
+    assert step_s(lambda work: 0.25, slow) == pytest.approx(4 * 15.5)

@@ -93,6 +93,8 @@ def build_step(
     lanes = Lanes(used_groups(workload.stages), receives=send is Send.BLOCKING, host=issue_s is not None)
     chunks = chunks_of(workload, schedule, body)
     priced = {stage: conditions.seconds(stage, seconds) for stage in range(schedule.stages)}
+    # What a slow group exchanges lasts longer, and so does what it takes from computing.
+    lost = {stage: conditions.seconds(stage, lost_s) if lost_s else None for stage in priced}
     slow_messages = conditions.slow_groups.get(Group.PP, 1.0)
 
     built: dict[tuple[object, ...], Segment] = {}
@@ -104,7 +106,7 @@ def build_step(
         key = (conditions.slow_stages.get(stage, 1.0), *map(id, layers), *kinds)
         if key not in built:
             streams = [phase_ops(each, kind) for each, kind in zip(layers, kinds, strict=True)]
-            built[key] = segment_of_ops("", streams, lanes, priced[stage], issue_s, host_waits, lost_s)
+            built[key] = segment_of_ops("", streams, lanes, priced[stage], issue_s, host_waits, lost[stage])
         return built[key]
 
     def message(kind: Kind, source: Place, target: Place) -> float:
