@@ -93,13 +93,7 @@ def _routed(strategy: Strategy) -> float:
 def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
     outer = shape.tokens / shape.outer * model.hidden
     if shape.selective and shape.kernels is Kernels.COMPILED:
-        kept = outer * shape.element + _every_second_matmul(model, block, shape)
-        if block.mixer is Mixer.MAMBA:
-            scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
-            kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
-        return Kept(
-            kept, outer * shape.element, _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
-        )
+        return _kept_by_torchtitan(model, block, shape, outer)
     kept = transient = 0.0
     norm_outputs = outer * (shape.matmul if shape.kernels is Kernels.FUSED else shape.element)
     if block.mixer is Mixer.ATTENTION:
@@ -149,6 +143,17 @@ def _attention(model: Model, shape: _Shape) -> float:
     if shape.flash:
         return kept + tokens * model.heads / tp * FLOAT  # log-sum-exp of each row
     return kept + (0.0 if shape.selective else _scores(model, shape) * element)
+
+
+def _kept_by_torchtitan(model: Model, block: Block, shape: _Shape, outer: float) -> Kept:
+    """Its selective recomputation; Mamba blocks, which it does not know, keep everything."""
+    kept = outer * shape.element + _every_second_matmul(model, block, shape)
+    transient = _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
+    if block.mixer is Mixer.MAMBA:
+        scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
+        kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
+        transient = max(transient, mamba_transient(scanned, shape.element))
+    return Kept(kept, outer * shape.element, transient)
 
 
 def _every_second_matmul(model: Model, block: Block, shape: _Shape) -> float:
