@@ -53,13 +53,15 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     same = _same_segments(program)
     calls, pattern_of = _patterns(run, same)
     spent = np.zeros((len(calls), 3 + len(groups)))  # computing, optimizer, host, exposed per group
+    idle_s = np.zeros(len(calls))
     segments = same[program.segment[calls]]
     begins = _beginnings(run, calls)
     for number in distinct(segments).values:
         rows = np.flatnonzero(segments == number)
-        spent[rows] = _spent(program.segments[number], begins[rows], lanes, groups)
+        spent[rows], idle_s[rows] = _spent(program.segments[number], begins[rows], lanes, groups)
     per_call = spent[pattern_of]
-    per_call[:, 3] += _message_waits_s(step, run)
+    # What a stage does itself while a message is under way counts as that, not as waiting for it.
+    per_call[:, 3] += np.minimum(_message_waits_s(step, run), idle_s[pattern_of])
     busy = program.lane_busy_s()
     found = []
     for stage in range(step.schedule.stages):
@@ -127,8 +129,12 @@ def _patterns(run: Run, same: Ints) -> tuple[Ints, Ints]:
     return found.first, found.inverse
 
 
-def _spent(segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> Floats:
-    """rows x (computing, optimizer, host, exposed per group) of calls of *segment*; not waits for inputs."""
+def _spent(
+    segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]
+) -> tuple[Floats, Floats]:
+    """rows x (computing, optimizer, host, exposed per group) of calls of *segment*, and what each waits while
+    none of its own lanes is busy: for its inputs.
+    """
     shape = segment.shape
     rows = len(begins)
     nodes = np.empty((shape.first_op + shape.ops, rows))
@@ -159,7 +165,7 @@ def _spent(segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, 
             part = np.minimum(_filled(gap_begin[:, row], gap_end[:, row], *busy), left[:, row])
             spent[row, column] += part.sum()
             left[:, row] -= part
-    return spent
+    return spent, left.sum(axis=0)
 
 
 def _filled(begin: Floats, end: Floats, busy_until: float, starts: Floats, ends: Floats) -> Floats:
