@@ -1,7 +1,8 @@
 """Fit the constants of the compute prices and write them to src/stepcast/data/fits/.
 
-    python tools/fit_compute.py --h200 ../shared/data/h200 --neusight ../shared/data/neusight [--check]
+    python tools/fit_compute.py --h200 src/stepcast/data/h200 --neusight FOLDER [--check]
 
+FOLDER holds NeuSight's measurements, ``ops_fp32.csv.gz``; without it fp32 on ordinary cores is not fitted.
 ``--check`` also cross-validates: every row is predicted by a fit that has not seen its family (shape family,
 head configuration, or GPU). Needs numpy only; takes a few minutes.
 """
@@ -9,6 +10,7 @@ head configuration, or GPU). Needs numpy only; takes a few minutes.
 import argparse
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +19,19 @@ from fit_neusight import all_points, fit_neusight
 from fit_tables import OUT, Free, Row, column, fit_keys, folds, put, read, report, to_toml, with_values
 from minimise import Vector
 
-from stepcast.cost.compute import ALONE, Load, attention_seconds, matmul_seconds, softmax_key, stream_seconds
+from stepcast.cost.compute import (
+    ALONE,
+    Load,
+    attention_seconds,
+    grouped_seconds,
+    matmul_seconds,
+    softmax_key,
+    stream_seconds,
+)
 from stepcast.cost.compute_fit import ComputeFit, compute_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 
-KERNELS = Path(__file__).parents[1] / "tests" / "data" / "h200" / "kernels.csv"
 H200 = load_gpu("h200")
 QUEUED = Load(0.1, 1.0)  # tools/measure_kernels.py queues each case for about that long
 
@@ -66,7 +75,9 @@ def matmul_predictor(rows: list[Row], load: Load = ALONE) -> Callable[[ComputeFi
     return predict
 
 
-def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], check: bool) -> None:
+def fit_tensor(
+    table: dict[str, Any], ops: list[Row], fp8: list[Row], kernels: list[Row], check: bool
+) -> None:
     rows = [row for row in ops if row["op"] == "linear" and row["dtype"] == "bf16"]
     measured = column(rows, "ms") * 1e-3
     if check:
@@ -93,7 +104,7 @@ def fit_tensor(table: dict[str, Any], ops: list[Row], fp8: list[Row], check: boo
             matmul_predictor(own)(compute_fit(table)),
             column(own, "ms") * 1e-3,
         )
-    fit_batched(table, ops)
+    fit_batched(table, ops, kernels)
     grouped = [row for row in fp8 if row["op"] == "grouped_linear"]
     free = {"grouped_s": (1e-7, 1e-9, 1e-5), "grouped_efficiency": (0.9, 0.5, 1.0)}
     put(table, fit_keys(table, free, grouped_predictor(grouped), column(grouped, "ms") * 1e-3))
@@ -109,12 +120,12 @@ def long_enough(rows: list[Row]) -> list[Row]:
     return [row for row in rows if float(row["ms"]) > 0.02]
 
 
-def fit_batched(table: dict[str, Any], ops: list[Row]) -> None:
+def fit_batched(table: dict[str, Any], ops: list[Row], kernels: list[Row]) -> None:
     """Batched products, and what rows without alignment cost these and linear layers."""
     bmm = [row for row in ops if row["op"] == "bmm" and row["dtype"] == "bf16"]
     queued = [
         {"dtype": "bf16", "B": "1", "M": row["a"], "N": row["b"], "K": row["c"], "us": row["us"]}
-        for row in read(KERNELS)
+        for row in kernels
         if row["case"] == "linear" and row["dtype"] == "bf16" and (int(row["b"]) % 8 or int(row["c"]) % 8)
     ]
     measured = np.concatenate([column(bmm, "ms") * 1e-3, column(queued, "us") * 1e-6])
@@ -130,8 +141,6 @@ def fit_batched(table: dict[str, Any], ops: list[Row]) -> None:
 
 
 def grouped_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
-    from stepcast.cost.compute import grouped_seconds
-
     groups, m, n, k = (column(rows, name) for name in ("B", "M", "N", "K"))
     return lambda fit: np.asarray(grouped_seconds(m * groups, n, k, groups, DType.BF16, H200, fit))
 
@@ -139,20 +148,24 @@ def grouped_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
 # ---- attention ---------------------------------------------------------------------------------------
 
 
+def attention_free(phase: str) -> Free:
+    """The constants of one phase of attention with their start and bounds."""
+    free: Free = {
+        f"attention.{phase}.efficiency": (0.9, 0.3, 1.0),
+        f"attention.{phase}.flops_per_score": (300.0, 1.0, 2000.0),
+        f"attention.{phase}.tail": (0.5, 0.01, 2.0),
+        f"attention.{phase}.memory_exposure": (0.5, 0.01, 3.0),
+        f"attention.{phase}.latency_s": (5e-6, 1e-7, 4e-5),
+    }
+    return free | ({"backward_call_s": (1.3e-4, 5e-5, 2.5e-4)} if phase == "backward" else {})
+
+
 def fit_attention(table: dict[str, Any], ops: list[Row], check: bool) -> None:
     errors = []
     for phase, op in (("forward", "sdpa_fwd"), ("backward", "sdpa_bwd")):
         rows = [row for row in ops if row["op"] == op]
         measured = column(rows, "ms") * 1e-3
-        free: Free = {
-            f"attention.{phase}.efficiency": (0.9, 0.3, 1.0),
-            f"attention.{phase}.flops_per_score": (300.0, 1.0, 2000.0),
-            f"attention.{phase}.tail": (0.5, 0.01, 2.0),
-            f"attention.{phase}.memory_exposure": (0.5, 0.01, 3.0),
-            f"attention.{phase}.latency_s": (5e-6, 1e-7, 4e-5),
-        }
-        if phase == "backward":
-            free["backward_call_s"] = (1.3e-4, 5e-5, 2.5e-4)
+        free = attention_free(phase)
         if check:
             families = column(rows, "heads") * 10007 + column(rows, "kv") * 101 + column(rows, "D")
             predicted = np.empty_like(measured)
@@ -212,8 +225,6 @@ OWN_LATENCY = ("quantize",)  # several kernels in one call
 
 def shared(fit: ComputeFit) -> ComputeFit:
     """Kinds that differ by one constant take the rest from their relative."""
-    from dataclasses import replace
-
     add, norm = fit.streams["add"], fit.streams["layer-norm"]
     streams = dict(fit.streams)
     for key in LIKE_ADD:
@@ -300,7 +311,7 @@ def main() -> None:
     ops = [*read(chosen.h200 / "ops.csv"), *read(chosen.h200 / "ops_batched.csv")]
     fp8 = read(chosen.h200 / "ops_fp8_grouped.csv")
     table = tomllib.loads((Path(__file__).parent / "compute_start.toml").read_text(encoding="utf-8"))
-    fit_tensor(table, ops, fp8, chosen.check)
+    fit_tensor(table, ops, fp8, read(chosen.h200 / "kernels.csv"), chosen.check)
     fit_attention(table, ops, chosen.check)
     fit_streams(table, [*ops, *fp8], chosen.check)
     if chosen.neusight:

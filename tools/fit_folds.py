@@ -1,6 +1,6 @@
 """Repeat the fits of the operator prices with one family of rows left out at a time, for cross-validation.
 
-    python tools/fit_folds.py --h200 src/stepcast/data/h200 --neusight ../shared/data/neusight
+    python tools/fit_folds.py --h200 src/stepcast/data/h200 --neusight FOLDER
 
 Run it after ``tools/fit_compute.py``; writes src/stepcast/data/fits/folds.toml, from which ``stepcast
 validate`` predicts every row by constants that have not seen it. A family is a weight shape for matmuls, a
@@ -19,6 +19,7 @@ from fit_compute import (
     BATCHED_FREE,
     STREAM_FREE,
     TENSOR_FREE,
+    attention_free,
     attention_predictor,
     grouped_predictor,
     long_enough,
@@ -71,18 +72,6 @@ def family_folds(
         values = fit_keys(table, free, predictor(train), column(train, "ms") * 1e-3)
         found.append({"kind": kind, "held": [list(family) for family in held], "values": nested(values)})
     return found
-
-
-def attention_free(phase: str) -> Free:
-    """The constants of one phase of attention with their start and bounds."""
-    free: Free = {
-        f"attention.{phase}.efficiency": (0.9, 0.3, 1.0),
-        f"attention.{phase}.flops_per_score": (300.0, 1.0, 2000.0),
-        f"attention.{phase}.tail": (0.5, 0.01, 2.0),
-        f"attention.{phase}.memory_exposure": (0.5, 0.01, 3.0),
-        f"attention.{phase}.latency_s": (5e-6, 1e-7, 4e-5),
-    }
-    return free | ({"backward_call_s": (1.3e-4, 5e-5, 2.5e-4)} if phase == "backward" else {})
 
 
 def nested(values: dict[str, float]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ KERNELS = {
 }
 Case = tuple[int, ...]
 Times = dict[tuple[str, str], float]
+"""(phase, kernel) -> seconds, or how many launches."""
 
 
 def cases() -> tuple[dict[Case, Times], dict[Case, Times]]:
@@ -65,7 +66,7 @@ def scan_sum(times: Times, backward: bool) -> float:
 
 
 def refined(error: Callable[[Sequence[float]], float], start: Sequence[float]) -> tuple[float, ...]:
-    """The best of a grid of factors around *start*, three times finer each round."""
+    """The best of a grid of factors around *start*, finer each round."""
     best, width = tuple(start), 4.0
     for _ in range(14):
         steps = (1 / width, width**-0.5, 1.0, width**0.5, width)

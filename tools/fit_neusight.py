@@ -33,8 +33,9 @@ GPUS = {
     "Tesla P4": "p4",
     "NVIDIA H200": "h200",
 }
-# Relative energy per operation by process node, assumed for boards that must throttle. TSMC states power
-# savings at equal speed of about 60 % from 16 to 7 nm and 30 % from 7 to 5 nm; 12 nm is 16 nm refined.
+# Relative energy per operation by process node, assumed for boards that must throttle. TSMC states 65 % less
+# power at equal speed from 16 to 7 nm (EE Times, 2018) and 30 % from 7 to 5 nm (Tom's Hardware, 2019); 12 nm
+# is 16 nm refined.
 NODE = {"pascal": 1.1, "turing": 1.0, "ada": 0.3}
 # At full clock: an H200 that multiplied in fp32 at 51 TFLOP/s drew 680 W, and 124 W when idle at that clock
 # (tools/measure_sweep.py). Older boards of that kind spend more, but within their limit: no V100 or A100 of

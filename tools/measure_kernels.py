@@ -4,7 +4,7 @@
 
 Run with PyTorch on the GPU in question; writes one csv row per case: ``case,a,b,c,dtype,us``. Each case is
 queued many times between two CUDA events, so the figure is the time in a busy stream, with caches warm.
-The rows of an H200 in ``tests/data/h200/kernels.csv`` came from this script.
+The rows of an H200 in ``src/stepcast/data/h200/kernels.csv`` came from this script.
 """
 
 import sys

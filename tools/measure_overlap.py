@@ -8,7 +8,7 @@ either waiting, as a block does whose data is on the network, or copying memory.
 on a second stream while transformer layers run forward and backward on the first.
 
 Needs one CUDA GPU, PyTorch and CuPy; prints one csv row per layer, kind, number of blocks and
-length of the stand-in. The rows of an H200 in ``tests/data/h200/overlap.csv`` came from this script.
+length of the stand-in. The rows of an H200 in ``src/stepcast/data/h200/overlap.csv`` came from this script.
 """
 
 import sys
