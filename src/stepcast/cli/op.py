@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable, sizes_of
+from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.numbers import MOST_ELEMENTS, count
 from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.rules import sizes_of
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.report.text import facts, table
@@ -193,12 +194,11 @@ def _elementwise(args: argparse.Namespace, dtype: DType) -> Elementwise:
     if kind is not K.CAST:
         return work
     to = DType.FP32 if args.to is None else DType(args.to)
-    # A cast into a scaled format reads its input twice: once for the largest magnitude.
-    scaled = to in (DType.FP8, DType.MXFP8, DType.FP4, DType.NVFP4)
     written = args.rows * args.columns * to.bytes
-    return replace(
-        work, read_bytes=(2 if scaled else 1) * size, write_bytes=written, dtype=to if scaled else dtype
-    )
+    if not to.scaled:
+        return replace(work, read_bytes=size, write_bytes=written)
+    # Read twice: once for the largest magnitude.
+    return replace(work, read_bytes=2 * size, write_bytes=written, dtype=to)
 
 
 def _record(work: Operator, price: "Price") -> dict[str, Any]:

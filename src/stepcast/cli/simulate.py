@@ -167,7 +167,7 @@ def _options(args: argparse.Namespace) -> "Options":
         send=Send(args.messages),
         algorithms=forced,
         ideal_communication=args.ideal_communication,
-        conditions=Conditions(stages, {Group(name): factor for name, factor in groups.items()}),
+        conditions=Conditions(stages, groups),
     )
 
 
@@ -211,8 +211,7 @@ def _count(name: str, option: str) -> int:
     return int(name)
 
 
-def _group(name: str) -> str:
-
+def _group(name: str) -> Group:
     if name not in set(Group):
         raise ValueError(f"--slow-group {name!r}: expected one of {', '.join(Group)}")
-    return name
+    return Group(name)

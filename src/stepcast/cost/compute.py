@@ -37,11 +37,8 @@ class Load:
 
     def __post_init__(self) -> None:
         if not (self.busy_s >= 0 and 0 <= self.duty <= 1 and self.repeats >= 1):
-            raise ValueError(f"a load needs busy_s of 0 or more and a duty within 0 and 1, not {self}")
+            raise ValueError(f"a load needs busy_s >= 0, a duty within 0 and 1 and repeats >= 1, not {self}")
 
-
-# A cast into these formats first finds the largest magnitude.
-SCALED_FORMATS = (DType.FP8, DType.MXFP8, DType.FP4, DType.NVFP4)
 
 ALONE = Load(0.0)
 SUSTAINED = Load(math.inf)
@@ -190,7 +187,7 @@ def stream_key(work: Elementwise) -> str:
     Widening casts run in a kernel without wide loads, and PyTorch has three softmax kernels by row length.
     """
     if work.kind is ElementwiseKind.CAST:
-        if work.dtype in SCALED_FORMATS:
+        if work.dtype.scaled:
             return "quantize"
         return "cast-up" if work.write_bytes > work.read_bytes else "cast"
     if work.kind is ElementwiseKind.SOFTMAX and not work.backward:

@@ -24,7 +24,13 @@ class DType(StrEnum):
         """Bytes of one stored element; block scales of mxfp8 and nvfp4 are not counted."""
         return ELEMENT_BYTES[self]
 
+    @property
+    def scaled(self) -> bool:
+        """Whether numbers are kept relative to a scale: a cast must first find the largest magnitude."""
+        return self in SCALED
 
+
+SCALED = frozenset({DType.FP8, DType.MXFP8, DType.FP4, DType.NVFP4})
 # TF32 is a way to multiply: tensors in memory stay fp32.
 ELEMENT_BYTES: dict[DType, float] = {
     DType.FP64: 8,

@@ -1,0 +1,204 @@
+"""What options need to have an effect: of measured runs, collectives and operators, and what verbs share."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Facts = Mapping[str, Any]
+"""The verb's arguments by name, and what it found out about its input."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Options that have an effect only where *needs* holds."""
+
+    options: tuple[str, ...]
+    needs: Callable[[Facts], bool]
+    # Why there is none and what to do; names of facts stand in braces.
+    otherwise: str
+    harmless: bool = False
+
+
+# ---- what several verbs share ------------------------------------------------------------------------
+
+JITTER = Rule(
+    ("runs", "seed"),
+    lambda f: f["jitter"] is not None,
+    "it is for --jitter; give --jitter X as well, such as 0.05, or leave it out",
+)
+DRAWING = Rule(
+    ("gantt", "explain_memory"),
+    lambda f: not f["json"],
+    "it is text, and --json prints one JSON object alone",
+    harmless=True,
+)
+EDITS = Rule(
+    ("repeat_layers", "backward_factor"),
+    lambda f: "Workload" in f["kinds"],
+    "it changes a workload, and {file} says what happened; leave it out",
+)
+CORRECTIONS = Rule(
+    ("calibration",),
+    lambda f: f["corrects"],
+    "{calibration} holds constants of runs and corrects no operator; 'stepcast calibrate' on operator times, "
+    "profiler or Megatron traces, or 'stepcast profile', writes one that does",
+)
+CLUSTER_CHANGES = Rule(
+    ("set",),
+    lambda f: f["cluster"] is not None,
+    "it changes a cluster, and none is named; give --cluster as well",
+)
+
+
+# ---- collective and op -------------------------------------------------------------------------------
+
+COLLECTIVE = (
+    Rule(
+        ("imbalance",),
+        lambda f: f["kind"] == "all-to-all",
+        "every rank of {kind} sends the same; it is for all-to-all",
+    ),
+    Rule(
+        ("algorithm",),
+        lambda f: f["kind"] not in ("send-receive", "barrier"),
+        "{kind} has one algorithm; leave it out",
+    ),
+    Rule(
+        ("size", "sweep"),
+        lambda f: f["kind"] != "barrier",
+        "a barrier carries no data",
+        harmless=True,
+    ),
+    Rule(
+        ("algorithm", "imbalance", "ranks_per_thread"),
+        lambda f: f["ranks"] > 1,
+        "one rank exchanges nothing",
+        harmless=True,
+    ),
+)
+
+SIZES = {
+    "matmul": ("m", "n", "k", "batch"),
+    "bmm": ("batch", "m", "n", "k"),
+    "grouped": ("groups", "m", "n", "k"),
+    "attention": ("seq", "keys", "batch", "heads", "kv_heads", "head_dim"),
+}
+ELEMENTWISE_SIZES = ("rows", "columns")
+WITHOUT_GRADIENT = ("optimizer", "cast", "fill")
+
+
+def sizes_of(kind: str) -> tuple[str, ...]:
+    """Names of the sizes that an operator of *kind* has."""
+    return SIZES.get(kind, ELEMENTWISE_SIZES)
+
+
+def _size_rule(name: str) -> Rule:
+    return Rule(
+        (name,),
+        lambda f: name in sizes_of(f["kind"]),
+        "the sizes of {kind} are {size_list}; did you mean one of them?",
+    )
+
+
+OP = (
+    CORRECTIONS,
+    *map(_size_rule, sorted({name for names in SIZES.values() for name in names} | {*ELEMENTWISE_SIZES})),
+    Rule(
+        ("backward",),
+        lambda f: f["kind"] not in ("matmul", "bmm", "grouped"),
+        "the gradients of {kind} are two matmuls; ask for (m, k, n) and for (k, n, m)",
+    ),
+    Rule(
+        ("backward",),
+        lambda f: f["kind"] not in WITHOUT_GRADIENT,
+        "{kind} has no gradient; leave it out",
+    ),
+    Rule(
+        ("no_causal",),
+        lambda f: f["kind"] == "attention",
+        "{kind} has no mask; it is for attention",
+    ),
+    Rule(
+        ("to",),
+        lambda f: f["kind"] == "cast",
+        "{kind} writes the format it reads; it is for cast alone",
+    ),
+)
+
+
+# ---- measured runs -----------------------------------------------------------------------------------
+
+ANALYZE = (
+    Rule(
+        ("trace",),
+        lambda f: f["format"] != "kineto",
+        "the trace is one already; write it for Perfetto with 'stepcast convert {file} OUT --to perfetto'",
+    ),
+    Rule(
+        ("trace",),
+        lambda f: f["format"] != "optimus",
+        "an OptimusPrime log tells how long layers took and not when; leave it out",
+    ),
+    Rule(
+        ("cluster", "set"),
+        lambda f: f["format"] != "kineto",
+        "a profiler trace is analysed by itself; leave it out",
+    ),
+    Rule(
+        ("calibration",),
+        lambda f: f["format"] == "optimus",
+        "it holds constants of OptimusPrime runs, and this is {format}; leave it out",
+    ),
+    Rule(
+        ("set",),
+        lambda f: f["format"] == "optimus" or f["cluster"] is not None,
+        CLUSTER_CHANGES.otherwise,
+    ),
+)
+
+REPLAY = (
+    CLUSTER_CHANGES,
+    Rule(
+        ("gpu",),
+        lambda f: any(change.startswith("gpu") for change in f["changes"]),
+        "it is compared with the GPU of --what-if gpu=NAME, and no such change is asked for",
+        harmless=True,
+    ),
+    Rule(
+        ("cluster",),
+        lambda f: any(change.startswith(("gpu", "dp")) for change in f["changes"]),
+        "it prices what was not measured, for --what-if dp=N or gpu=NAME, and neither is asked for",
+        harmless=True,
+    ),
+)
+
+CALIBRATE = (
+    Rule(
+        ("gpu",),
+        lambda f: f["source"] != "optimus",
+        "OptimusPrime runs take their GPU from the cluster; give --cluster instead",
+    ),
+    Rule(
+        ("cluster",),
+        lambda f: f["source"] in ("megatron", "optimus"),
+        "{source} times operators of one GPU; give --gpu instead",
+    ),
+    Rule(
+        ("model",),
+        lambda f: f["source"] in ("megatron", "optimus"),
+        "{source} holds operators, of whatever model; leave it out",
+    ),
+    Rule(
+        ("sequence",),
+        lambda f: f["source"] == "optimus",
+        "it is for OptimusPrime logs, which do not tell their lengths; leave it out",
+    ),
+)
+
+VALIDATE = (
+    Rule(
+        ("cluster",),
+        lambda f: "nccl-tests" in f["sets"],
+        "it says where nccl-tests ran; validate that set, with --set nccl-tests, or leave it out",
+    ),
+)
