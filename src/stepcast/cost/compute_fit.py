@@ -28,10 +28,9 @@ class ComputeFit:
     fitted_on: tuple[str, ...]  # architectures among the measurements; others get wider uncertainty
     tensor: MatmulFit
     simt: MatmulFit
-    tensor_of: Mapping[str, MatmulFit] = field(
-        hash=False
-    )  # architectures whose kernels differ from ``tensor``
-    simt_of: Mapping[str, MatmulFit] = field(hash=False)  # the same for ``simt``
+    # By architecture, where its kernels differ from ``tensor`` and ``simt``.
+    tensor_of: Mapping[str, MatmulFit] = field(hash=False)
+    simt_of: Mapping[str, MatmulFit] = field(hash=False)
     matrix_efficiency: Mapping[str, float] = field(hash=False)  # by number format, of the matmul efficiency
     # By architecture and number format, where it differs from ``matrix_efficiency``.
     matrix_efficiency_of: Mapping[str, Mapping[str, float]] = field(hash=False)

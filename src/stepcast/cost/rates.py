@@ -29,7 +29,6 @@ class Rates(NamedTuple):
     clock_hz: Number
     shared_memory_bytes: Number
     launch_s: Number
-    power_w: Number
 
 
 def matrix_unit(gpu: Gpu, dtype: DType) -> str:
@@ -54,5 +53,4 @@ def _rates(gpu: Gpu, peak_flops: float) -> Rates:
         gpu.clock_hz,
         gpu.shared_memory_per_sm_bytes,
         gpu.launch_overhead_s,
-        gpu.power_w,
     )

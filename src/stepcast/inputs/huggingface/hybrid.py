@@ -99,13 +99,10 @@ def bamba(keys: Keys, name: str) -> Model:
 def granite_hybrid(keys: Keys, name: str) -> Model:
     """As Bamba, by layer_types; the feed-forward is a shared MLP, with experts beside it if there are any."""
     model = llama(keys, name)
-    shared, count = (
-        keys.count("shared_intermediate_size"),
-        keys.count("num_local_experts", default=0, least=0),
-    )
-    kinds = [str(kind) for kind in keys.items("layer_types")] or ["mamba"] * min(
-        model.layers, MOST_LAYERS + 1
-    )
+    shared = keys.count("shared_intermediate_size")
+    count = keys.count("num_local_experts", default=0, least=0)
+    kinds = [str(kind) for kind in keys.items("layer_types")]
+    kinds = kinds or ["mamba"] * min(model.layers, MOST_LAYERS + 1)
     hybrid = _granite_hybrid(keys, model, _pattern(kinds, BEFORE_EXPERTS if count else BEFORE_MLP))
     rotary = keys.word("position_embedding_type", default="nope") == "rope"
     experts = None
