@@ -1,10 +1,10 @@
 """Standard streams that close early, fill up or were never open; Ctrl-C; wrong words: one line, no traceback."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ STEPCAST = [sys.executable, "-m", "stepcast"]
 LLAMA = str(EXAMPLES / "simai-llama-405b.txt")
 # As a terminal's user has it; some machines that run tests switch the buffer off.
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+MORE_THAN_A_PIPE_HOLDS = 4 * 2**20
 LONG = (
     ["list", "models"],
     ["show", LLAMA, "--json"],
@@ -60,10 +61,16 @@ def test_an_interrupt_is_one_line() -> None:
     command = [*STEPCAST, "show", "-"]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process:
-        time.sleep(1.5)  # it waits for the rest of its input by now
-        process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 130
+        assert process.stdin is not None
         assert process.stderr is not None
+        process.stdin.write(bytes(MORE_THAN_A_PIPE_HOLDS))  # returns when most of it has been read
+        process.stdin.flush()
+        for _ in range(20):  # an interrupt between two reads is seen after the second, which never ends
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+                break
+        assert process.returncode == 130
         assert process.stderr.read() == b"stepcast: interrupted\n"
 
 
