@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepcast.cost.collectives import (
     Algorithm,
@@ -42,6 +42,8 @@ class Pricer:
     compute: ComputePrice = recorded_price
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
     imbalance: float = 1.0
+    # Experts that a token is sent to where it crosses the network once for each node, not for each expert.
+    once_per_node: int | None = None
     # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
     ideal: bool = False
     _known: dict[Work, Price] = field(default_factory=dict, repr=False)
@@ -78,7 +80,10 @@ class Pricer:
                 route = self.route(work.group)
                 if self.ideal:
                     return _communication(ideal_s(work, route), spread=0.0)
-                imbalance = self.imbalance if work.kind is CollectiveKind.ALL_TO_ALL else 1.0
+                exchange = work.kind is CollectiveKind.ALL_TO_ALL
+                imbalance = self.imbalance if exchange else 1.0
+                if exchange and self.once_per_node and work.group is Group.EP:
+                    route = forwarding_route(route, self.once_per_node)
                 found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind), imbalance)
                 return _communication(found.seconds)
             case Transfer():
@@ -122,6 +127,22 @@ class Pricer:
             expert_tp=layout.expert_tp,
             shard=layout.shard,
         )
+
+
+def forwarding_route(route: Route, experts: int) -> Route:
+    """*route* for an exchange that sends a token to each node once, where ranks hand it on to its *experts*.
+
+    DeepEP and HybridEP do so. Of experts drawn evenly, a token's lie on N (1 - (1 - 1/N)^k) of N nodes.
+    """
+    nodes = route.nodes
+    if nodes == 1:
+        return route
+    share = nodes * (1.0 - (1.0 - 1.0 / nodes) ** experts) / experts
+    return replace(
+        route,
+        inter_bytes_per_s=route.inter_bytes_per_s / share,
+        exchange_bytes_per_s=route.exchange_bytes_per_s / share,
+    )
 
 
 def ideal_s(work: Collective, route: Route) -> float:

@@ -48,6 +48,8 @@ class Options:
     host_waits: bool = False
     # Whether computation slows down while communication runs beside it; recorded times may hold that already.
     contention: bool = False
+    # Experts per token where its exchange crosses the network once for each node; None: once for each expert.
+    once_per_node: int | None = None
     # Price communication by its slowest link alone, without latency or protocol.
     ideal_communication: bool = False
 
@@ -90,7 +92,14 @@ def simulate(
     conditions = _with_slow_ranks(options.conditions, slow_ranks or {}, workload.layout, assumptions)
     schedule = _schedule(workload, options, assumptions)
     boundary_bytes = _boundary_bytes(workload, assumptions)
-    pricer = Pricer(cluster, workload.layout, compute, options.algorithms, ideal=options.ideal_communication)
+    pricer = Pricer(
+        cluster,
+        workload.layout,
+        compute,
+        options.algorithms,
+        once_per_node=options.once_per_node,
+        ideal=options.ideal_communication,
+    )
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
     message_s = pricer.seconds(message)

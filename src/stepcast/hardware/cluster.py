@@ -19,9 +19,13 @@ class Communication:
 
     launch_overhead_s: float  # to start one rank's kernel; a thread starts those of its ranks in turn
     channel_overhead_s: float = 0.0  # for each channel that a collective opens; more open with its size
+    # What an all-to-all reaches of the rate within a node, whose messages go to all peers at once.
+    exchange_share: float = 1.0
 
     def __post_init__(self) -> None:
         require_amount(self, "launch_overhead_s", "channel_overhead_s")
+        if not 0 < self.exchange_share <= 1:
+            raise ValueError(f"exchange_share must lie above 0 and be at most 1, not {self.exchange_share!r}")
 
 
 @dataclass(frozen=True, slots=True)

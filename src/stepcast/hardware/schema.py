@@ -55,6 +55,7 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "network.in_network_reduction": bool,
     "communication.launch_overhead": Dimension.TIME,
     "communication.channel_overhead": Dimension.TIME,
+    "communication.exchange_share": float,
     **{f"{link}.{key}": kind for link in LINKS for key, kind in LINK_KEYS.items()},
     **{f"gpu.{key}": kind for key, kind in GPU_KEYS.items()},
 }
@@ -220,6 +221,7 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
         communication = Communication(
             launch_overhead_s=read.number("communication.launch_overhead"),
             channel_overhead_s=read.number("communication.channel_overhead", 0.0),
+            exchange_share=read.number("communication.exchange_share", 1.0),
         )
     with read.section(""):
         cluster = Cluster(

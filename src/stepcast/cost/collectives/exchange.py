@@ -38,7 +38,7 @@ def pairwise_all_to_all(route: Route, protocol: Protocol, imbalance: float = 1.0
     it.
     """
     n, g = route.ranks, route.ranks_per_node
-    within = (g - 1) / n / route.intra_bytes_per_s
+    within = (g - 1) / n / (route.intra_bytes_per_s * route.exchange_share)
     between = 0.0 if route.nodes == 1 else (n - route.fewest_per_node) / n / route.exchange_bytes_per_s
     per_byte = imbalance * max(within, between) / BANDWIDTH_SHARE[protocol]
     return _curve(route, _batches_s(route, protocol, n - 1), per_byte)

@@ -28,6 +28,7 @@ class Route:
     inter_bytes_per_s: float = math.inf
     inter_latency_s: float = 0.0
     exchange_bytes_per_s: float = 0.0  # 0: a rank's share of inter
+    exchange_share: float = 1.0  # of the rate within a node, where all send to all
     memory_bytes_per_s: float = math.inf
     launch_overhead_s: float = 0.0
     channel_overhead_s: float = 0.0
@@ -112,6 +113,7 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         inter_bytes_per_s=_rate(inter) * path.fewest_per_node,
         inter_latency_s=inter.latency_s if inter else 0.0,
         exchange_bytes_per_s=exchange,
+        exchange_share=constants.exchange_share,
         memory_bytes_per_s=cluster.gpu.memory_bandwidth_bytes_per_s,
         launch_overhead_s=constants.launch_overhead_s,
         channel_overhead_s=constants.channel_overhead_s,
