@@ -13,6 +13,11 @@ import numpy as np
 
 from stepcast.ir.work import Compute, Elementwise
 
+# Further host seconds of a grouped matmul for each expert: Transformer Engine calls cuBLAS and handles
+# weights, formats and gradients expert by expert. Its issue 2897 measures 1.2 ms forward and 2.1 ms backward
+# for both layers of 64 experts: 9.4 and 8.2 us for each product of an expert, with the products joined.
+EXPERT_ISSUE_S = 9e-6
+
 
 class Dispatch(StrEnum):
     """How kernels reach the GPU."""

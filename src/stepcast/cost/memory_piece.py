@@ -46,6 +46,9 @@ def piece_totals(model: Model, strategy: Strategy, piece: Piece, known: dict[Blo
         activations += kept.after(position < whole)
         if position < whole:
             recomputed = max(recomputed, kept.kept - kept.input)
+    if piece.head and strategy.further_tokens:
+        for block in model.next_token_blocks:
+            activations += strategy.further_tokens * layer_kept(model, strategy, block).kept
     gathered, unreduced = gathered_bytes(model, strategy, piece)
     return PieceTotals(
         states=piece_states(model, strategy, piece),

@@ -6,6 +6,7 @@ from typing import Any
 
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import compute_price, step_load
+from stepcast.cost.dispatch import EXPERT_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price
@@ -17,7 +18,7 @@ from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
 from stepcast.ir.step import Throughput
 from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
-from stepcast.ir.work import Collective, Compute, Transfer, Work
+from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
 from stepcast.ir.workload import Phase, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
@@ -42,12 +43,15 @@ def predict(
     if strategy.execution is not Execution.GRAPHS:
         waits = strategy.execution is Execution.BLOCKING
         options = replace(options, issue_s=_eager_issue_s, host_waits=waits)
+    if strategy.forwarded_experts and model.experts is not None:
+        options = replace(options, once_per_node=model.experts.top_k)
     if _stops_for_transfers(strategy):
         options = replace(options, send=Send.BLOCKING)
     prediction = simulate(workload, cluster, options, compute)
     report = prediction.report
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
-    flops = model_flops(model, strategy.seq, strategy.global_batch, causal=True)
+    batch, further = strategy.global_batch, strategy.further_tokens
+    flops = model_flops(model, strategy.seq, batch, causal=True, further_tokens=further)
     per_gpu = flops / report.step_s / strategy.layout.gpus
     throughput = Throughput(
         tokens_per_s=strategy.tokens / report.step_s,
@@ -109,6 +113,8 @@ def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
 def _eager_issue_s(work: Work, backward: bool) -> float:
     """What eager PyTorch takes on the host; a collective is issued like a heavy kernel."""
     dispatch = default_dispatch()
+    if isinstance(work, GroupedMatmul):
+        return dispatch.issue_s(work, backward) + work.groups * EXPERT_ISSUE_S
     if isinstance(work, Collective | Transfer):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)

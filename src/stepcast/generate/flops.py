@@ -14,22 +14,27 @@ NOT_MULTIPLIED = (Part.EMBEDDING, Part.POSITION, Part.NORM)
 PER_CHANNEL = ("mamba.conv", "mamba.heads")
 
 
-def model_flops(model: Model, seq: int, batch: int, *, causal: bool = False) -> float:
+def model_flops(
+    model: Model, seq: int, batch: int, *, causal: bool = False, further_tokens: int = 0
+) -> float:
     """Forward and backward of *batch* sequences without recomputation; the backward is twice the forward.
 
     For a dense GPT this is 72 B s l h^2 (1 + s / 6h + V / 12lh), as Narayanan et al. (2021, appendix) count,
     which takes attention as the full square; *causal* counts the half that is needed. Of routed experts the
-    top_k chosen ones count.
+    top_k chosen ones count. Each of *further_tokens* is a module and the head once more.
     """
-    return 3.0 * forward_flops(model, seq, batch, causal=causal)
+    return 3.0 * forward_flops(model, seq, batch, causal=causal, further_tokens=further_tokens)
 
 
-def forward_flops(model: Model, seq: int, batch: int, *, causal: bool = False) -> float:
+def forward_flops(
+    model: Model, seq: int, batch: int, *, causal: bool = False, further_tokens: int = 0
+) -> float:
     tokens = float(batch * seq)
-    total = 2.0 * tokens * sum(_multiplied(model, weight) for weight in head_weights(model))
+    head = 2.0 * tokens * sum(_multiplied(model, weight) for weight in head_weights(model))
+    total = head * (1 + further_tokens) + further_tokens * 4.0 * tokens * model.hidden * model.hidden
     if model.embedding_width and model.embedding_width != model.hidden:
         total += 2.0 * tokens * model.embedding_width * model.hidden
-    for block in model.blocks:
+    for block in (*model.blocks, *model.next_token_blocks * further_tokens):
         total += 2.0 * tokens * sum(_multiplied(model, weight) for weight in model.block_weights(block))
         if block.mixer is Mixer.ATTENTION:
             keys: float = seq / 2 if causal else seq

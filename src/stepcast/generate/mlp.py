@@ -1,12 +1,15 @@
 """The feed-forward half of a block: a dense MLP or a mixture of experts."""
 
+from dataclasses import replace
+
+from stepcast.generate.expert_bias import clamped, weighted_bias
 from stepcast.generate.parts import K, Linear, Ops, add, collective, norm_layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Activation, Experts
-from stepcast.ir.work import CollectiveKind, ElementwiseKind, streamed
+from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
 ACTIVATIONS: dict[Activation, ElementwiseKind] = {
@@ -15,6 +18,10 @@ ACTIVATIONS: dict[Activation, ElementwiseKind] = {
     Activation.RELU: K.OTHER,
     Activation.SQUARED_RELU: K.OTHER,
 }
+
+# Of the fused router with the counts that an exchange needs: "Optimizing DeepSeek-V3 Training Performance on
+# NVIDIA GB200 NVL72" (Megatron-LM, docs/discussions, sections 2.1.4 and 2.2.1).
+ROUTER_KERNELS = 17
 
 
 def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
@@ -114,18 +121,54 @@ def dispatch_bytes(sizes: Sizes) -> int:
 def _router(sizes: Sizes, experts: Experts) -> Layer:
     """Scores in fp32, their softmax and the choice of the best."""
     rows = sizes.outer_tokens
-    linears = [Linear("router", rows, sizes.model.hidden, experts.count, DType.FP32, adapted=False)]
+    linear = Linear("router", rows, sizes.model.hidden, experts.count, DType.FP32, adapted=False)
+    forward, backward, weight = (
+        _router_products(sizes, linear)
+        if sizes.fused
+        else (linear.forward(sizes), linear.input_gradient(sizes), linear.weight_gradient(sizes))
+    )
     if experts.latent:
-        linears.append(
-            Linear("latent down", rows, sizes.model.hidden, experts.latent, sizes.dtype, adapted=False)
-        )
+        down = Linear("latent down", rows, sizes.model.hidden, experts.latent, sizes.dtype, adapted=False)
+        forward += down.forward(sizes)
+        backward += down.input_gradient(sizes)
+        weight += down.weight_gradient(sizes)
     choice = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32)
     back = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32, backward=True)
     return Layer(
         "experts router",
-        (*(op for linear in linears for op in linear.forward(sizes)), Op("choice", choice)),
-        (Op("choice gradient", back), *(op for linear in linears for op in linear.input_gradient(sizes))),
-        tuple(op for linear in linears for op in linear.weight_gradient(sizes)),
+        (*forward, Op("choice", choice, kernels=ROUTER_KERNELS, host_reads=experts_counted(sizes))),
+        (Op("choice gradient", back), *backward),
+        weight,
+    )
+
+
+def experts_counted(sizes: Sizes) -> bool:
+    """Whether the host reads how many tokens each expert got, which sizes all that follows.
+
+    It does unless the experts' capacity fixes that, or the matmuls take their sizes from the GPU.
+    """
+    strategy = sizes.strategy
+    return strategy.expert_capacity is None and not strategy.fused_experts
+
+
+def _router_products(sizes: Sizes, linear: Linear) -> tuple[Ops, Ops, Ops]:
+    """Megatron-Core's ``RouterGatingLinearFunction``.
+
+    The forward multiplies what is stored and writes fp32. The backward widens its operands, which Transformer
+    Engine then multiplies as TF32, and narrows the result.
+    """
+    if sizes.stored is DType.FP32:
+        return linear.forward(sizes), linear.input_gradient(sizes), linear.weight_gradient(sizes)
+    elements = float(linear.rows * linear.inputs)
+    narrow, wide = sizes.element * elements, DType.FP32.bytes * elements
+    back = replace(linear, dtype=DType.TF32)
+    widened = Elementwise(K.CAST, linear.rows, linear.inputs, narrow, wide, dtype=sizes.stored)
+    narrowed = Elementwise(K.CAST, linear.rows, linear.inputs, wide, narrow, dtype=sizes.stored)
+    weight = back.weight_gradient(sizes)
+    return (
+        replace(linear, dtype=sizes.stored).forward(sizes),
+        (*back.input_gradient(sizes), Op("router narrow", narrowed)),
+        (Op("router widen", widened), *weight) if weight else (),
     )
 
 
@@ -181,7 +224,15 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     sides = 2 if sizes.model.gated else 1
     up = Linear("up", rows, width, sides * inner, sizes.dtype, groups)
     down = Linear("down", rows, inner, width, sizes.dtype, groups)
+    if sizes.strategy.fused_experts:
+        return _fused_experts(sizes, up, down)
     forward, backward = _activation(sizes, rows, inner)
+    added: tuple[Ops, Ops] = ((), ())
+    if sizes.model.biases.mlp and sizes.fused:
+        if sizes.model.gated:
+            clamp, clamp_gradient = clamped(sizes, rows, inner)
+            forward, backward = clamp + forward, backward + clamp_gradient
+        added = weighted_bias(sizes, rows, width)
     return (
         Layer(
             "experts up",
@@ -189,7 +240,34 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
             backward + up.input_gradient(sizes),
             up.weight_gradient(sizes),
         ),
-        Layer("experts down", down.forward(sizes), down.input_gradient(sizes), down.weight_gradient(sizes)),
+        Layer(
+            "experts down",
+            down.forward(sizes) + added[0],
+            added[1] + down.input_gradient(sizes),
+            down.weight_gradient(sizes),
+        ),
+    )
+
+
+def _fused_experts(sizes: Sizes, up: Linear, down: Linear) -> tuple[Layer, Layer]:
+    """Biases, activation and its gradient at the end of the matmuls before them, which also quantise their
+    results for the matmuls after them: what arrives from other ranks is left to be quantised
+    (``ForwardGroupedMLP_CuTeGEMMSwiGLU_MXFP8`` and its backward in Transformer Engine).
+    """
+    quantised = replace(down, quantises_input=False), replace(up, quantises_gradient=False)
+    return (
+        Layer(
+            "experts up",
+            up.forward(sizes),
+            quantised[1].input_gradient(sizes),
+            up.weight_gradient(sizes),
+        ),
+        Layer(
+            "experts down",
+            quantised[0].forward(sizes),
+            down.input_gradient(sizes),
+            down.weight_gradient(sizes),
+        ),
     )
 
 

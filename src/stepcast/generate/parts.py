@@ -58,6 +58,9 @@ class Linear:
     # Ranks that each hold a share of the input, which is quantised before it is gathered.
     gathered: int = 1
     bias: bool = False
+    # Whether its operands are turned into a scaled format here, or by the matmuls that they come from.
+    quantises_input: bool = True
+    quantises_gradient: bool = True
 
     def product(self, m: int, n: int, k: int) -> Matmul | GroupedMatmul:
         if self.groups:
@@ -66,12 +69,16 @@ class Linear:
 
     def forward(self, sizes: Sizes) -> Ops:
         own = Op(self.name, self.product(self.rows, self.outputs, self.inputs))
-        cast = self._quantised(sizes, "input", self.rows // self.gathered, self.inputs)
+        cast: Ops = ()
+        if self.quantises_input:
+            cast = self._quantised(sizes, "input", self.rows // self.gathered, self.inputs)
         return (*cast, own, *self._adapters(sizes, "forward"))
 
     def input_gradient(self, sizes: Sizes) -> Ops:
         own = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs))
-        cast = self._quantised(sizes, "gradient", self.rows, self.outputs)
+        cast: Ops = ()
+        if self.quantises_gradient:
+            cast = self._quantised(sizes, "gradient", self.rows, self.outputs)
         return (*cast, own, *self._adapters(sizes, "input gradient"))
 
     def _quantised(self, sizes: Sizes, what: str, rows: int, width: int) -> Ops:

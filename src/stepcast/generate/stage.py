@@ -4,20 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stepcast.generate.attention import attention_layers
-from stepcast.generate.context import CORE
 from stepcast.generate.data import StepEnd, epilogue
 from stepcast.generate.ends import embedding_layers, head_layers
+from stepcast.generate.further import entry_layers, exit_layers
 from stepcast.generate.mamba import mamba_layers
 from stepcast.generate.mlp import dense_layers, expert_layers
 from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, collective, renamed
+from stepcast.generate.recompute import before, recomputed
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import Kernels, RecomputeKind, Strategy, TrainingKind
+from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
 from stepcast.ir.weights import Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
@@ -25,6 +26,9 @@ from stepcast.ir.workload import Block, Layer, Op, Stage
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
 LONGEST_PATTERN = 12
+NOTHING = Shard(0, 0)
+# Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
+UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine")
 
 
 class StageMaker:
@@ -68,7 +72,13 @@ class StageMaker:
                     unit, held=_less(unit.held, ends.held), trained=_less(unit.trained, ends.trained)
                 )
             units.append(unit)
+            units += [self._further()] * self.strategy.further_tokens
         return units
+
+    def _further(self) -> Unit:
+        """One further token; the head's unit holds the module's weights, which all of them share."""
+        blocks = (layer for kind in self.model.next_token_blocks for layer in self._block(kind, False))
+        return Unit((*entry_layers(self.sizes), *blocks, *exit_layers(self.sizes)), NOTHING, NOTHING)
 
     def _unit(self, layers: tuple[Layer, ...], piece: Piece) -> Unit:
         model, strategy = self.model, self.strategy
@@ -76,7 +86,12 @@ class StageMaker:
 
     def _block(self, kind: Kind, whole: bool) -> tuple[Layer, ...]:
         if (kind, whole) not in self._blocks:
-            self._blocks[kind, whole] = self._recomputed(self._halves(kind), whole)
+            layers = self._recomputed(self._halves(kind), whole)
+            if self.strategy.execution is Execution.PARTIAL_GRAPHS:
+                layers = tuple(
+                    replace(layer, captured=not layer.name.startswith(UNCAPTURED)) for layer in layers
+                )
+            self._blocks[kind, whole] = layers
         return self._blocks[kind, whole]
 
     def _halves(self, kind: Kind) -> tuple[Layer, ...]:
@@ -99,15 +114,11 @@ class StageMaker:
         """The backward of what is recomputed starts with its forward."""
         if whole:
             again = renamed("recompute", (op for layer in layers for op in layer.forward))
-            return (*layers[:-1], _before(layers[-1], again))
-        if self.strategy.recompute.kind is RecomputeKind.SELECTIVE:
-            if self.strategy.kernels is Kernels.COMPILED:
-                return (*layers[:-1], _before(layers[-1], renamed("recompute", self._cheap_half(layers))))
-            return tuple(
-                _before(layer, renamed("recompute", layer.forward)) if layer.name == CORE else layer
-                for layer in layers
-            )
-        return layers
+            return (*layers[:-1], before(layers[-1], again))
+        recompute = self.strategy.recompute
+        if recompute.kind is RecomputeKind.SELECTIVE and self.strategy.kernels is Kernels.COMPILED:
+            return (*layers[:-1], before(layers[-1], renamed("recompute", self._cheap_half(layers))))
+        return recomputed(layers, recompute.selected)
 
     def _cheap_half(self, layers: tuple[Layer, ...]) -> Ops:
         """What torchtitan's selective recomputation runs again: element-wise work, gathers and every second
@@ -159,16 +170,12 @@ def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:
     if not piece.head:
         layers = units[-1].layers
         gather = collective("arriving gradient tp all-gather", CollectiveKind.ALL_GATHER, size, Group.TP)
-        units = [*units[:-1], replace(units[-1], layers=(*layers[:-1], _before(layers[-1], (gather,))))]
+        units = [*units[:-1], replace(units[-1], layers=(*layers[:-1], before(layers[-1], (gather,))))]
     return units
 
 
 def _less(shard: Shard, other: Shard) -> Shard:
     return Shard(max(0, shard.dense - other.dense), shard.experts - other.experts)
-
-
-def _before(layer: Layer, ops: Ops) -> Layer:
-    return replace(layer, input_gradient=ops + layer.input_gradient)
 
 
 def _folded(units: Sequence[tuple[Layer, ...]]) -> tuple[Block, ...]:

@@ -34,6 +34,7 @@ def layer_of(
     layer.weight_gradient = weight_gradient
     layer.process_s = process_s
     layer.notes = ()
+    layer.captured = False
     layer.__class__ = Layer
     finished: Layer = layer
     return finished
@@ -49,6 +50,8 @@ def recorded_op(duration_s: float) -> Op:
     op.work = work
     op.blocking = True
     op.after = ()
+    op.kernels = 1
+    op.host_reads = False
     op.__class__ = Op
     finished: Op = op
     return finished

@@ -251,6 +251,12 @@ def _multiple(number: int, step: int) -> int:
     return max(1, round(number / step)) * step
 
 
+def _further(model: Model, strategy: Strategy) -> str:
+    if strategy.further_tokens and not model.next_token_layers:
+        return f"{model.name} has no module that predicts further tokens: leave them out"
+    return ""
+
+
 RULES: tuple[Callable[[Model, Strategy], str], ...] = (
     _tensor,
     _mamba,
@@ -260,4 +266,5 @@ RULES: tuple[Callable[[Model, Strategy], str], ...] = (
     _pipeline,
     _sharding,
     _training,
+    _further,
 )

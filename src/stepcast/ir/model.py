@@ -132,6 +132,14 @@ class Model:
         return _blocks(self.layers, self.window, self.experts, self.hybrid)
 
     @property
+    def next_token_blocks(self) -> tuple[Block, ...]:
+        """The blocks of one multi-token-prediction module; a hybrid's has one for each half."""
+        feed_forward = FeedForward.EXPERTS if self.experts else FeedForward.DENSE
+        if self.hybrid:
+            return Block(Mixer.ATTENTION, FeedForward.NONE), Block(Mixer.NONE, feed_forward)
+        return (Block(Mixer.ATTENTION, feed_forward),)
+
+    @property
     def value_dim(self) -> int:
         """Width of one head's value."""
         return self.latent.value_dim if self.latent else self.head_dim

@@ -33,11 +33,24 @@ class RecomputeKind(StrEnum):
     BLOCK = "block"  # the first n layers of each stage
 
 
+class RecomputeModule(StrEnum):
+    """A part of a layer that selective recomputation runs again (Megatron-Core's recompute_modules)."""
+
+    CORE = "core-attention"  # core_attn
+    LATENT_UP = "latent-up"  # mla_up_proj: from the latent to queries, keys and values
+    NORMS = "norms"  # layernorm, where it is a kernel of its own
+    MLP = "mlp"  # of dense layers
+    EXPERT_ACTIVATION = "expert-activation"  # moe_act
+    EXPERTS = "experts"  # moe: router, exchange, experts and shared experts
+
+
 @dataclass(frozen=True, slots=True)
 class Recompute:
     kind: RecomputeKind = RecomputeKind.NONE
     # Layers of each stage (or chunk) that are recomputed, for BLOCK alone.
     layers: int = 0
+    # What SELECTIVE recomputes; empty means the attention core.
+    modules: tuple[RecomputeModule, ...] = ()
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "layers")
@@ -45,6 +58,17 @@ class Recompute:
             (self.layers > 0) == (self.kind is RecomputeKind.BLOCK),
             "a number of recomputed layers goes with recompute 'block', and only with it",
         )
+        require(
+            not self.modules or self.kind is RecomputeKind.SELECTIVE,
+            "recomputed modules go with recompute 'selective', and only with it",
+        )
+
+    @property
+    def selected(self) -> tuple[RecomputeModule, ...]:
+        """The modules that are recomputed where layers are not as a whole."""
+        if self.kind is not RecomputeKind.SELECTIVE:
+            return ()
+        return self.modules or (RecomputeModule.CORE,)
 
     def whole_layers(self, layers: int) -> int:
         """How many of a piece's *layers* are recomputed as a whole."""
@@ -93,6 +117,7 @@ class Execution(StrEnum):
 
     EAGER = "eager"  # one by one
     BLOCKING = "blocking"  # one by one, each waited for: CUDA_LAUNCH_BLOCKING=1
+    PARTIAL_GRAPHS = "partial-graphs"  # captured but for routed experts, whose numbers of tokens change
     GRAPHS = "graphs"  # captured and replayed, so that the host costs nothing
 
 
@@ -193,10 +218,19 @@ class Strategy:
     # ZeRO 1 and 2: each rank owns whole tensors and sends them to the others after its update, one rank after
     # the other and beside nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
     owners_broadcast: bool = False
+    # Whether the experts' matmuls add the bias, apply the activation and quantise its result and gradient
+    # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or further kernels do.
+    fused_experts: bool = False
+    # Whether a token crosses the network once for each node that holds experts of its, where ranks hand it on
+    # (DeepEP, HybridEP), or once for each expert.
+    forwarded_experts: bool = False
+    # How often the model's module for further tokens runs (multi-token prediction, DeepSeek-V3, 2024,
+    # section 2.2); 0 leaves it out.
+    further_tokens: int = 0
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
-        require_counts(self, 0, "lora_rank")
+        require_counts(self, 0, "lora_rank", "further_tokens")
         per_round = self.micro_batch * self.layout.dp
         if self.precision not in PRECISIONS:
             raise StrategyError(

@@ -6,13 +6,13 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Strategy, TrainingKind
-from stepcast.ir.weights import Shard
+from stepcast.ir.weights import Shard, next_token_shard
 
 
 def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
     """The model's own weights that one rank holds of *piece*, before data-parallel ranks split them."""
     layout = strategy.layout
-    return model.shard_of(
+    shard = model.shard_of(
         piece.layers,
         tp=layout.tp,
         ep=layout.ep,
@@ -20,6 +20,12 @@ def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
         embedding=piece.embedding,
         head=piece.head,
     )
+    if not (piece.head and strategy.further_tokens):
+        return shard
+    # Repeated for further tokens, the module's weights are the same (Megatron-Core's mtp_use_repeated_layer).
+    further = next_token_shard(model, layout.tp, layout.ep, layout.expert_tp_size)
+    modules = min(strategy.further_tokens, model.next_token_layers)
+    return Shard(shard.dense + modules * further.dense, shard.experts + modules * further.experts)
 
 
 def trained_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:

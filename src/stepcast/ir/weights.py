@@ -299,6 +299,12 @@ def _running(model: "Model", tp: int, ep: int, expert_tp: int) -> tuple[tuple[in
     )
 
 
+@lru_cache(maxsize=1024)
+def next_token_shard(model: "Model", tp: int, ep: int, expert_tp: int) -> Shard:
+    """What one rank holds of a multi-token-prediction module."""
+    return _shard(model, next_token_weights(model), tp, ep, expert_tp)
+
+
 @lru_cache(maxsize=16384)
 def range_shard(
     model: "Model", layers: range, tp: int, ep: int, expert_tp: int, embedding: bool, head: bool

@@ -37,13 +37,16 @@ class Op:
 
     *name* tells it apart within its layer; the layer's only computation needs none. *after* names
     non-blocking ops, of this layer or one that ran before, that must have finished first: for each name
-    the latest op so called.
+    the latest op so called. *kernels* is how many an eager host issues for it; *host_reads* says that such a
+    host needs the result before it can issue what follows.
     """
 
     name: str
     work: Work
     blocking: bool = True
     after: tuple[str, ...] = ()
+    kernels: int = 1
+    host_reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class Layer:
     process_s: float = 0.0
     # What a format says of the layer that stepcast does not interpret, so that it can be written back.
     notes: tuple[tuple[str, str], ...] = ()
+    # Part of a captured graph, which costs an otherwise eager host nothing.
+    captured: bool = False
 
     def __post_init__(self) -> None:
         # Spelled out, not through a helper: files hold millions of layers.

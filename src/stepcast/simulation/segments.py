@@ -168,6 +168,8 @@ class _Build:
         self.awaited: list[tuple[int, ...]] = [()] * streams
         self.made: list[int | None] = [None] * streams
         self.named: dict[str, int] = {}
+        # What the host waits for before it issues more.
+        self.read: tuple[int, ...] = ()
 
     def issue(self, stream: int, issued: Issued) -> None:
         work, layer = issued.op.work, issued.layer
@@ -196,6 +198,8 @@ class _Build:
             self.computed[stream] = at
             self.awaited[stream] = ()
         self.named[issued.op.name] = at
+        if issued.op.host_reads:
+            self.read = (at,)
         if issued.op.blocking or not communicates:
             self.made[stream] = at
 
@@ -207,14 +211,16 @@ class _Build:
     def _issued(self, issued: Issued) -> tuple[int, ...]:
         """The host's own op, which an eager host ends before the work can start.
 
-        It waits for nothing, or for all that was issued before.
+        It waits for results that it reads, or for all that was issued before.
         """
         host = self.lanes.host_lane
-        if self.issue_s is None or host is None:
+        if self.issue_s is None or host is None or issued.layer.captured:
             return ()
-        before = (len(self.ops) - 1,) if self.host_waits and self.ops else ()
+        before, self.read = self.read, ()
+        if self.host_waits and self.ops:
+            before = (len(self.ops) - 1,)
         lanes = (COMPUTE, *self.lanes.collectives) if self.host_waits and not self.ops else ()
-        duration_s = self.issue_s(issued.op.work, issued.backward)
+        duration_s = self.issue_s(issued.op.work, issued.backward) * issued.op.kernels
         self.ops.append(TimedOp("issue", duration_s, host, before, (), lanes))
         return (len(self.ops) - 1,)
 

@@ -18,6 +18,7 @@ from stepcast.ir.strategy import (
     TrainingKind,
 )
 from stepcast.validate.published_defaults import Defaults, defaults_of
+from stepcast.validate.published_recipes import Recipe, Release, recipe_of
 from stepcast.validate.published_run import NotComparableError, PublishedRun
 
 Meaning = TypeVar("Meaning")
@@ -41,7 +42,6 @@ SHARDINGS: tuple[tuple[str, Sharding], ...] = (
     ("none", Sharding.NONE),
 )
 RELEASE = re.compile(r"(\d\d)\.(\d\d)[. ].*NeMo Container")
-OVERLAPS_FROM = (26, 6)
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
@@ -62,6 +62,8 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
     uneven = model.layers % pieces and model.layers >= pieces
     lora = "lora" in run.table.lower()
     micro_batch = _micro_batch(run, seq, assumptions)
+    precision = _word(run.precision, PRECISIONS, known.precision, "precision")
+    recipe = recipe_of(run, layout, precision, model.layers, _release(run))
     return Strategy(
         layout=layout,
         micro_batch=micro_batch,
@@ -70,21 +72,24 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         sequence_parallel=layout.tp > 1 and _stated(run.sequence_parallel, known.sequence_parallel),
         context=known.context,
         schedule=ScheduleKind.INTERLEAVED if layout.vpp > 1 else ScheduleKind.ONE_F_ONE_B,
-        stage_layers=even_layers(model.layers, pieces) if uneven else (),
+        stage_layers=recipe.stage_layers or (even_layers(model.layers, pieces) if uneven else ()),
         sharding=_word(run.sharding, SHARDINGS, known.sharding, "zero_fsdp"),
-        recompute=_recompute(run, known),
-        precision=_word(run.precision, PRECISIONS, known.precision, "precision"),
+        recompute=_recompute(run, known, recipe),
+        precision=precision,
         gradient_dtype=_gradient_dtype(run, known),
         training=TrainingKind.LORA if lora else TrainingKind.FULL,
         lora_rank=LORA_RANK if lora else 0,
         flash_attention=_stated(run.flash_attention, known.flash_attention),
-        overlap=replace(known.overlap, experts=_experts_overlapped(run)),
-        execution=_execution(run, known),
+        overlap=replace(known.overlap, experts=recipe.overlapped_experts),
+        execution=recipe.execution or _execution(run, known),
         kernels=known.kernels,
         dropout=known.dropout,
         fused_accumulation=known.fused_accumulation,
         boundary_scattered=known.boundary_scattered,
         owners_broadcast=known.owners_broadcast,
+        fused_experts=recipe.fused_experts,
+        forwarded_experts=recipe.forwarded_experts,
+        further_tokens=min(1, model.next_token_layers) * recipe.further_tokens,
     )
 
 
@@ -158,8 +163,10 @@ def _global_batch(run: PublishedRun, per_round: int, assumptions: list[str]) -> 
     return rounded
 
 
-def _recompute(run: PublishedRun, known: Defaults) -> Recompute:
+def _recompute(run: PublishedRun, known: Defaults, recipe: Recipe) -> Recompute:
     word = run.recompute.lower()
+    if not word and recipe.recompute:
+        return Recompute(RecomputeKind.SELECTIVE, modules=recipe.recompute)
     if not word:
         return known.recompute
     if word.startswith("none"):
@@ -171,13 +178,10 @@ def _recompute(run: PublishedRun, known: Defaults) -> Recompute:
     raise NotComparableError(f"recompute {run.recompute!r} is not known")
 
 
-def _experts_overlapped(run: PublishedRun) -> bool:
-    """Megatron-Bridge runs dispatch and combine beside another micro-batch in its MXFP8 recipes from 26.06 on
-    (moe_a2a_overlap in scripts/performance).
-    """
-    release = RELEASE.match(run.table)
-    recent = release is not None and (int(release[1]), int(release[2])) >= OVERLAPS_FROM
-    return recent and (run.ep or 1) > 1 and "mxfp8" in run.precision.lower()
+def _release(run: PublishedRun) -> Release | None:
+    """Year and month of the container that a table of Megatron-Bridge's results was made with."""
+    found = RELEASE.match(run.table)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def _execution(run: PublishedRun, known: Defaults) -> Execution:

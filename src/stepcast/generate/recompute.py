@@ -1,0 +1,84 @@
+"""What a backward runs again before it needs it: whole layers, or single modules of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+
+from stepcast.generate.context import CORE
+from stepcast.generate.parts import Ops, renamed
+from stepcast.ir.strategy import RecomputeModule
+from stepcast.ir.workload import Layer, Op
+
+M = RecomputeModule
+# Modules of consecutive layers: the names that their layers start with.
+SPANS: dict[RecomputeModule, tuple[str, ...]] = {
+    M.CORE: (CORE,),
+    M.LATENT_UP: ("attention up",),
+    M.MLP: ("mlp up", "mlp down"),
+    M.EXPERTS: (
+        "experts router",
+        "experts dispatch",
+        "experts up",
+        "experts down",
+        "experts combine",
+        "shared experts",
+        "experts sum",
+    ),
+}
+# Added to the stream after a module, and no part of it.
+OUTSIDE = ("residual",)
+
+
+def recomputed(layers: tuple[Layer, ...], modules: Sequence[RecomputeModule]) -> tuple[Layer, ...]:
+    """*layers* of one block whose backward runs the forward of *modules* again."""
+    for module in modules:
+        match module:
+            case M.NORMS:
+                latent = any(layer.name == "attention down" for layer in layers)
+                layers = _each(layers, partial(_own_norm, latent))
+            case M.EXPERT_ACTIVATION:
+                # The whole module's recomputation holds it already.
+                if M.EXPERTS not in modules:
+                    layers = _each(layers, _expert_activation)
+            case _:
+                layers = _span(layers, SPANS[module])
+    return layers
+
+
+def before(layer: Layer, ops: Ops) -> Layer:
+    """*layer* whose backward starts with *ops*."""
+    return replace(layer, input_gradient=ops + layer.input_gradient)
+
+
+def _span(layers: tuple[Layer, ...], names: tuple[str, ...]) -> tuple[Layer, ...]:
+    """The last of the layers named is the first in the backward, and runs all of them again."""
+    at = [index for index, layer in enumerate(layers) if layer.name.startswith(names)]
+    if not at:
+        return layers
+    again = renamed(
+        "recompute", (op for index in at for op in layers[index].forward if op.name not in OUTSIDE)
+    )
+    last = at[-1]
+    return (*layers[:last], before(layers[last], again), *layers[last + 1 :])
+
+
+def _each(layers: tuple[Layer, ...], again: Callable[[Layer], Ops]) -> tuple[Layer, ...]:
+    return tuple(before(layer, ops) if (ops := again(layer)) else layer for layer in layers)
+
+
+def _own_norm(latent: bool, layer: Layer) -> Ops:
+    """Transformer Engine's norm is a kernel of its own before routers and latent projections; elsewhere it is
+    part of the linear layer after it, which Megatron-Core does not recompute (``transformer_layer.py``).
+    """
+    own = layer.name == "experts norm" or (layer.name == "attention norm" and latent)
+    return renamed("recompute", layer.forward) if own else ()
+
+
+def _expert_activation(layer: Layer) -> Ops:
+    if layer.name != "experts up":
+        return ()
+    return renamed("recompute", (op for op in layer.forward if _activates(op)))
+
+
+def _activates(op: Op) -> bool:
+    return op.name.startswith(("clamp", "activation", "gate"))
