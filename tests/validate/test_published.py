@@ -136,7 +136,8 @@ def test_fine_tuning_of_adapters_is_named_by_the_table() -> None:
 
 
 def test_only_recent_mxfp8_recipes_overlap_experts() -> None:
-    moe = {"model": "qwen3-30b-a3b", "ep": "8", "cp": "1", "dp": "16", "precision": "MXFP8"}
+    moe = {"model": "qwen3-30b-a3b", "gpu": "GB200", "ep": "8", "cp": "1", "dp": "16", "precision": "MXFP8"}
+    moe["framework"] = "Megatron-Bridge (NeMo container)"
     new = changed(table="26.06.01 NeMo Container / Pre-Training Performance", **moe)
     old = changed(table="26.04 NeMo Container / Pre-Training Performance", **moe)
     assert (new.strategy.overlap.experts, old.strategy.overlap.experts) == (True, False)
