@@ -46,13 +46,13 @@ def test_no_matmul_beats_the_hardware(m: int, n: int, k: int, dtype: DType, gpu:
     assert price.low_s < price.seconds < price.high_s
 
 
-@given(m=sizes, n=sizes, k=sizes, batch=st.integers(2, 64))
+@given(m=sizes, n=sizes, k=sizes, batch=st.integers(1, 64))
 @settings(deadline=None)
 def test_more_rows_never_take_less_time(m: int, n: int, k: int, batch: int) -> None:
-    """One product is left out: it runs in other kernels than several."""
     small = compute_price(Matmul(m, n, k, batch), H200, FIT).seconds
     assert compute_price(Matmul(m + 1, n, k, batch), H200, FIT).seconds >= small * (1 - 1e-9)
-    assert compute_price(Matmul(m, n, k, batch + 1), H200, FIT).seconds >= small * (1 - 1e-9)
+    if batch > 1:  # one product runs in other kernels than several
+        assert compute_price(Matmul(m, n, k, batch + 1), H200, FIT).seconds >= small * (1 - 1e-9)
 
 
 @given(
