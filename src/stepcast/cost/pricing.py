@@ -41,7 +41,6 @@ class Pricer:
     layout: Layout
     compute: ComputePrice = recorded_price
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
-    imbalance: float = 1.0
     # Experts that a token is sent to where it crosses the network once for each node, not for each expert.
     once_per_node: int | None = None
     # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
@@ -81,10 +80,9 @@ class Pricer:
                 if self.ideal:
                     return _communication(ideal_s(work, route), spread=0.0)
                 exchange = work.kind is CollectiveKind.ALL_TO_ALL
-                imbalance = self.imbalance if exchange else 1.0
                 if exchange and self.once_per_node and work.group is Group.EP:
                     route = forwarding_route(route, self.once_per_node)
-                found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind), imbalance)
+                found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
                 return _communication(found.seconds)
             case Transfer():
                 route = self.neighbour_route(work.group)
