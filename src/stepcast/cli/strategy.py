@@ -32,6 +32,18 @@ MOST_MICRO_BATCHES = 1_000_000
 
 
 def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_layout(parser)
+    batch = parser.add_argument_group("batch")
+    sequences = count(1, MOST_SEQUENCES)
+    batch.add_argument("--micro-batch", type=sequences, default=1, metavar="N")
+    batch.add_argument("--global-batch", type=sequences, metavar="N", help="sequences in a step")
+    batch.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
+    how = parser.add_argument_group("execution")
+    _add_schedule(how)
+    _add_numbers_and_kernels(how)
+
+
+def _add_layout(parser: argparse.ArgumentParser) -> None:
     layout = parser.add_argument_group("layout (data parallelism takes the GPUs that are left)")
     layout.add_argument("--gpus", type=gpu_count, required=True, metavar="N", help="GPUs in all")
     for name, what in (("tp", "tensor"), ("cp", "context"), ("ep", "expert"), ("pp", "pipeline")):
@@ -48,12 +60,9 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     layout.add_argument(
         "--stage-layers", metavar="A,B,...", help="layers of each stage and chunk, in model order"
     )
-    batch = parser.add_argument_group("batch")
-    sequences = count(1, MOST_SEQUENCES)
-    batch.add_argument("--micro-batch", type=sequences, default=1, metavar="N")
-    batch.add_argument("--global-batch", type=sequences, metavar="N", help="sequences in a step")
-    batch.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
-    how = parser.add_argument_group("execution")
+
+
+def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--schedule",
         choices=SCHEDULES,
@@ -80,6 +89,9 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
         "--overlap", metavar="A,B,...", help=f"what runs beside computation: {', '.join(OVERLAPS)}, or none"
     )
     how.add_argument("--bucket-mb", type=amount, metavar="X", help="size of gradient buckets; 0: one for all")
+
+
+def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--lora-rank",
         type=count(0, MOST_TOKENS),
@@ -108,7 +120,6 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
 def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]) -> "Strategy":
     """The Strategy that *args* spell; what they leave out is assumed and said."""
     from stepcast.ir.dtype import DType
-    from stepcast.ir.stages import even_layers
     from stepcast.ir.strategy import (
         ContextKind,
         Execution,
@@ -129,15 +140,6 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         global_batch = layout.dp * args.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
         assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")
     schedule = args.schedule or ("interleaved" if layout.vpp > 1 else "1f1b")
-    pieces = layout.pp * layout.vpp
-    stage_layers: tuple[int, ...] = ()
-    if args.stage_layers is not None:
-        stage_layers = _numbers(args.stage_layers)
-    elif model.layers % pieces and model.layers >= pieces:
-        stage_layers = even_layers(model.layers, pieces)
-        assumptions.append(
-            f"{model.layers} layers over {pieces} pieces as {_runs(stage_layers)} (--stage-layers)"
-        )
     strategy = Strategy(
         layout=layout,
         micro_batch=args.micro_batch,
@@ -146,7 +148,7 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         sequence_parallel=layout.tp > 1 and not args.no_sequence_parallel,
         context=ContextKind(args.context),
         schedule=ScheduleKind(schedule),
-        stage_layers=stage_layers,
+        stage_layers=_stage_layers(args, model, layout.pp * layout.vpp, assumptions),
         sharding=Sharding(args.sharding),
         recompute=_recompute(args.recompute),
         precision=DType(args.precision),
@@ -165,6 +167,21 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
             "lower --global-batch, or raise --micro-batch or --gpus"
         )
     return _with_overlap(strategy, args)
+
+
+def _stage_layers(
+    args: argparse.Namespace, model: "Model", pieces: int, assumptions: list[str]
+) -> tuple[int, ...]:
+    """Layers of each piece of the pipeline; none where they divide evenly."""
+    from stepcast.ir.stages import even_layers
+
+    if args.stage_layers is not None:
+        return _numbers(args.stage_layers)
+    if model.layers % pieces == 0 or model.layers < pieces:
+        return ()
+    layers = even_layers(model.layers, pieces)
+    assumptions.append(f"{model.layers} layers over {pieces} pieces as {_runs(layers)} (--stage-layers)")
+    return layers
 
 
 def _layout(args: argparse.Namespace) -> "Layout":
