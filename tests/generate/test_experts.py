@@ -4,6 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from stepcast.generate.expert_bias import (
+    BIAS_BACKWARD_PASSES,
+    BIAS_PASSES,
+    CLAMP_BACKWARD_PASSES,
+    CLAMP_PASSES,
+)
 from stepcast.generate.flops import hardware_flops, layer_flops
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
@@ -58,21 +64,20 @@ def test_a_router_multiplies_what_is_stored_and_differentiates_in_tf32() -> None
 def test_biased_experts_clamp_and_add_in_kernels_of_their_own() -> None:
     layers = layers_of(GPT_OSS, EIGHT)
     assert GPT_OSS.experts is not None
-    elements = 4096 * GPT_OSS.experts.top_k * GPT_OSS.experts.ffn
+    rows, groups = 4096 * GPT_OSS.experts.top_k, GPT_OSS.experts.count // 8
     up, down = layers["experts up"], layers["experts down"]
-    # Two sides clamped and joined, all read and written. Backward: three comparisons and one mask of two (a byte
-    # each), two selections, two sides joined.
-    assert moved_bytes(up.forward, "clamp") == 16 * elements
-    assert moved_bytes(up.input_gradient, "clamp") == (3 * 2 + 2 + 4 + 2 * 3 + 2 * 2 + 8) * elements
-    rows = 4096 * GPT_OSS.experts.top_k * GPT_OSS.hidden
-    assert moved_bytes(down.forward, "bias") == (2 + 6 + 4) * rows
-    assert moved_bytes(down.input_gradient, "bias", "probability") == (4 + 2 + 4 + 2 + 4) * rows
+    inner_bytes, width_bytes = 2.0 * rows * GPT_OSS.experts.ffn, 2.0 * rows * GPT_OSS.hidden
+    assert moved_bytes(up.forward, "clamp") == CLAMP_PASSES * inner_bytes
+    assert moved_bytes(up.input_gradient, "clamp") == CLAMP_BACKWARD_PASSES * inner_bytes
+    assert moved_bytes(down.forward, "weighted bias") == BIAS_PASSES * width_bytes
+    assert moved_bytes(down.input_gradient, "weighted bias") == BIAS_BACKWARD_PASSES * width_bytes
+    assert [op.kernels for op in ops_of(down) if op.name.startswith("weighted")] == [groups, 2 * groups]
 
 
 def test_experts_without_bias_have_no_such_kernels() -> None:
     layers = layers_of(QWEN, EIGHT)
     names = {op.name for name in ("experts up", "experts down") for op in ops_of(layers[name])}
-    assert not any(name.startswith(("clamp", "bias", "probability")) for name in names)
+    assert not any(name.startswith(("clamp", "weighted bias")) for name in names)
 
 
 def test_fused_experts_are_their_products_and_one_quantisation_each_way() -> None:
@@ -130,7 +135,6 @@ def test_recomputed_experts_run_their_forward_again() -> None:
 def test_single_modules_are_recomputed() -> None:
     assert recomputed_names(GPT_OSS, M.EXPERT_ACTIVATION) == [
         "recompute clamp",
-        "recompute clamp join",
         "recompute activation",
     ]
     up = recomputed_names(DEEPSEEK, M.LATENT_UP)

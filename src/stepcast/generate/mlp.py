@@ -9,6 +9,7 @@ from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Activation, Experts
+from stepcast.ir.strategy import Kernels
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
@@ -19,6 +20,11 @@ ACTIVATIONS: dict[Activation, ElementwiseKind] = {
     Activation.SQUARED_RELU: K.OTHER,
 }
 
+# Megatron-Core has a compiler make one kernel of a gate's backward, which joins the gradients of both sides,
+# and one of the sum over each row that the router's gradient needs: together 12.7 to 14.1 passes over the
+# inner width on an H200 (tools/measure_experts.py), of which the second reads three. The forward is as fast
+# as a product of two tensors.
+GATE_BACKWARD_PASSES, GATE_WEIGHT_PASSES = 11, 3
 # Of the fused router with the counts that an exchange needs: "Optimizing DeepSeek-V3 Training Performance on
 # NVIDIA GB200 NVL72" (Megatron-LM, docs/discussions, sections 2.1.4 and 2.2.1).
 ROUTER_KERNELS = 17
@@ -48,13 +54,22 @@ def _mlp(sizes: Sizes, name: str, ffn: int, ends: bool) -> tuple[Layer, Layer]:
     )
 
 
-def _activation(sizes: Sizes, rows: int, inner: int) -> tuple[Ops, Ops]:
-    """The non-linearity and, where gated, the product with the other side; and their gradients."""
+def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> tuple[Ops, Ops]:
+    """The non-linearity and, where gated, the product with the other side; and their gradients.
+
+    *weighted*: times the router's probability, as Megatron-Core does inside its activation.
+    """
     dtype, kind = sizes.stored, ACTIVATIONS[sizes.model.activation]
     if not sizes.model.gated:
         return (
             (Op("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
             (Op("activation gradient", streamed(kind, rows, inner, 2, 1, dtype, backward=True)),),
+        )
+    if sizes.strategy.kernels is Kernels.FUSED:
+        passes = GATE_BACKWARD_PASSES + (GATE_WEIGHT_PASSES if weighted else 0)
+        return (
+            (Op("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
+            (Op("activation gradient", streamed(K.MUL, rows, inner, passes - 2, 2, dtype)),),
         )
     if sizes.fused:
         return (
@@ -226,13 +241,13 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     down = Linear("down", rows, inner, width, sizes.dtype, groups)
     if sizes.strategy.fused_experts:
         return _fused_experts(sizes, up, down)
-    forward, backward = _activation(sizes, rows, inner)
+    forward, backward = _activation(sizes, rows, inner, weighted=True)
     added: tuple[Ops, Ops] = ((), ())
     if sizes.model.biases.mlp and sizes.fused:
         if sizes.model.gated:
             clamp, clamp_gradient = clamped(sizes, rows, inner)
             forward, backward = clamp + forward, backward + clamp_gradient
-        added = weighted_bias(sizes, rows, width)
+        added = weighted_bias(sizes, rows, width, groups)
     return (
         Layer(
             "experts up",

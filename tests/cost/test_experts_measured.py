@@ -1,0 +1,82 @@
+"""Prices of what experts run beside their products, and of the products, against an H200."""
+
+import csv
+import math
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+import stepcast
+from stepcast.cost.compute import Load, compute_price
+from stepcast.cost.fits import default_fit
+from stepcast.generate.workload import generate
+from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.layout import Layout
+from stepcast.ir.strategy import Strategy
+from stepcast.ir.work import Compute, Elementwise, GroupedMatmul
+from stepcast.ir.workload import Phase
+from stepcast.models.catalog import load_model
+
+FILE = Path(stepcast.__file__).parent / "data" / "h200" / "experts.csv"
+# Kernel of the file -> op of a generated layer.
+OPS = {
+    "activation": "activation",
+    "activation backward": "activation gradient",
+    "clamp": "clamp",
+    "clamp backward": "clamp gradient",
+    "weighted bias": "weighted bias",
+    "weighted bias backward": "weighted bias gradient",
+}
+
+
+def measured(kernels: dict[str, str]) -> list[tuple[str, int, int, int, float]]:
+    with FILE.open(encoding="utf-8", newline="") as lines:
+        return [
+            (
+                kernels[row["kernel"]],
+                int(row["rows"]),
+                int(row["columns"]),
+                int(row["groups"]),
+                float(row["gpu_us"]),
+            )
+            for row in csv.DictReader(lines)
+            if row["kernel"] in kernels
+        ]
+
+
+def seconds(work: Compute) -> float:
+    return compute_price(work, load_gpu("h200"), default_fit(), Load(math.inf, 0.3)).seconds
+
+
+def elements_s() -> dict[str, float]:
+    """Seconds of each op of gpt-oss's experts, for each element it works on."""
+    workload = generate(load_model("gpt-oss-120b"), Strategy(Layout(), 4, 8, 4096))
+    found: dict[str, float] = {}
+    for layer in workload.stages[0].body_layers():
+        for op in (op for phase in Phase for op in layer.ops(phase)):
+            if layer.name.startswith("experts") and isinstance(op.work, Elementwise):
+                found[op.name] = seconds(op.work) / op.work.elements
+    return found
+
+
+def test_kernels_around_the_products() -> None:
+    each_s = elements_s()
+    errors = [
+        each_s[name] * rows * columns / (gpu_us * 1e-6) - 1
+        for name, rows, columns, _, gpu_us in measured(OPS)
+    ]
+    assert len(errors) == 24
+    assert mean(abs(error) for error in errors) < 0.06
+    assert max(abs(error) for error in errors) < 0.35
+
+
+@pytest.mark.parametrize("way", ["one product", "products on 1 stream", "products on 4 streams"])
+def test_products_take_as_long_one_by_one_as_in_one_kernel(way: str) -> None:
+    inner = {(2048, 16): 768, (2880, 2): 2880, (2880, 16): 2880, (7168, 32): 2048}
+    errors = [
+        seconds(GroupedMatmul(rows, 2 * inner[columns, groups], columns, groups)) / (gpu_us * 1e-6) - 1
+        for _, rows, columns, groups, gpu_us in measured({way: way})
+    ]
+    assert len(errors) == 4
+    assert max(abs(error) for error in errors) < 0.14
