@@ -7,6 +7,7 @@ from statistics import mean, median
 import pytest
 
 from stepcast.ir.dtype import DType
+from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, ScheduleKind, Sharding, TrainingKind
 from stepcast.ir.work import Matmul
 from stepcast.units import GIB
@@ -327,3 +328,20 @@ def test_errors_of_some_published_runs() -> None:
     assert len(errors) > 40
     assert mean(abs(error) for error in errors) < 0.12
     assert median(abs(error) for error in errors) < 0.09
+
+
+@needs_shared
+def test_errors_of_recipes_with_experts() -> None:
+    """DeepSeek-V3 and Kimi K2 of Megatron-Bridge, with what their recipes set."""
+    with FILE.open(newline="") as lines:
+        records = list(completed(list(csv.DictReader(lines))))
+    errors = []
+    for record in records:
+        bridge = (record["framework"] or "").startswith("Megatron-Bridge")
+        if bridge and (record["model"] or "").startswith(("deepseek-v3", "kimi-k2")):
+            setup = setup_of(record)
+            if is_legal(setup.model, setup.strategy):
+                errors.append(predicted_step_s(setup) / measured_step_s(setup) - 1)
+    assert len(errors) == 21
+    assert mean(abs(error) for error in errors) < 0.08
+    assert abs(mean(errors)) < 0.06
