@@ -247,23 +247,6 @@ def test_an_eager_host_holds_up_short_work_and_hides_behind_long_work() -> None:
         assert stage.total_s == pytest.approx(result.makespan_s)
 
 
-def test_a_host_that_waits_adds_its_time_to_all_work() -> None:
-    work = workload(layer(5.0, 5.0, 5.0), pp=1, micro_batches=4)
-    step = build_step(
-        work,
-        make_schedule("1f1b", 1, 4, 1),
-        seconds,
-        lambda source, target: 0.0,
-        issue_s=lambda work, backward: 2.0 if backward else 1.0,
-        host_waits=True,
-    )
-    result = simulate(step.program)
-    (stage,) = stage_times(step, result)
-    assert result.makespan_s == pytest.approx(4 * (3 * 5.0 + 1 + 2 + 2))
-    assert stage.host_s == pytest.approx(4 * 5)
-    assert stage.total_s == pytest.approx(result.makespan_s)
-
-
 def test_computing_slows_down_beside_communication() -> None:
     beside = Op("gather", Collective(CollectiveKind.ALL_GATHER, 2, Group.DP), blocking=False)
     computed = layer(5.0, 5.0, 5.0)

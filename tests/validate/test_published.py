@@ -8,7 +8,7 @@ import pytest
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.legality import is_legal
-from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, ScheduleKind, Sharding, TrainingKind
+from stepcast.ir.strategy import Kernels, RecomputeKind, ScheduleKind, Sharding, TrainingKind
 from stepcast.ir.work import Matmul
 from stepcast.units import GIB
 from stepcast.validate.published import (
@@ -249,13 +249,6 @@ def test_frameworks_of_2021_overlap_and_fuse_less() -> None:
     assert later.fused_accumulation
     assert later.overlap.tensor_gradients
     assert not changed().strategy.dropout
-
-
-def test_the_host_waits_where_the_machine_would_hang() -> None:
-    assert setup_of(BLOOM).strategy.execution is Execution.BLOCKING
-    fewer = {"num_gpus": "48.0", "dp": "1.0"}
-    assert setup_of({**BLOOM, **fewer}).strategy.execution is Execution.EAGER
-    assert setup_of({**BLOOM, "network": ""}).strategy.execution is Execution.EAGER
 
 
 def test_heads_that_miss_boundaries_leave_the_tensor_cores() -> None:

@@ -41,8 +41,7 @@ def predict(
     schedule = options.schedule or str(strategy.schedule)
     options = replace(options, schedule=schedule, contention=not options.ideal_communication)
     if strategy.execution is not Execution.GRAPHS:
-        waits = strategy.execution is Execution.BLOCKING
-        options = replace(options, issue_s=_eager_issue_s, host_waits=waits)
+        options = replace(options, issue_s=_eager_issue_s)
     if strategy.forwarded_experts and model.experts is not None:
         options = replace(options, once_per_node=model.experts.top_k)
     if _stops_for_transfers(strategy):

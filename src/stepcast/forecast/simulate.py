@@ -44,8 +44,6 @@ class Options:
     conditions: Conditions = HEALTHY
     # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
     issue_s: IssueSeconds | None = None
-    # Whether that host waits for each op before it issues the next.
-    host_waits: bool = False
     # Whether computation slows down while communication runs beside it; recorded times may hold that already.
     contention: bool = False
     # Experts per token where its exchange crosses the network once for each node; None: once for each expert.
@@ -112,7 +110,6 @@ def simulate(
         send=options.send,
         conditions=conditions,
         issue_s=options.issue_s,
-        host_waits=options.host_waits,
         lost_s=pricer.lost_s if options.contention else None,
     )
     run = run_program(step.program)

@@ -116,7 +116,6 @@ class Execution(StrEnum):
     """How the host issues kernels."""
 
     EAGER = "eager"  # one by one
-    BLOCKING = "blocking"  # one by one, each waited for: CUDA_LAUNCH_BLOCKING=1
     PARTIAL_GRAPHS = "partial-graphs"  # captured but for routed experts, whose numbers of tokens change
     GRAPHS = "graphs"  # captured and replayed, so that the host costs nothing
 

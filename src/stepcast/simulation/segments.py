@@ -121,11 +121,10 @@ def segment_of_ops(
     lanes: Lanes,
     seconds: Seconds,
     issue_s: IssueSeconds | None = None,
-    host_waits: bool = False,
     lost_s: Seconds | None = None,
 ) -> Segment:
     """A segment of one slot, or of two that are interleaved; input and output k belong to stream k."""
-    build = _Build(lanes, seconds, len(streams), issue_s, host_waits, lost_s)
+    build = _Build(lanes, seconds, len(streams), issue_s, lost_s)
     for stream, issued in _interleaved(streams, seconds):
         build.issue(stream, issued)
     outputs = [build.output(stream) for stream in range(len(streams))]
@@ -156,11 +155,10 @@ class _Build:
         seconds: Seconds,
         streams: int,
         issue_s: IssueSeconds | None,
-        host_waits: bool = False,
         lost_s: Seconds | None = None,
     ) -> None:
         self.lanes, self.seconds, self.lost_s = lanes, seconds, lost_s
-        self.issue_s, self.host_waits = issue_s, host_waits
+        self.issue_s = issue_s
         self.ops: list[TimedOp] = []
         # Per stream: the last computation, the blocking communication that the next op waits for, and the
         # op that makes what is handed on.
@@ -211,17 +209,14 @@ class _Build:
     def _issued(self, issued: Issued) -> tuple[int, ...]:
         """The host's own op, which an eager host ends before the work can start.
 
-        It waits for results that it reads, or for all that was issued before.
+        It waits for results that it reads.
         """
         host = self.lanes.host_lane
         if self.issue_s is None or host is None or issued.layer.captured:
             return ()
         before, self.read = self.read, ()
-        if self.host_waits and self.ops:
-            before = (len(self.ops) - 1,)
-        lanes = (COMPUTE, *self.lanes.collectives) if self.host_waits and not self.ops else ()
         duration_s = self.issue_s(issued.op.work, issued.backward) * issued.op.kernels
-        self.ops.append(TimedOp("issue", duration_s, host, before, (), lanes))
+        self.ops.append(TimedOp("issue", duration_s, host, before))
         return (len(self.ops) - 1,)
 
     def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:

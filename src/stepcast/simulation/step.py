@@ -81,14 +81,12 @@ def build_step(
     send: Send = Send.EAGER,
     conditions: Conditions = HEALTHY,
     issue_s: IssueSeconds | None = None,
-    host_waits: bool = False,
     lost_s: Seconds | None = None,
 ) -> Step:
     """The program of *workload* under *schedule*, one rank for each stage.
 
-    *issue_s* paces each rank by a host that issues its work op by op; None: by captured graphs. A host that
-    *host_waits* issues nothing before all it issued has ended. *lost_s* is what computing loses to work that
-    runs beside it; None: nothing.
+    *issue_s* paces each rank by a host that issues its work op by op; None: by captured graphs.
+    *lost_s* is what computing loses to work that runs beside it; None: nothing.
     """
     lanes = Lanes(used_groups(workload.stages), receives=send is Send.BLOCKING, host=issue_s is not None)
     chunks = chunks_of(workload, schedule, body)
@@ -106,7 +104,7 @@ def build_step(
         key = (conditions.slow_stages.get(stage, 1.0), *map(id, layers), *kinds)
         if key not in built:
             streams = [phase_ops(each, kind) for each, kind in zip(layers, kinds, strict=True)]
-            built[key] = segment_of_ops("", streams, lanes, priced[stage], issue_s, host_waits, lost[stage])
+            built[key] = segment_of_ops("", streams, lanes, priced[stage], issue_s, lost[stage])
         return built[key]
 
     def message(kind: Kind, source: Place, target: Place) -> float:

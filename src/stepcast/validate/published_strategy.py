@@ -9,7 +9,6 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
-    Execution,
     Recompute,
     RecomputeKind,
     ScheduleKind,
@@ -45,7 +44,6 @@ RELEASE = re.compile(r"(\d\d)\.(\d\d)[. ].*NeMo Container")
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
-HANGING_GPUS = 320
 LORA_RANK = 16  # Megatron-Bridge's LoRA recipes
 # Recipes whose number of chunks some tables leave out (NVIDIA/dgxc-benchmarking, nemotron).
 RECIPE_CHUNKS = {("nemotron4-340b", 8): 12, ("nemotron4-340b", 4): 12}
@@ -81,7 +79,7 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         lora_rank=LORA_RANK if lora else 0,
         flash_attention=_stated(run.flash_attention, known.flash_attention),
         overlap=replace(known.overlap, experts=recipe.overlapped_experts),
-        execution=recipe.execution or _execution(run, known),
+        execution=recipe.execution or known.execution,
         kernels=known.kernels,
         dropout=known.dropout,
         fused_accumulation=known.fused_accumulation,
@@ -182,12 +180,6 @@ def _release(run: PublishedRun) -> Release | None:
     """Year and month of the container that a table of Megatron-Bridge's results was made with."""
     found = RELEASE.match(run.table)
     return (int(found[1]), int(found[2])) if found else None
-
-
-def _execution(run: PublishedRun, known: Defaults) -> Execution:
-    """Jean Zay hung on 40 nodes and more unless the host waited for every kernel (BLOOM's chronicles)."""
-    hangs = "jean zay" in run.network.lower() and run.gpus >= HANGING_GPUS
-    return Execution.BLOCKING if hangs else known.execution
 
 
 def _gradient_dtype(run: PublishedRun, known: Defaults) -> DType:
