@@ -11,6 +11,11 @@ what is fused:
 - fused: Megatron-LM with Transformer Engine; values are copied, so that the projection can go.
 
 For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, less its dropouts.
+
+A recomputed module frees what ``generate.recompute`` makes anew and keeps its input: that is the output of a
+norm, queries, keys and values of a latent projection, the result of an activation, all within an MLP or
+experts, the stored square of an attention core. What it freed is back while its half of the layer runs
+backward.
 """
 
 from dataclasses import dataclass
@@ -19,9 +24,10 @@ from functools import lru_cache
 from stepcast.cost.memory_mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
-from stepcast.ir.strategy import Kernels, RecomputeKind, Strategy
+from stepcast.ir.strategy import Kernels, RecomputeKind, RecomputeModule, Strategy
 
 FLOAT = 4.0
+M = RecomputeModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +40,8 @@ class Kept:
     kept: float
     input: float  # what remains where the whole layer is recomputed
     transient: float
+    # How much more it needs while recomputed modules are back, where it is not recomputed as a whole.
+    again: float = 0.0
 
     def after(self, whole: bool) -> float:
         return self.input if whole else self.kept
@@ -58,6 +66,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block) -> Kept:
             flash=strategy.flash_attention,
             kernels=strategy.kernels,
             selective=strategy.recompute.kind is RecomputeKind.SELECTIVE,
+            modules=_modules(strategy),
             routed=_routed(strategy),
         ),
     )
@@ -77,11 +86,29 @@ class _Shape:
     flash: bool
     kernels: Kernels
     selective: bool
+    modules: frozenset[RecomputeModule]  # which the backward runs again
     routed: float  # rows at the busiest expert rank per token and chosen expert
 
     @property
     def plain(self) -> bool:
         return self.kernels is Kernels.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """A mixer or a feed-forward with its norm: what it would keep, what recomputation frees of that, and
+    what its backward needs for a moment.
+    """
+
+    kept: float = 0.0
+    freed: float = 0.0
+    transient: float = 0.0
+
+
+def _modules(strategy: Strategy) -> frozenset[RecomputeModule]:
+    """What is recomputed; an activation inside the experts' product is not, having no kernel of its own."""
+    selected = frozenset(strategy.recompute.selected)
+    return selected - {M.EXPERT_ACTIVATION} if strategy.fused_experts else selected
 
 
 def _routed(strategy: Strategy) -> float:
@@ -94,32 +121,58 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
     outer = shape.tokens / shape.outer * model.hidden
     if shape.selective and shape.kernels is Kernels.COMPILED:
         return _kept_by_torchtitan(model, block, shape, outer)
-    kept = transient = 0.0
-    norm_outputs = outer * (shape.matmul if shape.kernels is Kernels.FUSED else shape.element)
-    if block.mixer is Mixer.ATTENTION:
-        # The norm's input and its output, which the projection needs.
-        kept += outer * shape.element + norm_outputs + _attention(model, shape)
-        transient = _attention_transient(model, shape)
-        if model.post_norms:
-            kept += outer * shape.element
-    if block.mixer is Mixer.MAMBA:
-        scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
-        kept += outer * shape.element + norm_outputs + mamba_kept(scanned, shape.element, shape.matmul)
-        transient = mamba_transient(scanned, shape.element)
-        if model.post_norms:
-            kept += outer * shape.element
-    if block.feed_forward is not FeedForward.NONE:
-        if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
-            kept += outer * shape.element + norm_outputs
-        if block.feed_forward is FeedForward.DENSE:
-            kept += _mlp(model, shape, shape.tokens, model.ffn / shape.tp)
-            transient = max(transient, _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp))
-        else:
-            kept += _experts(model, shape)
-            transient = max(transient, _experts_transient(model, shape))
-        if model.post_norms:
-            kept += outer * shape.element
-    return Kept(kept, outer * shape.element, transient)
+    halves = (_mixer_half(model, block, shape, outer), _feed_forward_half(model, block, shape, outer))
+    transient = max(half.transient for half in halves)
+    return Kept(
+        kept=sum(half.kept - half.freed for half in halves),
+        input=outer * shape.element,
+        transient=transient,
+        again=max(half.transient + half.freed for half in halves) - transient,
+    )
+
+
+def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
+    # A norm's input and its output, which the projection needs; the input of a norm at the end.
+    norm_output = _norm_output(shape, outer)
+    norms = outer * shape.element * (2 if model.post_norms else 1) + norm_output
+    match block.mixer:
+        case Mixer.ATTENTION:
+            freed = _attention_freed(model, shape)
+            # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
+            if M.NORMS in shape.modules and model.latent is not None:
+                freed += norm_output
+            return _Half(norms + _attention(model, shape), freed, _attention_transient(model, shape))
+        case Mixer.MAMBA:
+            scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
+            kept = mamba_kept(scanned, shape.element, shape.matmul)
+            return _Half(norms + kept, 0.0, mamba_transient(scanned, shape.element))
+    return _Half()
+
+
+def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
+    if block.feed_forward is FeedForward.NONE:
+        return _Half()
+    norms = outer * shape.element if model.post_norms else 0.0
+    norm_output = 0.0
+    if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
+        norm_output = _norm_output(shape, outer)
+        norms += outer * shape.element + norm_output
+    if block.feed_forward is FeedForward.DENSE:
+        inner = model.ffn / shape.tp
+        kept = _mlp(model, shape, shape.tokens, inner)
+        freed = kept if M.MLP in shape.modules else 0.0
+        return _Half(norms + kept, freed, _mlp_transient(model, shape, shape.tokens, inner))
+    kept = _experts(model, shape)
+    freed = norm_output if M.NORMS in shape.modules else 0.0
+    if M.EXPERTS in shape.modules:
+        freed += kept
+    elif M.EXPERT_ACTIVATION in shape.modules:
+        freed += _experts_activated(model, shape)
+    return _Half(norms + kept, freed, _experts_transient(model, shape))
+
+
+def _norm_output(shape: _Shape, outer: float) -> float:
+    return outer * (shape.matmul if shape.kernels is Kernels.FUSED else shape.element)
 
 
 def _attention(model: Model, shape: _Shape) -> float:
@@ -142,7 +195,21 @@ def _attention(model: Model, shape: _Shape) -> float:
             kept += tokens * model.heads * latent.nope_dim / tp * element
     if shape.flash:
         return kept + tokens * model.heads / tp * FLOAT  # log-sum-exp of each row
-    return kept + (0.0 if shape.selective else _scores(model, shape) * element)
+    return kept + _scores(model, shape) * element
+
+
+def _attention_freed(model: Model, shape: _Shape) -> float:
+    """Of the heads: the square of scores, and what the projections from a latent made."""
+    freed = 0.0
+    if M.CORE in shape.modules and not shape.flash:
+        freed += _scores(model, shape) * shape.element
+    if M.LATENT_UP in shape.modules and model.latent is not None:
+        width = model.heads * model.head_dim / shape.tp
+        width += max(model.kv_heads / shape.tp, 1) * (model.head_dim + model.value_dim)
+        if shape.kernels is not Kernels.FUSED:
+            width += model.heads * model.latent.nope_dim / shape.tp
+        freed += shape.tokens * width * shape.element
+    return freed
 
 
 def _kept_by_torchtitan(model: Model, block: Block, shape: _Shape, outer: float) -> Kept:
@@ -194,6 +261,12 @@ def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:
     return rows * inner * (sides * shape.element + output)
 
 
+def _activated(model: Model, shape: _Shape, rows: float, inner: float) -> float:
+    """Of that, what the activation and its gate made."""
+    inputs = 2 if model.gated else 1
+    return _mlp(model, shape, rows, inner) - rows * inner * inputs * shape.element
+
+
 def _mlp_transient(model: Model, shape: _Shape, rows: float, inner: float) -> float:
     return rows * inner * shape.element * (2 if model.gated else 1)
 
@@ -206,7 +279,7 @@ def _experts(model: Model, shape: _Shape) -> float:
     experts = model.experts
     assert experts is not None
     width = experts.latent or model.hidden
-    rows = shape.tokens / shape.outer * experts.top_k * shape.routed
+    rows = _expert_rows(model, shape)
     gathered = rows * shape.expert_tp
     kept = gathered * width * shape.matmul
     if shape.kernels is not Kernels.FUSED:
@@ -220,10 +293,22 @@ def _experts(model: Model, shape: _Shape) -> float:
     return kept
 
 
+def _experts_activated(model: Model, shape: _Shape) -> float:
+    experts = model.experts
+    assert experts is not None
+    gathered = _expert_rows(model, shape) * shape.expert_tp
+    return _activated(model, shape, gathered, experts.ffn / shape.expert_tp)
+
+
+def _expert_rows(model: Model, shape: _Shape) -> float:
+    assert model.experts is not None
+    return shape.tokens / shape.outer * model.experts.top_k * shape.routed
+
+
 def _experts_transient(model: Model, shape: _Shape) -> float:
     experts = model.experts
     assert experts is not None
-    rows = shape.tokens / shape.outer * experts.top_k * shape.routed * shape.expert_tp
+    rows = _expert_rows(model, shape) * shape.expert_tp
     if shape.plain:  # one expert at a time
         rows /= experts.count
     width = experts.latent or model.hidden

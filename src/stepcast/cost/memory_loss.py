@@ -14,12 +14,13 @@ ALIGNED = 8
 def loss_bytes(model: Model, strategy: Strategy, in_flight: int = 1) -> float:
     """The most that logits, softmax and their gradients take at once, and the projection's own gradient.
 
-    *in_flight* micro-batches keep their softmax; one of them is at work.
+    *in_flight* micro-batches keep their softmax; one of them is at work. So do the losses of further tokens:
+    Megatron-Core computes them before that of the next token, which is the first to run backward.
     """
     tp, kernels = strategy.layout.tp, strategy.kernels
     vocab = model.padded_vocab(tp)
     logits = strategy.local_tokens * vocab / tp
-    kept = logits * FLOAT * max(0, in_flight - 1)
+    kept = logits * FLOAT * max(0, in_flight * (1 + strategy.further_tokens) - 1)
     element = strategy.stored.bytes
     if kernels is Kernels.PLAIN:
         # The softmax, and the gradients before and after it; the logits themselves are gone.
@@ -34,6 +35,17 @@ def loss_bytes(model: Model, strategy: Strategy, in_flight: int = 1) -> float:
     weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
     copies = 2 * FLOAT + (element if strategy.stored is not DType.FP32 else 0.0)
     return kept + copies * logits + weight
+
+
+def further_ends_bytes(model: Model, strategy: Strategy) -> float:
+    """What a module for one further token keeps around its block: the token's embedding, which is normed, the
+    two norms' results side by side, which the projection needs, and input and output of the last norm.
+    The stream it starts from is kept already, by what made it.
+    """
+    outer = strategy.local_tokens * model.hidden
+    if strategy.sequence_parallel:
+        outer //= strategy.layout.tp
+    return (1 + 2 + 2) * outer * strategy.stored.bytes
 
 
 def gathered_bytes(model: Model, strategy: Strategy, piece: Piece) -> tuple[float, float]:

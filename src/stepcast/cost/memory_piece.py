@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stepcast.cost.memory_activations import Kept, layer_kept
-from stepcast.cost.memory_loss import gathered_bytes
+from stepcast.cost.memory_loss import further_ends_bytes, gathered_bytes
 from stepcast.cost.memory_states import States, piece_states, split_ways
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
@@ -20,7 +20,7 @@ class PieceTotals:
     trained: int
     owned: float
     activations: float  # of one micro-batch
-    recomputed: float  # what a recomputed layer holds while it is worked on
+    recomputed: float  # what a recomputed layer or module holds while it is worked on
     transient: float
     largest_layer: float
     first_layer_gradients: float
@@ -35,20 +35,25 @@ def piece_totals(model: Model, strategy: Strategy, piece: Piece, known: dict[Blo
     trained, ways = trained_shard(model, strategy, piece), split_ways(strategy)
     whole = strategy.recompute.whole_layers(len(piece.layers))
     kinds: dict[Block, Kept] = {}
+
+    def kept_by(block: Block) -> Kept:
+        if block not in kinds:
+            if block not in known:
+                known[block] = layer_kept(model, strategy, block)
+            kinds[block] = known[block]
+        return kinds[block]
+
     activations = recomputed = 0.0
     for position, block in enumerate(model.blocks[piece.layers.start : piece.layers.stop]):
-        kept = kinds.get(block)
-        if kept is None:
-            kept = known.get(block)
-            if kept is None:
-                kept = known[block] = layer_kept(model, strategy, block)
-            kinds[block] = kept
+        kept = kept_by(block)
         activations += kept.after(position < whole)
-        if position < whole:
-            recomputed = max(recomputed, kept.kept - kept.input)
+        recomputed = max(recomputed, kept.kept - kept.input if position < whole else kept.again)
     if piece.head and strategy.further_tokens:
-        for block in model.next_token_blocks:
-            activations += strategy.further_tokens * layer_kept(model, strategy, block).kept
+        further = [kept_by(block) for block in model.next_token_blocks]
+        activations += strategy.further_tokens * (
+            further_ends_bytes(model, strategy) + sum(kept.kept for kept in further)
+        )
+        recomputed = max(recomputed, *(kept.again for kept in further))
     gathered, unreduced = gathered_bytes(model, strategy, piece)
     return PieceTotals(
         states=piece_states(model, strategy, piece),
@@ -57,7 +62,7 @@ def piece_totals(model: Model, strategy: Strategy, piece: Piece, known: dict[Blo
         activations=activations,
         recomputed=recomputed,
         transient=max((kept.transient for kept in kinds.values()), default=0.0),
-        largest_layer=max((kept.kept for kept in kinds.values()), default=0.0),
+        largest_layer=max((kept.kept + kept.again for kept in kinds.values()), default=0.0),
         first_layer_gradients=_first_layer_gradients(model, strategy, piece),
         gathered=gathered,
         unreduced=unreduced,
