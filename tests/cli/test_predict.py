@@ -1,5 +1,6 @@
 """``stepcast predict`` from outside."""
 
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,18 @@ from stepcast.forecast.predict import predict
 from stepcast.forecast.simulate import Options
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
-from stepcast.ir.strategy import PRECISIONS, ContextKind, ScheduleKind, Sharding
+from stepcast.ir.strategy import (
+    PRECISIONS,
+    ContextKind,
+    Execution,
+    Overlap,
+    Recompute,
+    RecomputeKind,
+    RecomputeModule,
+    ScheduleKind,
+    Sharding,
+    Strategy,
+)
 from stepcast.models.catalog import load_model
 from tests.cli.test_main import run, run_json
 
@@ -29,6 +41,7 @@ LLAMA_405B = (
     "16",
 )
 LLAMA_BATCH = ("--seq", "8192", "--global-batch", "2048")
+SPREAD = ("--model", "deepseek-v3", "--cluster", "dgx-b200", "--gpus", "64", "--ep", "64", "--expert-tp", "1")
 DEEPSEEK = ("--model", "deepseek-v3", "--cluster", "h800-node", "--gpus", "2048", "--pp", "16", "--ep", "64")
 
 
@@ -37,6 +50,76 @@ def test_choices_are_those_of_the_strategy() -> None:
     assert set(options.SHARDINGS) == {str(kind) for kind in Sharding}
     assert set(options.PRECISIONS) == {str(kind) for kind in PRECISIONS}
     assert set(options.CONTEXTS) == {str(kind) for kind in ContextKind}
+    assert set(options.MODULES) == {str(kind) for kind in RecomputeModule}
+    assert set(options.EXECUTIONS) == {str(kind) for kind in Execution}
+    assert {name.replace("-", "_") for name in options.OVERLAPS} == {field.name for field in fields(Overlap)}
+
+
+def strategy(*arguments: str) -> Strategy:
+    args = build_parser().parse_args(["predict", *arguments])
+    return options.strategy_of(args, load_model(args.model), [])
+
+
+def test_overlap_is_what_is_named_and_nothing_else() -> None:
+    def overlapped(*arguments: str) -> set[str]:
+        return {name for name, on in asdict(strategy(*SMALL, *arguments).overlap).items() if on}
+
+    assert overlapped() == {"gradients", "parameters", "tensor_gradients", "transfers"}
+    assert overlapped("--overlap", "none") == set()
+    assert overlapped("--overlap", "tensor-gradients,gradients") == {"tensor_gradients", "gradients"}
+
+
+def test_recompute_takes_modules() -> None:
+    def recompute(text: str) -> Recompute:
+        return strategy(*SMALL, "--recompute", text).recompute
+
+    assert recompute("selective") == Recompute(RecomputeKind.SELECTIVE)
+    assert recompute("block:3") == Recompute(RecomputeKind.BLOCK, 3)
+    modules = (RecomputeModule.MLP, RecomputeModule.CORE)
+    assert recompute("selective:mlp,core-attention,mlp") == Recompute(
+        RecomputeKind.SELECTIVE, modules=modules
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "slower"),
+    [
+        (("--recompute", "selective:latent-up,experts"), True),
+        (("--further-tokens", "1"), True),
+        (("--dropout",), True),
+        (("--execution", "partial-graphs"), True),
+        (("--fused-experts",), False),
+    ],
+)
+def test_options_of_experts_change_the_step(
+    capsys: pytest.CaptureFixture[str], option: tuple[str, ...], slower: bool
+) -> None:
+    base = ("predict", *SPREAD, "--global-batch", "256")
+    without, with_it = run_json(capsys, *base), run_json(capsys, *base, *option)
+    assert (with_it["step_s"] > without["step_s"]) == slower
+    assert with_it["step_s"] != without["step_s"]
+
+
+def test_recomputed_modules_need_less_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = ("none", "selective:norms", "selective:norms,latent-up", "selective:norms,latent-up,experts")
+    found = [run_json(capsys, "predict", *SPREAD, "--recompute", kind) for kind in kinds]
+    totals = [one["memory_bytes"]["total"] for one in found]
+    assert totals == sorted(set(totals), reverse=True)
+
+
+def test_simai_text_holds_no_further_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    further = ("predict", *SPREAD, "--further-tokens", "1", "--to-workload")
+    status, _, err = run(capsys, *further, str(tmp_path / "w.txt"))
+    assert status == 2
+    assert "AICB writes no further tokens" in err
+    assert run(capsys, *further, str(tmp_path / "w.et"))[0] == 0
+
+
+def test_help_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        build_parser().parse_args(["predict", "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(
@@ -115,6 +198,8 @@ def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: p
         ((*SMALL, "--tp", "16"), "tp 16 exceeds 8 kv heads"),
         ((*SMALL, "--tp", "3"), "64 GPUs are not a multiple of tp x cp x pp = 3"),
         ((*SMALL, "--recompute", "some"), "expected none, selective, full, or block:N"),
+        ((*SMALL, "--recompute", "selective:some"), "'some' is no module; expected core-attention"),
+        ((*SMALL, "--recompute", "selective:"), "'' is no module"),
         ((*SMALL, "--overlap", "everything"), "expected gradients"),
         ((*SMALL, "--stage-layers", "a,b"), "expected whole numbers"),
         ((*SMALL, "--calibration", "nowhere.toml"), "nowhere.toml: no such file"),

@@ -9,7 +9,7 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.output import new_file, terminal_width, write_file
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.cli.strategy import add_strategy_arguments, strategy_of
+from stepcast.cli.strategy import add_strategy_arguments, recomputable, strategy_of
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
@@ -45,7 +45,15 @@ def run(args: argparse.Namespace) -> int:
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
-    check_applicable(args, experts=model.experts is not None, corrects=corrects)
+    modules = recomputable(model)
+    check_applicable(
+        args,
+        experts=model.experts is not None,
+        modules=modules,
+        module_list=", ".join(sorted(modules)) or "none",
+        predicts_further=model.next_token_layers > 0,
+        corrects=corrects,
+    )
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
     assumptions: list[str] = []
@@ -86,6 +94,10 @@ def _write_workload(
     packed = path.suffix == ".gz"
     if (path.with_suffix("") if packed else path).suffix == ".et":
         data = chakra.write(recorded(workload, seconds, stage=0))
+    elif strategy.further_tokens:
+        raise ValueError(
+            f"{path}: AICB writes no further tokens; a name that ends in .et writes Chakra, with them"
+        )
     else:
         times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
         try:

@@ -1,6 +1,7 @@
 """What options of ``predict`` and ``simulate`` need to have an effect."""
 
 from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, Facts, Rule
+from stepcast.cli.strategy import MODULES
 from stepcast.ir.group import Group
 
 PIPELINED = ("interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
@@ -31,6 +32,12 @@ def _overlaps(f: Facts, word: str) -> bool:
     return word in (f["overlap"] or "").split(",")
 
 
+def _again(f: Facts) -> set[str]:
+    """The modules that --recompute names; others are no modules at all."""
+    kind, _, words = f["recompute"].partition(":")
+    return set(words.split(",")) & set(MODULES) if kind == "selective" else set()
+
+
 PREDICT = (
     Rule(
         ("context",),
@@ -38,7 +45,7 @@ PREDICT = (
         "it says how context-parallel ranks exchange, and cp is 1; give --cp 2 or more, or leave it out",
     ),
     Rule(
-        ("expert_tp", "expert_imbalance", "expert_capacity"),
+        ("expert_tp", "expert_imbalance", "expert_capacity", "fused_experts"),
         lambda f: f["experts"],
         "{model} has no experts; leave it out, or choose a model that has",
     ),
@@ -53,6 +60,47 @@ PREDICT = (
         "it compares expert-parallel ranks, and ep is 1; give --ep 2 or more, or leave it out",
     ),
     Rule(
+        ("fused_experts",),
+        lambda f: f["kernels"] == "fused",
+        "it is a kernel of Transformer Engine, and --kernels is {kernels}; leave one of them out",
+    ),
+    Rule(
+        ("execution",),
+        lambda f: f["experts"] or f["execution"] != "partial-graphs",
+        "{model} has no experts to leave out of its graphs; choose graphs or eager",
+    ),
+    Rule(
+        ("further_tokens",),
+        lambda f: f["predicts_further"],
+        "{model} has no module that predicts further tokens; leave it out, or choose a model that has",
+    ),
+    Rule(
+        ("recompute",),
+        lambda f: not _again(f) or f["kernels"] != "compiled",
+        "compiled layers keep every second product whatever the modules; give --recompute selective",
+    ),
+    Rule(
+        ("recompute",),
+        lambda f: _again(f) <= f["modules"],
+        "{model} lacks a module that is named; leave its word out, or choose among {module_list}",
+    ),
+    Rule(
+        ("recompute",),
+        lambda f: not f["fused_experts"] or "expert-activation" not in _again(f),
+        "--fused-experts leaves the activation no kernel of its own; leave the word expert-activation out",
+    ),
+    Rule(
+        ("recompute",),
+        lambda f: not {"experts", "expert-activation"} <= _again(f),
+        "recomputed experts hold their activation already, so expert-activation adds nothing",
+        harmless=True,
+    ),
+    Rule(
+        ("overlap",),
+        lambda f: f["tp"] == 1 or f["kernels"] == "fused" or not _overlaps(f, "tensor-gradients"),
+        "{kernels} kernels sum input gradients beside nothing; leave the word tensor-gradients out",
+    ),
+    Rule(
         ("schedule",),
         lambda f: f["pp"] > 1 or f["schedule"] not in PIPELINED,
         "{schedule} orders the work of pipeline stages, and pp is 1; give --pp 2 or more, or leave it out",
@@ -65,7 +113,7 @@ PREDICT = (
     ),
     Rule(
         ("overlap",),
-        lambda f: f["tp"] > 1 or not _overlaps(f, "tensor"),
+        lambda f: f["tp"] > 1 or not (_overlaps(f, "tensor") or _overlaps(f, "tensor-gradients")),
         "there is no tensor-parallel communication to overlap, tp is 1",
         harmless=True,
     ),

@@ -17,18 +17,21 @@ from stepcast.cli.numbers import (
 if TYPE_CHECKING:
     from stepcast.ir.layout import Layout
     from stepcast.ir.model import Model
-    from stepcast.ir.strategy import Recompute, Strategy
+    from stepcast.ir.strategy import Recompute, RecomputeModule, Strategy
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp", "hybrid-fsdp")
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 GRADIENTS = ("fp32", "bf16", "fp16")
 CONTEXTS = ("ring", "all-to-all", "all-gather")
-OVERLAPS = ("gradients", "parameters", "tensor", "transfers", "experts")
+OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
+MODULES = ("core-attention", "latent-up", "norms", "mlp", "expert-activation", "experts")
+EXECUTIONS = ("graphs", "partial-graphs", "eager")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
 USUAL_SEQ = 4096
 MOST_MICRO_BATCHES = 1_000_000
+MOST_FURTHER_TOKENS = 64
 
 
 def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +43,7 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     batch.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
     how = parser.add_argument_group("execution")
     _add_schedule(how)
+    _add_experts(how)
     _add_numbers_and_kernels(how)
 
 
@@ -77,7 +81,12 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
         metavar="NAME",
         help=f"{', '.join(SHARDINGS)}; default zero-1, the distributed optimizer",
     )
-    how.add_argument("--recompute", default="none", metavar="KIND", help="none, selective, full, or block:N")
+    how.add_argument(
+        "--recompute",
+        default="none",
+        metavar="KIND",
+        help="none, selective, full, block:N, or selective:A,B,... with modules out of " + ", ".join(MODULES),
+    )
     how.add_argument(
         "--context", choices=CONTEXTS, default="ring", help="how context parallel ranks exchange"
     )
@@ -91,6 +100,20 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     how.add_argument("--bucket-mb", type=amount, metavar="X", help="size of gradient buckets; 0: one for all")
 
 
+def _add_experts(how: "argparse._ArgumentGroup") -> None:
+    how.add_argument(
+        "--expert-imbalance", type=amount, default=1.0, metavar="X", help="busiest expert rank over the mean"
+    )
+    how.add_argument(
+        "--expert-capacity", type=amount, metavar="X", help="most tokens an expert rank takes, over the mean"
+    )
+    how.add_argument(
+        "--fused-experts",
+        action="store_true",
+        help="biases, activation and quantisation inside the experts' products",
+    )
+
+
 def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--lora-rank",
@@ -100,11 +123,13 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         help="train low-rank adapters alone",
     )
     how.add_argument(
-        "--expert-imbalance", type=amount, default=1.0, metavar="X", help="busiest expert rank over the mean"
+        "--further-tokens",
+        type=count(0, MOST_FURTHER_TOKENS),
+        default=0,
+        metavar="N",
+        help="tokens predicted beyond the next (multi-token prediction)",
     )
-    how.add_argument(
-        "--expert-capacity", type=amount, metavar="X", help="most tokens an expert rank takes, over the mean"
-    )
+    how.add_argument("--dropout", action="store_true", help="on attention probabilities and residuals")
     how.add_argument(
         "--gradients",
         choices=GRADIENTS,
@@ -113,7 +138,10 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
     )
     how.add_argument("--kernels", choices=("fused", "plain", "compiled"), default="fused")
     how.add_argument(
-        "--execution", choices=("graphs", "eager"), default="graphs", help="how the host issues kernels"
+        "--execution",
+        choices=EXECUTIONS,
+        default="graphs",
+        help="how the host issues kernels: captured, but for routed experts, or one by one",
     )
 
 
@@ -160,6 +188,9 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         gradient_dtype=DType(args.gradients),
         expert_imbalance=args.expert_imbalance,
         expert_capacity=args.expert_capacity,
+        dropout=args.dropout,
+        fused_experts=args.fused_experts,
+        further_tokens=args.further_tokens,
     )
     if strategy.micro_batches > MOST_MICRO_BATCHES:
         raise ValueError(
@@ -208,7 +239,8 @@ def _with_overlap(strategy: "Strategy", args: argparse.Namespace) -> "Strategy":
         words = set() if args.overlap == "none" else set(args.overlap.split(","))
         if unknown := sorted(words - set(OVERLAPS)):
             raise ValueError(f"--overlap {unknown[0]!r}: expected {', '.join(OVERLAPS)}, or none")
-        strategy = replace(strategy, overlap=Overlap(**{name: name in words for name in OVERLAPS}))
+        chosen = {name.replace("-", "_"): name in words for name in OVERLAPS}
+        strategy = replace(strategy, overlap=Overlap(**chosen))
     if args.bucket_mb is not None:
         strategy = replace(strategy, bucket_bytes=round(args.bucket_mb * 1e6) or None)
     return strategy
@@ -217,10 +249,38 @@ def _with_overlap(strategy: "Strategy", args: argparse.Namespace) -> "Strategy":
 def _recompute(text: str) -> "Recompute":
     from stepcast.ir.strategy import Recompute, RecomputeKind
 
-    kind, _, layers = text.partition(":")
-    if kind not in set(RecomputeKind) or (layers and not (layers.isascii() and layers.isdigit())):
-        raise ValueError(f"--recompute {text!r}: expected none, selective, full, or block:N")
-    return Recompute(RecomputeKind(kind), int(layers or 0))
+    kind, colon, rest = text.partition(":")
+    if kind == RecomputeKind.SELECTIVE and colon:
+        return Recompute(RecomputeKind.SELECTIVE, modules=_modules(rest))
+    if kind not in set(RecomputeKind) or (rest and not (rest.isascii() and rest.isdigit())):
+        raise ValueError(
+            f"--recompute {text!r}: expected none, selective, full, or block:N, or selective:A,B,..."
+        )
+    return Recompute(RecomputeKind(kind), int(rest or 0))
+
+
+def _modules(text: str) -> "tuple[RecomputeModule, ...]":
+    """Modules by name, each once."""
+    from stepcast.ir.strategy import RecomputeModule
+
+    words = dict.fromkeys(text.split(","))
+    if unknown := sorted(set(words) - set(MODULES)):
+        raise ValueError(f"--recompute selective: {unknown[0]!r} is no module; expected {', '.join(MODULES)}")
+    return tuple(map(RecomputeModule, words))
+
+
+def recomputable(model: "Model") -> set[str]:
+    """The modules that layers of *model* have and a backward can run again."""
+    from stepcast.ir.model_parts import FeedForward, Mixer
+
+    found: set[str] = set()
+    if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
+        found |= {"core-attention"} | ({"latent-up", "norms"} if model.latent else set())
+    if any(block.feed_forward is FeedForward.DENSE for block in model.blocks):
+        found.add("mlp")
+    if any(block.feed_forward is FeedForward.EXPERTS for block in model.blocks):
+        found |= {"norms", "expert-activation", "experts"}
+    return found
 
 
 def _numbers(text: str) -> tuple[int, ...]:
