@@ -8,7 +8,7 @@ from stepcast.forecast.predict import predict
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
-from stepcast.ir.strategy import Execution, Overlap, ScheduleKind, Sharding, Strategy, StrategyError
+from stepcast.ir.strategy import Execution, Kernels, Overlap, ScheduleKind, Sharding, Strategy, StrategyError
 from stepcast.models.catalog import load_model
 
 MODEL, CLUSTER = load_model("llama-3.2-1b"), load_cluster("dgx-a100")
@@ -65,4 +65,20 @@ def test_own_communication_while_a_message_is_under_way_is_counted_once() -> Non
         sharding=Sharding.ZERO_1,
     )
     report = predict(load_model("gemma-2-9b"), CLUSTER, strategy).report
+    assert min(report.breakdown_s.values()) >= 0
+
+
+def test_what_a_host_issued_early_is_not_waited_for_twice() -> None:
+    """Gathered parameters that were issued long before they are needed, tensor-parallel sums between them."""
+    strategy = Strategy(
+        Layout(tp=8, dp=8),
+        2,
+        128,
+        1024,
+        sharding=Sharding.FSDP,
+        overlap=Overlap(gradients=False, parameters=False, tensor=True),
+        kernels=Kernels.PLAIN,
+        execution=Execution.PARTIAL_GRAPHS,
+    )
+    report = predict(load_model("llama-3.1-8b"), load_cluster("dgx-h100"), strategy).report
     assert min(report.breakdown_s.values()) >= 0

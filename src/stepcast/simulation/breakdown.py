@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.group import Group
-from stepcast.simulation.arrays import NO_LANE, Floats, Ints, Program, Segment
+from stepcast.simulation.arrays import Floats, Ints, Program, Segment
 from stepcast.simulation.distinct import distinct, distinct_rows
 from stepcast.simulation.engine import Run
 from stepcast.simulation.segments import COMPUTE, Lanes
@@ -95,17 +95,17 @@ def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Gro
 def _beginnings(run: Run, calls: Ints) -> Floats:
     """When each lane is free and each input there, counted from the compute lane's turn.
 
-    How much earlier a lane is free than all its ops of the segment could use makes no difference, nor does an
-    input that was there before.
+    What happens beside computation before that turn cannot take longer than all of it together, so how much
+    earlier than that a lane is free or an input there makes no difference.
     """
     program = run.program
-    work_s = np.zeros((len(program.segments), run.entry_s.shape[1]))
-    for row, segment in zip(work_s, program.segments, strict=True):
-        used = segment.shape.lane != NO_LANE
-        np.add.at(row, segment.shape.lane[used], segment.duration_s[used])
-    work_s[:, COMPUTE] = 0.0
+    beside_s = np.array(
+        [segment.duration_s[segment.shape.lane != COMPUTE].sum() for segment in program.segments]
+    )
     entry_s = run.entry_s[calls]
-    begins: Floats = np.maximum(entry_s - entry_s[:, COMPUTE : COMPUTE + 1], -work_s[program.segment[calls]])
+    begins: Floats = np.maximum(
+        entry_s - entry_s[:, COMPUTE : COMPUTE + 1], -beside_s[program.segment[calls], None]
+    )
     return begins
 
 
