@@ -159,14 +159,7 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
     )
 
     layout = _layout(args)
-    seq = args.seq
-    if seq is None:
-        seq = min(model.max_seq, USUAL_SEQ)
-        assumptions.append(f"sequences of {seq} tokens (--seq)")
-    global_batch = args.global_batch
-    if global_batch is None:
-        global_batch = layout.dp * args.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
-        assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")
+    seq, global_batch = _batch(args, model, layout, assumptions)
     schedule = args.schedule or ("interleaved" if layout.vpp > 1 else "1f1b")
     strategy = Strategy(
         layout=layout,
@@ -198,6 +191,20 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
             "lower --global-batch, or raise --micro-batch or --gpus"
         )
     return _with_overlap(strategy, args)
+
+
+def _batch(
+    args: argparse.Namespace, model: "Model", layout: "Layout", assumptions: list[str]
+) -> tuple[int, int]:
+    """Tokens of a sequence, and sequences of a step."""
+    seq, global_batch = args.seq, args.global_batch
+    if seq is None:
+        seq = min(model.max_seq, USUAL_SEQ)
+        assumptions.append(f"sequences of {seq} tokens (--seq)")
+    if global_batch is None:
+        global_batch = layout.dp * args.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
+        assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")
+    return seq, global_batch
 
 
 def _stage_layers(
