@@ -21,8 +21,8 @@ from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.price import PriceSource
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul
-from stepcast.validate.eager_blocks import EagerBlock, backward_kernels, forward_kernels, weight_sizes
-from stepcast.validate.eager_models import EagerModel, backward_step, forward_step, optimizer_step
+from stepcast.validate.h200.eager_blocks import EagerBlock, backward_kernels, forward_kernels, weight_sizes
+from stepcast.validate.h200.eager_models import EagerModel, backward_step, forward_step, optimizer_step
 
 times = st.lists(st.floats(1e-7, 1e-2), min_size=1, max_size=30)
 

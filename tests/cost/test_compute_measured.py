@@ -17,11 +17,11 @@ from stepcast.cost.dispatch import Dispatch
 from stepcast.cost.fits import default_dispatch, default_fit, neusight_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.validate.eager_blocks import EagerBlock
-from stepcast.validate.eager_models import EagerModel
-from stepcast.validate.eager_time import block_time, priced, step_time
-from stepcast.validate.h200_ops import operator_s
-from stepcast.validate.neusight_models import neusight_kernels
+from stepcast.validate.h200.eager_blocks import EagerBlock
+from stepcast.validate.h200.eager_models import EagerModel
+from stepcast.validate.h200.eager_time import block_time, priced, step_time
+from stepcast.validate.h200.ops import operator_s
+from stepcast.validate.neusight.models import neusight_kernels
 from tests.shared import DATA, needs_shared
 
 FOLDER = Path(__file__).parents[1] / "data" / "h200"

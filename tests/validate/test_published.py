@@ -11,7 +11,7 @@ from stepcast.ir.legality import is_legal
 from stepcast.ir.strategy import Kernels, RecomputeKind, ScheduleKind, Sharding, TrainingKind
 from stepcast.ir.work import Matmul
 from stepcast.units import GIB
-from stepcast.validate.published import (
+from stepcast.validate.published.comparison import (
     Setup,
     completed,
     measure,
@@ -21,8 +21,8 @@ from stepcast.validate.published import (
     rows,
     setup_of,
 )
-from stepcast.validate.published_run import NotComparableError, run_of
-from stepcast.validate.published_software import misses_boundaries
+from stepcast.validate.published.run import NotComparableError, run_of
+from stepcast.validate.published.software import misses_boundaries
 from tests.shared import DATA, needs_shared
 
 FILE = DATA / "published" / "training_runs.csv"

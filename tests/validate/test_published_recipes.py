@@ -4,8 +4,8 @@ import pytest
 
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Execution, RecomputeModule
-from stepcast.validate.published_recipes import Recipe, recipe_of
-from stepcast.validate.published_run import run_of
+from stepcast.validate.published.recipes import Recipe, recipe_of
+from stepcast.validate.published.run import run_of
 
 M = RecomputeModule
 ROW = {

@@ -29,10 +29,16 @@ class MeasurementSet:
 
 _TABLE = (
     MeasurementSet(
-        "h200", "operators, blocks and training steps on one H200", "stepcast.validate.h200", "h200"
+        "h200",
+        "operators, blocks and training steps on one H200",
+        "stepcast.validate.h200.comparison",
+        "h200",
     ),
     MeasurementSet(
-        "neusight", "fp32 operators and models, five GPUs", "stepcast.validate.neusight", "neusight"
+        "neusight",
+        "fp32 operators and models, five GPUs",
+        "stepcast.validate.neusight.comparison",
+        "neusight",
     ),
     MeasurementSet("nccl-tests", "all-reduce on 2 to 64 A100", "stepcast.validate.collectives", "nccl-tests"),
     MeasurementSet(
@@ -44,7 +50,9 @@ _TABLE = (
     MeasurementSet(
         "optimus", "OptimusPrime sweep of a 1B model", "stepcast.validate.optimus", "optimus-sweep"
     ),
-    MeasurementSet("published", "published training runs", "stepcast.validate.published", "published"),
+    MeasurementSet(
+        "published", "published training runs", "stepcast.validate.published.comparison", "published"
+    ),
 )
 
 

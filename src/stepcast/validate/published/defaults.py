@@ -14,7 +14,7 @@ from stepcast.ir.strategy import (
     RecomputeKind,
     Sharding,
 )
-from stepcast.validate.published_software import AttentionKernel
+from stepcast.validate.published.software import AttentionKernel
 
 NONE, FULL = Recompute(), Recompute(RecomputeKind.FULL)
 SELECTIVE = Recompute(RecomputeKind.SELECTIVE)

@@ -17,11 +17,11 @@ from stepcast.cost.dispatch import Dispatch
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.validate.eager_blocks import EagerBlock
-from stepcast.validate.eager_models import EagerModel
-from stepcast.validate.eager_time import block_time, step_time
 from stepcast.validate.folds import Family, load_folds
-from stepcast.validate.h200_ops import operator_s
+from stepcast.validate.h200.eager_blocks import EagerBlock
+from stepcast.validate.h200.eager_models import EagerModel
+from stepcast.validate.h200.eager_time import block_time, step_time
+from stepcast.validate.h200.ops import operator_s
 from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns
 
 Record = dict[str, str]

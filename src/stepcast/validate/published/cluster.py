@@ -4,7 +4,7 @@ import re
 from functools import lru_cache
 
 from stepcast.hardware import Cluster, load_cluster
-from stepcast.validate.published_run import NotComparableError, PublishedRun
+from stepcast.validate.published.run import NotComparableError, PublishedRun
 
 # The first that the GPU's name contains decides; GB200 before B200, H100 before A100 does not matter.
 CLUSTERS: tuple[tuple[str, str], ...] = (

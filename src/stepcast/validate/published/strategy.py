@@ -16,9 +16,9 @@ from stepcast.ir.strategy import (
     Strategy,
     TrainingKind,
 )
-from stepcast.validate.published_defaults import Defaults, defaults_of
-from stepcast.validate.published_recipes import Recipe, Release, recipe_of
-from stepcast.validate.published_run import NotComparableError, PublishedRun
+from stepcast.validate.published.defaults import Defaults, defaults_of
+from stepcast.validate.published.recipes import Recipe, Release, recipe_of
+from stepcast.validate.published.run import NotComparableError, PublishedRun
 
 Meaning = TypeVar("Meaning")
 # Words of the column -> meaning; the first that the text contains decides.

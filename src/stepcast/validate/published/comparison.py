@@ -15,11 +15,11 @@ from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.models.columns import model_of_columns
 from stepcast.units import GIB
-from stepcast.validate.published_cluster import cluster_of
-from stepcast.validate.published_defaults import defaults_of
-from stepcast.validate.published_run import NotComparableError, PublishedRun, run_of
-from stepcast.validate.published_software import calibration_of
-from stepcast.validate.published_strategy import strategy_of
+from stepcast.validate.published.cluster import cluster_of
+from stepcast.validate.published.defaults import defaults_of
+from stepcast.validate.published.run import NotComparableError, PublishedRun, run_of
+from stepcast.validate.published.software import calibration_of
+from stepcast.validate.published.strategy import strategy_of
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
 FILE = "training_runs.csv"

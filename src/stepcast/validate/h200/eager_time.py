@@ -7,8 +7,8 @@ from stepcast.cost.compute import Load, compute_price, step_load
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.dispatch import Dispatch, DispatchFit, elapsed_s
 from stepcast.hardware.gpu import Gpu
-from stepcast.validate.eager_blocks import EagerBlock, Kernel, backward_kernels, forward_kernels
-from stepcast.validate.eager_models import EagerModel, backward_step, forward_step, optimizer_step
+from stepcast.validate.h200.eager_blocks import EagerBlock, Kernel, backward_kernels, forward_kernels
+from stepcast.validate.h200.eager_models import EagerModel, backward_step, forward_step, optimizer_step
 
 MEASURED_ROUNDS = 3  # the heat of a short piece depends on its own length: settle it in a few rounds
 

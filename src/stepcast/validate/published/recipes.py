@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Execution
 from stepcast.ir.strategy import RecomputeModule as M
-from stepcast.validate.published_run import PublishedRun
+from stepcast.validate.published.run import PublishedRun
 
 Release = tuple[int, int]
 Models = tuple[tuple[str, tuple[str, ...]], ...]  # (start of a model's name, GPUs)

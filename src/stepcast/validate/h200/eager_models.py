@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
-from stepcast.validate.eager_blocks import EagerBlock, Kernel, backward_kernels, forward_kernels, weight_sizes
+from stepcast.validate.h200.eager_blocks import (
+    EagerBlock,
+    Kernel,
+    backward_kernels,
+    forward_kernels,
+    weight_sizes,
+)
 
 K = ElementwiseKind
 ADAM_TENSORS = 4  # weight, gradient and two moments are read; all but the gradient are written
