@@ -1,7 +1,7 @@
 """What PyTorch's caching allocator holds after each of many allocations, on a GPU of one's own.
 
 ``python benchmarks/allocator_trace.py FILE`` writes sizes, frees and the bytes reserved after each: what
-``tests/cost/test_allocator.py`` plays through ``stepcast.cost.allocator``. Needs torch.
+``tests/cost/test_allocator.py`` plays through ``stepcast.cost.memory.allocator``. Needs torch.
 """
 
 import json

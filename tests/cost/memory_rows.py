@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from stepcast.cost.memory_overhead import OVERHEADS, Overhead
+from stepcast.cost.memory.overhead import OVERHEADS, Overhead
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model

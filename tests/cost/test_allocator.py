@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.cost.allocator import CachingAllocator
+from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.units import MIB
 
 TRACE = Path(__file__).parents[1] / "data" / "allocator-h200.json"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.cost.in_flight import default_in_flight
 from stepcast.cost.memory import fits, memory
-from stepcast.cost.memory_activations import layer_kept
-from stepcast.cost.memory_overhead import OVERHEADS
+from stepcast.cost.memory.activations import layer_kept
+from stepcast.cost.memory.in_flight import default_in_flight
+from stepcast.cost.memory.overhead import OVERHEADS
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout

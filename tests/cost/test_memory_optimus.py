@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepcast.cost.memory_optimus import optimus_memory
+from stepcast.cost.memory.optimus import optimus_memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout

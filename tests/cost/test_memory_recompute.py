@@ -6,8 +6,8 @@ from itertools import combinations
 import pytest
 
 from stepcast.cost.memory import memory
-from stepcast.cost.memory_activations import layer_kept
-from stepcast.cost.memory_loss import loss_bytes
+from stepcast.cost.memory.activations import layer_kept
+from stepcast.cost.memory.loss import loss_bytes
 from stepcast.generate.recompute import recomputed
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu

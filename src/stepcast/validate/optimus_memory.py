@@ -7,7 +7,7 @@ from itertools import pairwise
 from math import ceil
 
 from stepcast.analyze.optimus.plan import OptimusPlan, plan_of_log
-from stepcast.cost.memory_optimus import optimus_memory
+from stepcast.cost.memory.optimus import optimus_memory
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.gpustat import read_gpustat

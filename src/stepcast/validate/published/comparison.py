@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepcast.cost.memory import memory
-from stepcast.cost.memory_overhead import OVERHEADS
+from stepcast.cost.memory.overhead import OVERHEADS
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster

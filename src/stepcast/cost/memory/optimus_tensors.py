@@ -17,7 +17,7 @@ A Hugging Face Llama in fp32, operator by operator as PyTorch's autograd runs it
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from stepcast.cost.allocator import CachingAllocator
+from stepcast.cost.memory.allocator import CachingAllocator
 from stepcast.units import MIB
 
 FLOAT = 4

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from stepcast.cost.memory import StageMemory
-from stepcast.cost.optimus_layers import (
+from stepcast.cost.memory.optimus_layers import (
     Kept,
     attention_backward,
     attention_forward,
@@ -25,7 +25,7 @@ from stepcast.cost.optimus_layers import (
     up_backward,
     up_forward,
 )
-from stepcast.cost.optimus_tensors import Part, StageShape, StageTensors
+from stepcast.cost.memory.optimus_tensors import Part, StageShape, StageTensors
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import PositionKind

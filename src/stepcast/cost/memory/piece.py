@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from stepcast.cost.memory_activations import Kept, layer_kept
-from stepcast.cost.memory_loss import further_ends_bytes, gathered_bytes
-from stepcast.cost.memory_states import States, piece_states, split_ways
+from stepcast.cost.memory.activations import Kept, layer_kept
+from stepcast.cost.memory.loss import further_ends_bytes, gathered_bytes
+from stepcast.cost.memory.states import States, piece_states, split_ways
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
 from stepcast.ir.stages import Piece

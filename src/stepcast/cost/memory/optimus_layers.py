@@ -3,7 +3,7 @@
 Names: what a forward keeps is a dict entry of the micro-batch, under the part and its layer.
 """
 
-from stepcast.cost.optimus_tensors import StageTensors
+from stepcast.cost.memory.optimus_tensors import StageTensors
 
 Kept = dict[object, list[int]]
 

@@ -21,7 +21,7 @@ backward.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stepcast.cost.memory_mamba import mamba_kept, mamba_shape, mamba_transient
+from stepcast.cost.memory.mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
 from stepcast.ir.strategy import Kernels, RecomputeKind, RecomputeModule, Strategy

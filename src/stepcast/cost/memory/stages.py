@@ -8,12 +8,12 @@ the optimizer runs. Sums over layers are linear in between, so no other moment c
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from stepcast.cost.in_flight import default_in_flight
-from stepcast.cost.memory_activations import Kept
-from stepcast.cost.memory_loss import loss_bytes
-from stepcast.cost.memory_overhead import OVERHEADS, Overhead, communicators
-from stepcast.cost.memory_piece import PieceTotals, piece_totals
-from stepcast.cost.memory_states import FP32_BYTES
+from stepcast.cost.memory.activations import Kept
+from stepcast.cost.memory.in_flight import default_in_flight
+from stepcast.cost.memory.loss import loss_bytes
+from stepcast.cost.memory.overhead import OVERHEADS, Overhead, communicators
+from stepcast.cost.memory.piece import PieceTotals, piece_totals
+from stepcast.cost.memory.states import FP32_BYTES
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
