@@ -12,12 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
+from stepcast.ir.architecture import Architecture
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind, QkNorm
-
-if TYPE_CHECKING:
-    from stepcast.ir.model import Model
 
 
 class Part(StrEnum):
@@ -109,11 +106,11 @@ def _linear(
     return weights
 
 
-def _norm(model: "Model", name: str, width: int) -> Weight:
+def _norm(model: Architecture, name: str, width: int) -> Weight:
     return Weight(name, Part.NORM, (model.norm.elements(width),))
 
 
-def embedding_weights(model: "Model") -> list[Weight]:
+def embedding_weights(model: Architecture) -> list[Weight]:
     """Word embedding first, then what stands between it and the first layer."""
     width = model.embedding_width or model.hidden
     weights = [Weight("embedding.word", Part.EMBEDDING, (model.vocab, width), Split.VOCAB)]
@@ -126,11 +123,11 @@ def embedding_weights(model: "Model") -> list[Weight]:
     return weights
 
 
-def final_weights(model: "Model") -> list[Weight]:
+def final_weights(model: Architecture) -> list[Weight]:
     return [_norm(model, "final_norm", model.hidden)] if model.final_norm else []
 
 
-def head_weights(model: "Model") -> list[Weight]:
+def head_weights(model: Architecture) -> list[Weight]:
     """The output projection first (the word embedding again where tied), then its bias and projection."""
     width = model.embedding_width or model.hidden
     weights = _linear("head", Part.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
@@ -139,7 +136,7 @@ def head_weights(model: "Model") -> list[Weight]:
     return weights
 
 
-def next_token_weights(model: "Model") -> list[Weight]:
+def next_token_weights(model: Architecture) -> list[Weight]:
     """One multi-token-prediction module (DeepSeek-V3, 2024, section 2.2), without embedding and head.
 
     Two norms, a projection of both inputs to the hidden width, one block, one norm before the head.
@@ -163,7 +160,7 @@ def next_token_weights(model: "Model") -> list[Weight]:
 
 
 @lru_cache(maxsize=4096)
-def block_weights(model: "Model", mixer: Mixer, feed_forward: FeedForward) -> tuple[Weight, ...]:
+def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) -> tuple[Weight, ...]:
     """The tensors of one layer."""
     weights: list[Weight] = []
     match mixer:
@@ -184,7 +181,7 @@ def block_weights(model: "Model", mixer: Mixer, feed_forward: FeedForward) -> tu
     return tuple(weights)
 
 
-def _attention(model: "Model") -> list[Weight]:
+def _attention(model: Architecture) -> list[Weight]:
     part, bias, kv_heads = Part.ATTENTION, model.biases.qkv, model.kv_heads
     weights = _linear("attention.query", part, model.hidden, model.query_width, bias, Split.TENSOR)
     for name in ("attention.key", "attention.value"):
@@ -200,7 +197,7 @@ def _attention(model: "Model") -> list[Weight]:
     return weights
 
 
-def _latent(model: "Model") -> list[Weight]:
+def _latent(model: Architecture) -> list[Weight]:
     """Down-projections and their norms are on every rank; heads are split on the way up."""
     latent, part, bias = model.latent, Part.ATTENTION, model.biases.qkv
     assert latent is not None
@@ -221,7 +218,7 @@ def _latent(model: "Model") -> list[Weight]:
     return weights
 
 
-def _mamba(model: "Model") -> list[Weight]:
+def _mamba(model: Architecture) -> list[Weight]:
     """A Mamba-2 mixer (Dao and Gu 2024, section 6): gate, input, B, C and dt from one projection.
 
     Groups bound the split of B and C; A, D and the dt bias are one number per head.
@@ -242,7 +239,7 @@ def _mamba(model: "Model") -> list[Weight]:
     ]
 
 
-def _mlp(model: "Model", name: str, part: Part, ffn: int) -> list[Weight]:
+def _mlp(model: Architecture, name: str, part: Part, ffn: int) -> list[Weight]:
     weights: list[Weight] = []
     for side in ("gate", "up") if model.gated else ("up",):
         weights += _linear(f"{name}.{side}", part, model.hidden, ffn, model.biases.mlp, Split.TENSOR)
@@ -251,7 +248,7 @@ def _mlp(model: "Model", name: str, part: Part, ffn: int) -> list[Weight]:
     )
 
 
-def _experts(model: "Model") -> list[Weight]:
+def _experts(model: Architecture) -> list[Weight]:
     experts = model.experts
     assert experts is not None
     weights = _linear("router", Part.ROUTER, model.hidden, experts.count, experts.router_bias)
@@ -273,7 +270,7 @@ def _experts(model: "Model") -> list[Weight]:
     return weights
 
 
-def _shard(model: "Model", weights: Iterable[Weight], tp: int, ep: int, expert_tp: int) -> Shard:
+def _shard(model: Architecture, weights: Iterable[Weight], tp: int, ep: int, expert_tp: int) -> Shard:
     vocab, dense, experts = model.padded_vocab(tp), 0, 0
     for weight in weights:
         elements = weight.on_rank(tp, ep, expert_tp, vocab)
@@ -285,7 +282,9 @@ def _shard(model: "Model", weights: Iterable[Weight], tp: int, ep: int, expert_t
 
 
 @lru_cache(maxsize=1024)
-def _running(model: "Model", tp: int, ep: int, expert_tp: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _running(
+    model: Architecture, tp: int, ep: int, expert_tp: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Dense and expert parameters of all layers before each layer."""
     shards: dict[tuple[Mixer, FeedForward], Shard] = {}
     for block in model.blocks:
@@ -300,14 +299,14 @@ def _running(model: "Model", tp: int, ep: int, expert_tp: int) -> tuple[tuple[in
 
 
 @lru_cache(maxsize=1024)
-def next_token_shard(model: "Model", tp: int, ep: int, expert_tp: int) -> Shard:
+def next_token_shard(model: Architecture, tp: int, ep: int, expert_tp: int) -> Shard:
     """What one rank holds of a multi-token-prediction module."""
     return _shard(model, next_token_weights(model), tp, ep, expert_tp)
 
 
 @lru_cache(maxsize=16384)
 def range_shard(
-    model: "Model", layers: range, tp: int, ep: int, expert_tp: int, embedding: bool, head: bool
+    model: Architecture, layers: range, tp: int, ep: int, expert_tp: int, embedding: bool, head: bool
 ) -> Shard:
     """What one rank holds of consecutive *layers*; see Model.shard_of."""
     dense, experts = _running(model, tp, ep, expert_tp)

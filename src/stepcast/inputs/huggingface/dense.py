@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.keys import Keys
-from stepcast.ir.model import MOST_LAYERS, Model
+from stepcast.ir.architecture import MOST_LAYERS
+from stepcast.ir.model import Model
 from stepcast.ir.model_parts import (
     Activation,
     Biases,

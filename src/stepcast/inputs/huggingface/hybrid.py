@@ -8,7 +8,8 @@ from dataclasses import replace
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.dense import llama
 from stepcast.inputs.huggingface.keys import Keys, shown
-from stepcast.ir.model import MOST_LAYERS, Model
+from stepcast.ir.architecture import MOST_LAYERS
+from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Experts, Hybrid, Position, PositionKind
 
 # Where a layer is one thing, and where it is a mixer and a feed-forward: an MLP or experts.

@@ -1,0 +1,187 @@
+"""Architecture: the shape of a decoder-only language model."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Self
+
+from stepcast.ir.check import require, require_amounts, require_counts
+from stepcast.ir.model_parts import (
+    HYBRID_BLOCKS,
+    Activation,
+    Biases,
+    Block,
+    Experts,
+    FeedForward,
+    Hybrid,
+    Latent,
+    Mixer,
+    Norm,
+    Position,
+    PositionKind,
+    QkNorm,
+    Window,
+)
+
+# Far above any model built, far below what would exhaust memory while counting one.
+MOST_LAYERS = 10_000
+MOST_WIDTH = 2**31
+
+RMS_NORM = Norm()
+NO_BIASES = Biases()
+ROTARY = Position()
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """*ffn* is the inner width of the dense MLP (0 where every layer has experts), *kv_heads* the
+    key/value heads of grouped-query attention, *max_seq* the longest sequence the model is meant for.
+
+    *parallel_block* runs attention and MLP beside each other on the same input; *shared_norm* says that
+    they then share one norm. *post_norms* adds a norm after each of them. *embedding_width* is the width
+    of the word embedding where a projection leads from it to the hidden width (OPT-350M); 0 = hidden.
+    *next_token_layers* are DeepSeek-V3's multi-token-prediction modules: they are not part of
+    ``parameters``. *vocab_multiple* pads the vocabulary to a multiple of itself times the tensor-parallel
+    size, as Megatron does with 128; 0 keeps it as it is.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_seq: int
+    tied: bool = False
+    gated: bool = True
+    activation: Activation = Activation.SILU
+    norm: Norm = RMS_NORM
+    biases: Biases = NO_BIASES
+    position: Position = ROTARY
+    parallel_block: bool = False
+    shared_norm: bool = False
+    post_norms: bool = False
+    qk_norm: QkNorm = QkNorm.NONE
+    embedding_norm: bool = False
+    final_norm: bool = True
+    attention_sinks: bool = False
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+    embedding_width: int = 0
+    window: Window | None = None
+    experts: Experts | None = None
+    latent: Latent | None = None
+    hybrid: Hybrid | None = None
+    next_token_layers: int = 0
+    vocab_multiple: int = 0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        require(bool(self.name), "a model needs a name")
+        require_counts(self, 1, "layers", "hidden", "heads", "kv_heads", "head_dim", "vocab", "max_seq")
+        require_counts(self, 0, "ffn", "embedding_width", "next_token_layers", "vocab_multiple")
+        require_amounts(self, "attention_softcap", "logit_softcap")
+        require(self.layers <= MOST_LAYERS, f"layers must be at most {MOST_LAYERS:,}, not {self.layers:,}")
+        for name in ("hidden", "heads", "head_dim", "ffn", "vocab", "max_seq", "embedding_width"):
+            value = getattr(self, name)
+            require(value <= MOST_WIDTH, f"{name} must be at most {MOST_WIDTH:,}, not {value:,}")
+        require(
+            self.heads % self.kv_heads == 0,
+            f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}",
+        )
+        require(self.parallel_block or not self.shared_norm, "only a parallel block can share its norm")
+        self._check_parts()
+
+    def _check_parts(self) -> None:
+        if self.latent is not None:
+            wide = self.latent.nope_dim + self.latent.rope_dim
+            require(
+                self.head_dim == wide, f"head_dim must be nope_dim + rope_dim = {wide}, not {self.head_dim}"
+            )
+            require(self.kv_heads == self.heads, "latent attention has as many kv_heads as heads")
+        if self.hybrid is not None:
+            letters = len(self.hybrid.pattern)
+            require(
+                letters == self.layers, f"the hybrid pattern has {letters} letters for {self.layers} layers"
+            )
+        kinds = {block.feed_forward for block in self.blocks}
+        require(
+            FeedForward.DENSE not in kinds or self.ffn > 0, "ffn must be at least 1 where a layer is dense"
+        )
+        require(
+            FeedForward.EXPERTS not in kinds or self.experts is not None, "the hybrid pattern needs experts"
+        )
+        if self.experts is not None:
+            require(FeedForward.EXPERTS in kinds, f"none of the {self.layers} layers has experts")
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """What each layer consists of, first to last."""
+        return _blocks(self.layers, self.window, self.experts, self.hybrid)
+
+    @property
+    def next_token_blocks(self) -> tuple[Block, ...]:
+        """The blocks of one multi-token-prediction module; a hybrid's has one for each half."""
+        feed_forward = FeedForward.EXPERTS if self.experts else FeedForward.DENSE
+        if self.hybrid:
+            return Block(Mixer.ATTENTION, FeedForward.NONE), Block(Mixer.NONE, feed_forward)
+        return (Block(Mixer.ATTENTION, feed_forward),)
+
+    @property
+    def value_dim(self) -> int:
+        """Width of one head's value."""
+        return self.latent.value_dim if self.latent else self.head_dim
+
+    @property
+    def query_width(self) -> int:
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys (the values are as wide, except in latent attention)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def attention_layers(self) -> int:
+        return sum(block.mixer is Mixer.ATTENTION for block in self.blocks)
+
+    @property
+    def expert_layers(self) -> int:
+        return sum(block.feed_forward is FeedForward.EXPERTS for block in self.blocks)
+
+    def padded_vocab(self, tp: int = 1) -> int:
+        """Rows of the embedding when it is split over *tp* ranks."""
+        if not self.vocab_multiple:
+            return self.vocab
+        step = self.vocab_multiple * tp
+        return -(-self.vocab // step) * step
+
+    def with_layers(self, layers: int) -> Self:
+        """The same model cut (or, where nothing but the count changes, grown) to *layers*."""
+        hybrid = self.hybrid and replace(self.hybrid, pattern=self.hybrid.pattern[:layers])
+        return replace(self, layers=layers, hybrid=hybrid)
+
+    def with_max_seq(self, max_seq: int) -> Self:
+        """The same model built for sequences of *max_seq*; learned positions grow or shrink with it."""
+        learned = self.position.kind is PositionKind.LEARNED
+        offset = max(self.position.count - self.max_seq, 0)
+        position = replace(self.position, count=max_seq + offset) if learned else self.position
+        return replace(self, max_seq=max_seq, position=position)
+
+
+@lru_cache(maxsize=256)
+def _blocks(
+    layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
+) -> tuple[Block, ...]:
+    kinds = []
+    for layer in range(layers):
+        if hybrid:
+            mixer, feed_forward = HYBRID_BLOCKS[hybrid.pattern[layer]]
+        else:
+            mixer = Mixer.ATTENTION
+            routed = experts is not None and experts.at(layer)
+            feed_forward = FeedForward.EXPERTS if routed else FeedForward.DENSE
+        windowed = window.at(layer) if window and mixer is Mixer.ATTENTION else None
+        kinds.append(Block(mixer, feed_forward, windowed))
+    return tuple(kinds)
