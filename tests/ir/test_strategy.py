@@ -157,6 +157,11 @@ def test_llama_405b_is_split_as_published() -> None:
     assert even_layers(126, 16) == (7, *(8,) * 14, 7)
 
 
+def test_the_last_piece_makes_room_for_further_tokens() -> None:
+    assert even_layers(61, 16) == (2, *(4,) * 14, 3)
+    assert even_layers(61, 16, further_tokens=1) == (3, 5, *(4,) * 13, 1)
+
+
 def test_pieces_of_a_stage() -> None:
     looped = strategy(pp=4, vpp=2, schedule=ScheduleKind.INTERLEAVED)
     assert [pieces_of_stage(looped, stage) for stage in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]

@@ -217,7 +217,7 @@ def _stage_layers(
         return _numbers(args.stage_layers)
     if model.layers % pieces == 0 or model.layers < pieces:
         return ()
-    layers = even_layers(model.layers, pieces)
+    layers = even_layers(model.layers, pieces, args.further_tokens)
     assumptions.append(f"{model.layers} layers over {pieces} pieces as {_runs(layers)} (--stage-layers)")
     return layers
 

@@ -37,21 +37,23 @@ def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
     return tuple(range(stage, pp * vpp, pp))
 
 
-def even_layers(layers: int, count: int) -> tuple[int, ...]:
+def even_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int, ...]:
     """*layers* over *count* pieces when they do not divide: embedding and head each weigh one layer.
 
-    So do Llama 3 (2024, section 3.3.2) and torchtitan.
+    So do Llama 3 (2024, section 3.3.2) and torchtitan. Each further token that is predicted has a block and
+    a head in the last piece.
     """
     if count == 1:
         return (layers,)
     if layers < count:
         raise StrategyError(f"{layers} layers cannot fill {count} pieces: use at most {layers}")
-    share, rest = divmod(layers + 2, count)
+    end = 1 + 2 * further_tokens
+    share, rest = divmod(layers + 1 + end, count)
     # What is left over goes to the first pieces after the one with the embedding.
     wanted = [share + (1 <= piece <= rest) for piece in range(count)]
     wanted[0] -= 1
-    wanted[-1] -= 1
-    return tuple(max(1, number) for number in wanted) if min(wanted) >= 1 else _nearly_even(layers, count)
+    wanted[-1] -= end
+    return tuple(wanted) if min(wanted) >= 1 else _nearly_even(layers, count)
 
 
 def _nearly_even(layers: int, count: int) -> tuple[int, ...]:
