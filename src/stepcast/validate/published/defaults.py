@@ -18,7 +18,7 @@ from stepcast.validate.published.software import AttentionKernel
 
 NONE, FULL = Recompute(), Recompute(RecomputeKind.FULL)
 SELECTIVE = Recompute(RecomputeKind.SELECTIVE)
-# Autograd's own order before Megatron-LM v3: both gradients of a matmul, then the sum over tensor ranks.
+# Autograd's own order, Megatron-LM's before 2022: both gradients of a matmul, then the sum over tensor ranks.
 EARLY_OVERLAP = replace(NO_OVERLAP, tensor_gradients=False)
 
 
@@ -46,35 +46,45 @@ class Defaults:
     fused_accumulation: bool = True
     boundary_scattered: bool = False
     owners_broadcast: bool = False
-    memory: str = "megatron"  # the framework's overhead in cost.memory_overhead
+    memory: str = "megatron"  # the framework's overhead in cost.memory.overhead
     peak: str = "allocated"  # which peak its authors print: allocated, reserved, or total as nvidia-smi does
 
 
+# NVIDIA's performance recipes.
+RECIPES = Defaults(
+    "Megatron-Bridge scripts/performance: gradients reduced in bf16, tensor-parallel communication "
+    "overlapped, kernels captured in graphs",
+    sharding=Sharding.ZERO_1,
+    gradient_dtype=DType.BF16,
+    sequence_parallel=True,
+    overlap=Overlap(tensor=True),
+    execution=Execution.GRAPHS,
+    seq=8192,
+)
+# What was built on Megatron-LM of 2021.
+EARLY = Defaults(
+    "Megatron-LM v2 (Narayanan et al. 2021): fused kernels, unfused attention, gradients all-reduced "
+    "in fp16 after the last backward",
+    precision=DType.FP16,
+    gradient_dtype=DType.FP16,
+    flash_attention=False,
+    recompute=FULL,
+    overlap=EARLY_OVERLAP,
+    dropout=True,
+    fused_accumulation=False,
+    boundary_scattered=True,
+    attention=AttentionKernel.NONE,
+)
+
 # The first entry that the framework's name starts with decides.
 DEFAULTS: tuple[tuple[str, Defaults], ...] = (
-    (
-        "megatron-bridge",
-        Defaults(
-            "Megatron-Bridge scripts/performance: gradients reduced in bf16, tensor-parallel communication "
-            "overlapped, kernels captured in graphs",
-            sharding=Sharding.ZERO_1,
-            gradient_dtype=DType.BF16,
-            sequence_parallel=True,
-            overlap=Overlap(tensor=True),
-            execution=Execution.GRAPHS,
-            seq=8192,
-        ),
-    ),
+    ("megatron-bridge", RECIPES),
     (
         "nemo",
-        Defaults(
-            "NeMo performance recipes: gradients reduced in bf16, tensor-parallel communication overlapped",
-            sharding=Sharding.ZERO_1,
-            gradient_dtype=DType.BF16,
-            sequence_parallel=True,
-            overlap=Overlap(tensor=True),
-            execution=Execution.GRAPHS,
-            seq=8192,
+        replace(
+            RECIPES,
+            about="NeMo performance recipes: gradients reduced in bf16, tensor-parallel communication "
+            "overlapped",
         ),
     ),
     (
@@ -89,17 +99,9 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
     ),
     (
         "megatron-deepspeed",
-        Defaults(
-            "Megatron-DeepSpeed of 2021: fused kernels, unfused attention, nothing overlapped",
-            precision=DType.FP16,
-            gradient_dtype=DType.FP16,
-            flash_attention=False,
-            recompute=FULL,
-            overlap=EARLY_OVERLAP,
-            dropout=True,
-            fused_accumulation=False,
-            boundary_scattered=True,
-            attention=AttentionKernel.NONE,
+        replace(
+            EARLY,
+            about="Megatron-DeepSpeed of 2021: fused kernels, unfused attention, nothing overlapped",
             memory="deepspeed",
             peak="total",
         ),
@@ -116,23 +118,7 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             seq=4096,
         ),
     ),
-    (
-        "megatron-lm",
-        Defaults(
-            "Megatron-LM v2 (Narayanan et al. 2021): fused kernels, unfused attention, gradients all-reduced "
-            "in fp16 after the last backward",
-            precision=DType.FP16,
-            gradient_dtype=DType.FP16,
-            flash_attention=False,
-            recompute=FULL,
-            overlap=EARLY_OVERLAP,
-            dropout=True,
-            fused_accumulation=False,
-            boundary_scattered=True,
-            attention=AttentionKernel.NONE,
-            seq=1024,
-        ),
-    ),
+    ("megatron-lm", replace(EARLY, seq=1024)),
     (
         "deepspeed",
         Defaults(
