@@ -14,7 +14,6 @@ NS = 1e-9  # seconds
 KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12  # bytes
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40  # bytes
 
-GBIT_PER_S = 1e9 / 8  # bytes per second
 TFLOPS = 1e12  # FLOP per second
 
 SIZE_UNITS: dict[str, float] = {

@@ -27,11 +27,6 @@ class Run:
     """ranks x lanes: when each lane ends its last op; 0 for a lane without any."""
     makespan_s: float
 
-    @property
-    def rank_end_s(self) -> Floats:
-        ends: Floats = self.lane_end_s.max(axis=1, initial=0.0)
-        return ends
-
 
 def simulate(program: Program) -> Run:
     """Run *program*. ProgramError if calls wait for each other in a circle."""

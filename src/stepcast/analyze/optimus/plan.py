@@ -63,10 +63,6 @@ class OptimusPlan:
     def layer_weights(self) -> int:
         return sum(module_weights(self.model).values())
 
-    def stage_parameters(self, stage: StagePlan) -> float:
-        """On one GPU."""
-        return stage.weights / self.layout.tp + self.head_weights * (stage.embeds + stage.heads)
-
     def tuples(self) -> tuple[int, int]:
         """Tensors that stage 0 and every other stage hand on: the cut's own, and with stage 0's the
         attention mask and the rotary tables."""

@@ -61,11 +61,6 @@ class Solution:
     learnt_positions: bool
     layers_on: tuple[tuple[int, int], ...]  # (stage, layers)
 
-    @property
-    def is_classic(self) -> bool:
-        """GPT-2's proportions: four times the hidden size, not gated."""
-        return not self.style.gated and self.style.bias and not self.style.rms_norm
-
 
 def solutions(
     counts: Sequence[StageCount],
