@@ -38,15 +38,7 @@ def predict(
     """One training step of *model* under *strategy* on *cluster*."""
     workload = generate(model, strategy)
     compute = compute_pricer(workload, cluster, calibration)
-    schedule = options.schedule or str(strategy.schedule)
-    options = replace(options, schedule=schedule, contention=not options.ideal_communication)
-    if strategy.execution is not Execution.GRAPHS:
-        options = replace(options, issue_s=_eager_issue_s)
-    if strategy.forwarded_experts and model.experts is not None:
-        options = replace(options, once_per_node=model.experts.top_k)
-    if _stops_for_transfers(strategy):
-        options = replace(options, send=Send.BLOCKING)
-    prediction = simulate(workload, cluster, options, compute)
+    prediction = simulate(workload, cluster, _as_strategy_says(options, model, strategy), compute)
     report = prediction.report
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
     batch, further = strategy.global_batch, strategy.further_tokens
@@ -69,6 +61,18 @@ def predict(
                 *_transfer_warnings(strategy),
             ),
         ),
+    )
+
+
+def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Options:
+    experts = model.experts if strategy.forwarded_experts else None
+    return replace(
+        options,
+        schedule=options.schedule or str(strategy.schedule),
+        contention=not options.ideal_communication,
+        issue_s=options.issue_s if strategy.execution is Execution.GRAPHS else _eager_issue_s,
+        once_per_node=experts.top_k if experts else options.once_per_node,
+        send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
 
 
