@@ -3,7 +3,7 @@
 from stepcast.generate.context import window_keys
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
-from stepcast.ir.scan import Scan
+from stepcast.ir.scan import Scan, scan_of
 from stepcast.ir.weights import Part, Weight, head_weights
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Workload
@@ -49,8 +49,7 @@ def _scan_flops(model: Model, seq: int, batch: int) -> float:
     """The products of the chunked form (Dao and Gu 2024, section 6), as they are executed."""
     hybrid = model.hybrid
     assert hybrid is not None
-    sizes = (hybrid.mamba_heads, hybrid.mamba_head_dim, hybrid.state, hybrid.groups, hybrid.chunk)
-    return Scan(batch, seq, *sizes).flops
+    return scan_of(hybrid, batch, seq).flops
 
 
 def hardware_flops(workload: Workload) -> float:

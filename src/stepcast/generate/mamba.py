@@ -16,7 +16,7 @@ from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Hybrid
-from stepcast.ir.scan import Scan
+from stepcast.ir.scan import Scan, scan_of
 from stepcast.ir.work import CollectiveKind, streamed
 from stepcast.ir.workload import Layer, Op
 
@@ -62,18 +62,9 @@ class MambaSizes:
         return self.inner // self.sizes.cp + 2 * self.core_groups * self.hybrid.state
 
     def scan(self, backward: bool) -> Scan:
-        strategy, hybrid = self.sizes.strategy, self.hybrid
-        return Scan(
-            batch=strategy.micro_batch,
-            seq=strategy.seq,
-            heads=hybrid.mamba_heads // (self.sizes.tp * self.sizes.cp),
-            head_dim=hybrid.mamba_head_dim,
-            state=hybrid.state,
-            groups=self.core_groups,
-            chunk=hybrid.chunk,
-            backward=backward,
-            dtype=self.sizes.unquantised,
-        )
+        strategy, ways = self.sizes.strategy, self.sizes.tp * self.sizes.cp
+        dtype = self.sizes.unquantised
+        return scan_of(self.hybrid, strategy.micro_batch, strategy.seq, ways, backward=backward, dtype=dtype)
 
 
 def mamba_layers(sizes: Sizes) -> tuple[Layer, ...]:

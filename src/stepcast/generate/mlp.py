@@ -114,13 +114,10 @@ def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
 
 
 def routed_rows(sizes: Sizes) -> int:
-    """Rows that arrive at the busiest expert rank: its even share times the imbalance, capacity at most."""
-    experts, strategy = sizes.model.experts, sizes.strategy
+    """Rows that arrive at the busiest expert rank."""
+    experts = sizes.model.experts
     assert experts is not None
-    factor = strategy.expert_imbalance if strategy.layout.ep > 1 else 1.0
-    if strategy.expert_capacity is not None:
-        factor = min(factor, strategy.expert_capacity)
-    return max(1, round(sizes.outer_tokens * experts.top_k * factor))
+    return max(1, round(sizes.outer_tokens * experts.top_k * sizes.strategy.busiest_share))
 
 
 def expert_width(sizes: Sizes) -> int:

@@ -30,7 +30,7 @@ class Sizes:
     @property
     def outer_tokens(self) -> int:
         """Tokens outside them: sequence parallelism splits these over tp."""
-        return self.tokens // self.tp if self.strategy.sequence_parallel else self.tokens
+        return self.tokens // self.strategy.outer_ways
 
     @property
     def seq(self) -> int:

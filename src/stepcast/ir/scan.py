@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
+from stepcast.ir.model_parts import Hybrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +70,29 @@ class Scan:
         if self.backward:
             return 5 * through_states + 3 * within + 3 * square
         return 2 * through_states + within + square
+
+
+def scan_of(
+    hybrid: Hybrid,
+    batch: int,
+    seq: int,
+    ways: int = 1,
+    *,
+    backward: bool = False,
+    dtype: DType = DType.BF16,
+) -> Scan:
+    """The scan of one Mamba block on a rank that holds one of *ways* parts of the heads.
+
+    Groups that so many cannot split are repeated.
+    """
+    return Scan(
+        batch=batch,
+        seq=seq,
+        heads=max(1, hybrid.mamba_heads // ways),
+        head_dim=hybrid.mamba_head_dim,
+        state=hybrid.state,
+        groups=max(1, hybrid.groups // ways),
+        chunk=hybrid.chunk,
+        backward=backward,
+        dtype=dtype,
+    )

@@ -271,6 +271,17 @@ class Strategy:
         return STORED_AS[self.precision]
 
     @property
+    def outer_ways(self) -> int:
+        """In how many parts sequence parallelism splits tokens outside tensor-parallel regions."""
+        return self.layout.tp if self.sequence_parallel else 1
+
+    @property
+    def busiest_share(self) -> float:
+        """Tokens at the busiest expert rank as a multiple of an even share: imbalance, capacity at most."""
+        share = self.expert_imbalance if self.layout.ep > 1 else 1.0
+        return share if self.expert_capacity is None else min(share, self.expert_capacity)
+
+    @property
     def local_tokens(self) -> int:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.micro_batch * self.seq // self.layout.cp

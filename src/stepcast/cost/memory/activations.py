@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from stepcast.cost.memory.mamba import mamba_kept, mamba_shape, mamba_transient
+from stepcast.cost.memory.states import FP32_BYTES
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
 from stepcast.ir.strategy import Kernels, RecomputeKind, RecomputeModule, Strategy
 
-FLOAT = 4.0
 M = RecomputeModule
 
 
@@ -58,7 +58,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block) -> Kept:
             seq=strategy.seq,
             batch=strategy.micro_batch,
             tp=layout.tp,
-            outer=layout.tp if strategy.sequence_parallel else 1,
+            outer=strategy.outer_ways,
             cp=layout.cp,
             expert_tp=layout.expert_tp_size,
             element=strategy.stored.bytes,
@@ -67,7 +67,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block) -> Kept:
             kernels=strategy.kernels,
             selective=strategy.recompute.kind is RecomputeKind.SELECTIVE,
             modules=_modules(strategy),
-            routed=_routed(strategy),
+            routed=strategy.busiest_share,
         ),
     )
 
@@ -109,11 +109,6 @@ def _modules(strategy: Strategy) -> frozenset[RecomputeModule]:
     """What is recomputed; an activation inside the experts' product is not, having no kernel of its own."""
     selected = frozenset(strategy.recompute.selected)
     return selected - {M.EXPERT_ACTIVATION} if strategy.fused_experts else selected
-
-
-def _routed(strategy: Strategy) -> float:
-    factor = strategy.expert_imbalance if strategy.layout.ep > 1 else 1.0
-    return factor if strategy.expert_capacity is None else min(factor, strategy.expert_capacity)
 
 
 @lru_cache(maxsize=8192)
@@ -194,7 +189,7 @@ def _attention(model: Model, shape: _Shape) -> float:
         if shape.kernels is not Kernels.FUSED:
             kept += tokens * model.heads * latent.nope_dim / tp * element
     if shape.flash:
-        return kept + tokens * model.heads / tp * FLOAT  # log-sum-exp of each row
+        return kept + tokens * model.heads / tp * FP32_BYTES  # log-sum-exp of each row
     return kept + _scores(model, shape) * element
 
 
@@ -232,7 +227,7 @@ def _every_second_matmul(model: Model, block: Block, shape: _Shape) -> float:
     if block.mixer is Mixer.ATTENTION:
         width += model.heads * (model.head_dim + model.value_dim) / shape.tp
         width += max(model.kv_heads / shape.tp, 1) * model.value_dim
-        lse = model.heads / shape.tp * FLOAT
+        lse = model.heads / shape.tp * FP32_BYTES
     if block.feed_forward is FeedForward.DENSE:
         width += model.ffn / shape.tp + model.hidden / shape.outer
     elif model.experts is not None and block.feed_forward is FeedForward.EXPERTS:
@@ -285,7 +280,7 @@ def _experts(model: Model, shape: _Shape) -> float:
     if shape.kernels is not Kernels.FUSED:
         kept += rows * width * shape.element * 2
     kept += _mlp(model, shape, gathered, experts.ffn / shape.expert_tp)
-    kept += shape.tokens / shape.outer * experts.count * FLOAT * 2  # router logits and probabilities
+    kept += shape.tokens / shape.outer * experts.count * FP32_BYTES * 2  # router logits and probabilities
     if experts.latent:
         kept += shape.tokens / shape.outer * experts.latent * shape.element
     if experts.shared_ffn:

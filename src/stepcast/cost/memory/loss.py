@@ -1,12 +1,12 @@
 """What exists for a moment only: the logits and their gradient, and layers gathered from their shards."""
 
+from stepcast.cost.memory.states import FP32_BYTES
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Kernels, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
 
-FLOAT = 4.0
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8
 
@@ -20,20 +20,20 @@ def loss_bytes(model: Model, strategy: Strategy, in_flight: int = 1) -> float:
     tp, kernels = strategy.layout.tp, strategy.kernels
     vocab = model.padded_vocab(tp)
     logits = strategy.local_tokens * vocab / tp
-    kept = logits * FLOAT * max(0, in_flight * (1 + strategy.further_tokens) - 1)
+    kept = logits * FP32_BYTES * max(0, in_flight * (1 + strategy.further_tokens) - 1)
     element = strategy.stored.bytes
     if kernels is Kernels.PLAIN:
         # The softmax, and the gradients before and after it; the logits themselves are gone.
-        return kept + 3 * FLOAT * logits
+        return kept + 3 * FP32_BYTES * logits
     if kernels is Kernels.COMPILED:
         if strategy.sharding.splits_parameters:
             # Layers are compiled one by one and the loss is not; the logits outlive it.
-            return kept + (3 * FLOAT + element) * logits
+            return kept + (3 * FP32_BYTES + element) * logits
         return kept + logits * element * (1 if vocab % ALIGNED == 0 else 3)
     # Megatron-LM: logits, their fp32 copy and softmax; then the gradient in both formats and the weight's.
     width = model.embedding_width or model.hidden
     weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
-    copies = 2 * FLOAT + (element if strategy.stored is not DType.FP32 else 0.0)
+    copies = 2 * FP32_BYTES + (element if strategy.stored is not DType.FP32 else 0.0)
     return kept + copies * logits + weight
 
 
@@ -42,9 +42,7 @@ def further_ends_bytes(model: Model, strategy: Strategy) -> float:
     two norms' results side by side, which the projection needs, and input and output of the last norm.
     The stream it starts from is kept already, by what made it.
     """
-    outer = strategy.local_tokens * model.hidden
-    if strategy.sequence_parallel:
-        outer //= strategy.layout.tp
+    outer = strategy.local_tokens * model.hidden // strategy.outer_ways
     return (1 + 2 + 2) * outer * strategy.stored.bytes
 
 

@@ -8,26 +8,16 @@ the GPU (tests/cost/test_memory_mamba.py).
 Megatron-LM's selective recomputation takes none of it unless told.
 """
 
+from stepcast.cost.memory.states import FP32_BYTES
 from stepcast.ir.model import Model
-from stepcast.ir.scan import Scan
-
-FLOAT = 4.0
+from stepcast.ir.scan import Scan, scan_of
 
 
 def mamba_shape(model: Model, tokens: int, batch: int, tp: int, cp: int) -> Scan:
     """The scan on one rank: *tokens* are those of a micro-batch before ranks exchange them for heads."""
     hybrid = model.hybrid
     assert hybrid is not None
-    return Scan(
-        batch=batch,
-        seq=max(1, tokens * cp // batch),
-        heads=max(1, hybrid.mamba_heads // (tp * cp)),
-        head_dim=hybrid.mamba_head_dim,
-        state=hybrid.state,
-        groups=max(1, hybrid.groups // (tp * cp)),
-        chunk=hybrid.chunk,
-        backward=True,
-    )
+    return scan_of(hybrid, batch, max(1, tokens * cp // batch), tp * cp, backward=True)
 
 
 def mamba_kept(scan: Scan, element: float, matmul: float) -> float:
@@ -35,7 +25,7 @@ def mamba_kept(scan: Scan, element: float, matmul: float) -> float:
     tokens = scan.batch * scan.seq
     projected = 2 * scan.inputs + 2 * scan.shared + tokens * scan.heads
     scanned = 2 * scan.inputs  # before the gate, and after it: the norm's input
-    return (projected + scanned) * element + scan.inputs * matmul + tokens * scan.groups * FLOAT
+    return (projected + scanned) * element + scan.inputs * matmul + tokens * scan.groups * FP32_BYTES
 
 
 def mamba_transient(scan: Scan, element: float) -> float:
@@ -46,6 +36,6 @@ def mamba_transient(scan: Scan, element: float) -> float:
     tokens = scan.batch * scan.seq
     projected = 2 * scan.inputs + 2 * scan.shared + tokens * scan.heads
     convolved = 2 * (scan.inputs + 2 * scan.shared)
-    running = scan.states * 2 * (FLOAT + element) + scan.squares * FLOAT
-    products = scan.states * 2 * element + (3 * scan.squares + 2 * scan.shared) * FLOAT
+    running = scan.states * 2 * (FP32_BYTES + element) + scan.squares * FP32_BYTES
+    products = scan.states * 2 * element + (3 * scan.squares + 2 * scan.shared) * FP32_BYTES
     return (projected + convolved + scan.inputs) * element + max(running, products)

@@ -139,7 +139,7 @@ class _Shared:
             or strategy.sharding.splits_gradients
         )
         whole = strategy.local_tokens * model.hidden * strategy.stored.bytes
-        outer = whole / (layout.tp if strategy.sequence_parallel else 1)
+        outer = whole / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
         self.exchanged = (2 * whole if strategy.sequence_parallel else 0.0) + (
             2 * outer if layout.pp > 1 else 0.0

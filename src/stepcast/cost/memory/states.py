@@ -14,7 +14,7 @@ from stepcast.ir.strategy import Kernels, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
 from stepcast.ir.weights import Shard
 
-FP32_BYTES = 4.0
+FP32_BYTES = DType.FP32.bytes
 # Formats whose weights are kept quantised, in both orientations, from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)
 
