@@ -29,7 +29,7 @@ def task_list(plan: Plan) -> list[Task]:
 
 def own_durations(plan: Plan) -> dict[Task, float]:
     return {
-        (call, op): plan.pieces[plan.calls[call].piece].ops[op].duration_s for call, op in task_list(plan)
+        (call, op): plan.pieces[plan.calls[call].piece].ops[op].cost for call, op in task_list(plan)
     }
 
 

@@ -1,15 +1,20 @@
 """What the engines run: segments, and the calls that every rank makes of them.
 
 A **lane** runs its ops one after the other in the order in which they were issued (a GPU stream). A
-**segment** is a piece of work of one rank, such as the forward of a stage: ops in lanes, some of which wait
-for inputs of the segment and some of which are its outputs. A **program** is, for each rank, the sequence of
-its **calls** of segments, each input bound to an output of another call. An op starts when its lane is free
-and everything it waits for has ended; the first op of a lane starts at 0. Nothing here knows what the ops do.
+**register** keeps the end of the latest op that was told to be kept there. A **piece** is work of one rank,
+such as one layer: ops in lanes that wait for lanes, registers, inputs and one another. A **segment** is a
+chain of pieces, each as often as it repeats: the forward of a stage. Its inputs belong to its first piece,
+its outputs to its last. A **program** is, for each rank, the sequence of its **calls** of segments, each
+input bound to an output of another call. An op starts when its lane is free and everything it waits for has
+ended; the first op of a lane starts at 0.
+
+Structure comes first and seconds last: an op names its **cost**, which is a number of seconds or whatever a
+list of prices knows, and one program runs with any number of such lists. Nothing here knows what ops do.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
@@ -19,10 +24,15 @@ from numpy.typing import NDArray
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 Number = TypeVar("Number", np.int64, np.float64)
+Cost: TypeAlias = Hashable
+"""Seconds as a plain number, or a key of a list of prices."""
 
 NO_LANE = -1
 """The lane of an op that occupies none: it starts when what it waits for has ended (a delay, a meeting
 point)."""
+TICK_S = 2.0**-46
+"""Prices are whole numbers of this, 14 femtoseconds: sums of them are exact up to two minutes, so that work
+folded, written out or run event by event ends at the same bit."""
 
 
 class ProgramError(ValueError):
@@ -31,29 +41,31 @@ class ProgramError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TimedOp:
-    """One op of a segment: its lane, its duration and what it waits for besides the op before it in its
-    lane."""
+    """One op of a piece: its lane, its cost and what it waits for besides the op before it in its lane."""
 
     name: str
-    duration_s: float
+    cost: Cost
     lane: int = 0
     after: tuple[int, ...] = ()
-    """Earlier ops of the segment."""
+    """Earlier ops of the piece."""
     inputs: tuple[int, ...] = ()
-    """Inputs of the segment."""
+    """Inputs of the segment, for ops of its first piece."""
     lanes: tuple[int, ...] = ()
-    """Lanes whose work issued so far, in this call or before it, must have ended."""
+    """Lanes whose work issued so far, and registers whose op, in this call or before it, must have ended."""
+    keeps: tuple[int, ...] = ()
+    """Registers in which its end is kept."""
 
 
 @dataclass(frozen=True, eq=False)
 class Shape:
-    """The ops of a segment without their durations.
+    """The ops of a piece without their costs.
 
     What an op waits for is a list of nodes, the op before it in its lane first: node ``k`` below ``lanes`` is
-    the time at which lane ``k`` was free when the call began, then come the inputs, then the ops.
+    the time at which lane or register ``k`` stood when the piece began, then come the inputs, then the ops.
     """
 
     lanes: int
+    """Lanes and registers."""
     inputs: int
     names: tuple[str, ...]
     lane: Ints
@@ -61,11 +73,13 @@ class Shape:
     before_start: Ints
     outputs: Ints
     """The op whose end is the output."""
+    last: Ints
+    """For each lane its last op, for each register the op kept in it, or -1."""
 
     def __post_init__(self) -> None:
         laneless = np.flatnonzero(self.lane == NO_LANE)
         if laneless.size:
-            needed = np.concatenate([self.before - self.first_op, self.outputs])
+            needed = np.concatenate([self.before - self.first_op, self.outputs, self.last])
             for op in laneless[~np.isin(laneless, needed)]:
                 raise ProgramError(f"op {op} ({self.names[op]}) has no lane and nothing waits for it")
 
@@ -79,61 +93,103 @@ class Shape:
         return len(self.lane)
 
     @cached_property
-    def last_in_lane(self) -> Ints:
-        """For each lane its last op, or -1."""
-        last = np.full(self.lanes, -1, np.int64)
-        used = self.lane != NO_LANE
-        np.maximum.at(last, self.lane[used], np.flatnonzero(used))
-        return last
-
-    @cached_property
     def waits(self) -> tuple[tuple[int, ...], ...]:
         """``before`` of each op as plain tuples."""
         nodes, bounds = self.before.tolist(), self.before_start.tolist()
         return tuple(tuple(nodes[start:stop]) for start, stop in pairwise(bounds))
 
     @cached_property
-    def key(self) -> tuple[int, int, bytes, bytes, bytes, bytes]:
+    def exits(self) -> Ints:
+        """The nodes that say where each lane and register stands after the piece, then those of the
+        outputs."""
+        kept = np.where(self.last < 0, np.arange(self.lanes), self.first_op + self.last)
+        return np.concatenate([kept, self.first_op + self.outputs])
+
+    @cached_property
+    def key(self) -> tuple[int, int, bytes, bytes, bytes, bytes, bytes]:
         """Equal for shapes that behave the same."""
-        arrays = (self.lane, self.before, self.before_start, self.outputs)
-        lane, before, before_start, outputs = (array.tobytes() for array in arrays)
-        return self.lanes, self.inputs, lane, before, before_start, outputs
+        arrays = (self.lane, self.before, self.before_start, self.outputs, self.last)
+        lane, before, before_start, outputs, last = (array.tobytes() for array in arrays)
+        return self.lanes, self.inputs, lane, before, before_start, outputs, last
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A shape with the costs of its ops: op i costs ``costs[cost[i]]``."""
+
+    shape: Shape
+    costs: tuple[Cost, ...]
+    cost: Ints
+
+    @classmethod
+    def of(
+        cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
+    ) -> "Piece":
+        """The piece of *ops*, listed in the order in which they are issued."""
+        shape = _shape(name, ops, lanes, inputs, outputs)
+        number: dict[Cost, int] = {}
+        cost = [number.setdefault(op.cost, len(number)) for op in ops]
+        for each in number:
+            if isinstance(each, float | int) and not 0 <= each < np.inf:
+                raise ProgramError(f"segment {name}: a duration is negative or not finite")
+        return cls(shape, tuple(number), np.array(cost, np.int64))
 
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A shape with the durations of its ops."""
+    """A chain of pieces, each as often as it repeats."""
 
     name: str
-    shape: Shape
-    duration_s: Floats
+    chain: tuple[tuple[Piece, int], ...]
 
     def __post_init__(self) -> None:
-        if self.duration_s.shape != (self.shape.ops,):
-            raise ProgramError(
-                f"segment {self.name}: {self.shape.ops} ops but {self.duration_s.size} durations"
+        for at, (piece, repeat) in enumerate(self.chain):
+            ports = (piece.shape.inputs and at) or (
+                len(piece.shape.outputs) and at < len(self.chain) - 1
             )
-        if not (np.isfinite(self.duration_s).all() and (self.duration_s >= 0).all()):
-            raise ProgramError(f"segment {self.name}: a duration is negative or not finite")
+            if ports or repeat < 1 or (repeat > 1 and (piece.shape.inputs or len(piece.shape.outputs))):
+                raise ProgramError(
+                    f"segment {self.name}: inputs belong to the first piece, outputs to the last, once"
+                )
 
     @classmethod
     def of(
         cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
     ) -> "Segment":
-        """The segment of *ops*, listed in the order in which they are issued."""
-        shape = _shape(name, ops, lanes, inputs, outputs)
-        return cls(name, shape, np.array([op.duration_s for op in ops], np.float64))
+        """The segment of one piece."""
+        return cls(name, ((Piece.of(name, ops, lanes=lanes, inputs=inputs, outputs=outputs), 1),))
 
-    def scaled(self, factor: float) -> "Segment":
-        """The same ops, each *factor* times as long."""
-        return Segment(self.name, self.shape, self.duration_s * factor)
+    @property
+    def lanes(self) -> int:
+        return self.chain[0][0].shape.lanes
+
+    @property
+    def inputs(self) -> int:
+        return self.chain[0][0].shape.inputs
+
+    @property
+    def outputs(self) -> int:
+        return len(self.chain[-1][0].shape.outputs)
+
+    @property
+    def written(self) -> int:
+        """Pieces with their repeats."""
+        return sum(repeat for _, repeat in self.chain)
+
+    @property
+    def shape(self) -> Shape:
+        """Of a segment of one piece."""
+        ((piece, repeat),) = self.chain
+        assert repeat == 1
+        return piece.shape
+
+    def named(self, name: str) -> "Segment":
+        return Segment(name, self.chain)
 
     def giving(self, outputs: Sequence[int]) -> "Segment":
         """The same ops with only these of its outputs, in this order."""
-        old = self.shape
-        kept = old.outputs[np.array(outputs, np.int64)]
-        shape = Shape(old.lanes, old.inputs, old.names, old.lane, old.before, old.before_start, kept)
-        return Segment(self.name, shape, self.duration_s)
+        piece, repeat = self.chain[-1]
+        return Segment(self.name, (*self.chain[:-1], (_giving(piece, tuple(outputs)), repeat)))
 
     def then(self, other: "Segment", bind: Mapping[int, int] | None = None) -> "Segment":
         """Both in one: the ops of *other* issued after these.
@@ -141,39 +197,57 @@ class Segment:
         *bind* gives inputs of *other* an output of this segment. The other inputs of *other* come after the
         inputs of this segment, its outputs after the outputs.
         """
-        shape = _join(self.shape, other.shape, bind or {})
-        return Segment(self.name, shape, np.concatenate([self.duration_s, other.duration_s]))
+        (one, _), (two, _) = self.chain[-1], other.chain[0]
+        joined = _joined(one, two, tuple(sorted((bind or {}).items())))
+        return Segment(self.name, (*self.chain[:-1], (joined, 1), *other.chain[1:]))
+
+
+@lru_cache(maxsize=4096)
+def _giving(piece: Piece, outputs: tuple[int, ...]) -> Piece:
+    kept = piece.shape.outputs[np.array(outputs, np.int64)]
+    return replace(piece, shape=replace(piece.shape, outputs=kept))
+
+
+@lru_cache(maxsize=4096)
+def _joined(one: Piece, two: Piece, bind: tuple[tuple[int, int], ...]) -> Piece:
+    number = {cost: at for at, cost in enumerate(one.costs)}
+    renamed = np.array([number.setdefault(cost, len(number)) for cost in two.costs], np.int64)
+    cost = np.concatenate([one.cost, renamed[two.cost]]) if len(two.cost) else one.cost
+    return Piece(_join(one.shape, two.shape, dict(bind)), tuple(number), cost)
 
 
 def _shape(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:
-    last = list(range(lanes))
+    now = list(range(lanes))
     before: list[int] = []
     starts = [0]
     first_op = lanes + inputs
     for index, op in enumerate(ops):
         here = f"segment {name}: op {index} ({op.name})"
-        if not NO_LANE <= op.lane < lanes or not all(0 <= lane < lanes for lane in op.lanes):
+        if not NO_LANE <= op.lane < lanes or not all(0 <= lane < lanes for lane in (*op.lanes, *op.keeps)):
             raise ProgramError(f"{here} names a lane that is not there")
         if not all(0 <= earlier < index for earlier in op.after):
             raise ProgramError(f"{here} waits for an op that is not before it")
         if not all(0 <= port < inputs for port in op.inputs):
             raise ProgramError(f"{here} waits for an input that is not there")
-        nodes = [] if op.lane == NO_LANE else [last[op.lane]]
+        nodes = [] if op.lane == NO_LANE else [now[op.lane]]
         nodes += [first_op + earlier for earlier in op.after]
         nodes += [lanes + port for port in op.inputs]
-        nodes += [last[lane] for lane in op.lanes]
+        nodes += [now[lane] for lane in op.lanes]
         if not nodes:
             raise ProgramError(f"{here} has no lane and waits for nothing")
         before += dict.fromkeys(nodes)
         starts.append(len(before))
         if op.lane != NO_LANE:
-            last[op.lane] = first_op + index
+            now[op.lane] = first_op + index
+        for register in op.keeps:
+            now[register] = first_op + index
     if not all(0 <= output < len(ops) for output in outputs):
         raise ProgramError(f"segment {name}: an output is no op")
     names = tuple(op.name for op in ops)
     lane = [op.lane for op in ops]
+    last = [node - first_op if node >= first_op else -1 for node in now]
     return Shape(
-        lanes, inputs, names, *(np.array(part, np.int64) for part in (lane, before, starts, outputs))
+        lanes, inputs, names, *(np.array(part, np.int64) for part in (lane, before, starts, outputs, last))
     )
 
 
@@ -184,7 +258,7 @@ def _join(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
     free = [port for port in range(two.inputs) if port not in bind]
     inputs = one.inputs + len(free)
     first_op = one.lanes + inputs
-    entry = np.where(one.last_in_lane < 0, np.arange(one.lanes), first_op + one.last_in_lane)
+    entry = np.where(one.last < 0, np.arange(one.lanes), first_op + one.last)
     ports = np.empty(two.inputs, np.int64)
     ports[free] = one.lanes + one.inputs + np.arange(len(free))
     for port, output in bind.items():
@@ -199,16 +273,16 @@ def _join(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
         np.concatenate([moved, names[two.before]]),
         np.concatenate([one.before_start, one.before_start[-1] + two.before_start[1:]]),
         np.concatenate([one.outputs, one.ops + two.outputs]),
+        np.where(two.last < 0, one.last, one.ops + two.last),
     )
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
-    """The calls of every rank. The calls of rank r are ``rank_start[r]`` to ``rank_start[r + 1]``, in
-    order."""
+class Calls:
+    """Who calls what, and who waits for whom. The calls of rank r are ``rank_start[r]`` to
+    ``rank_start[r + 1]``, in order.
+    """
 
-    lanes: tuple[str, ...]
-    segments: tuple[Segment, ...]
     rank_start: Ints
     segment: Ints
     """The segment of each call."""
@@ -221,30 +295,81 @@ class Program:
     """calls x 2, for labels only: the micro-batches that a call is about, -1 for none."""
 
     def __post_init__(self) -> None:
-        if any(segment.shape.lanes != len(self.lanes) for segment in self.segments):
-            raise ProgramError(f"every segment must have the {len(self.lanes)} lanes of the program")
         bounds = self.rank_start
         if self.rank_names and len(self.rank_names) != self.ranks:
             raise ProgramError(f"{self.ranks} ranks but {len(self.rank_names)} names")
-        if bounds[0] != 0 or bounds[-1] != self.calls or (np.diff(bounds) < 0).any():
+        if bounds[0] != 0 or bounds[-1] != len(self.segment) or (np.diff(bounds) < 0).any():
             raise ProgramError("rank_start must rise from 0 to the number of calls")
-        if self.calls and not 0 <= self.segment.min() <= self.segment.max() < len(self.segments):
-            raise ProgramError("a call names a segment that is not there")
         if (
-            self.source_call.shape != (self.calls, self.inputs)
+            self.source_call.shape[0] != len(self.segment)
             or self.source_port.shape != self.source_call.shape
         ):
+            raise ProgramError(f"sources must be {len(self.segment)} calls x inputs")
+
+    @property
+    def ranks(self) -> int:
+        return len(self.rank_start) - 1
+
+    @cached_property
+    def rank(self) -> Ints:
+        """The rank of each call."""
+        return np.repeat(np.arange(self.ranks), np.diff(self.rank_start))
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """Segments and the calls of them."""
+
+    lanes: tuple[str, ...]
+    """Lanes, then registers."""
+    segments: tuple[Segment, ...]
+    made: Calls
+
+    def __post_init__(self) -> None:
+        if any(segment.lanes != len(self.lanes) for segment in self.segments):
+            raise ProgramError(f"every segment must have the {len(self.lanes)} lanes of the program")
+        if self.calls and not 0 <= self.segment.min() <= self.segment.max() < len(self.segments):
+            raise ProgramError("a call names a segment that is not there")
+        if self.made.source_call.shape[1] != self.inputs:
             raise ProgramError(f"sources must be {self.calls} calls x {self.inputs} inputs")
         call, port = (part[self.source_call >= 0] for part in (self.source_call, self.source_port))
-        outputs = np.array([len(segment.shape.outputs) for segment in self.segments], np.int64)
+        outputs = np.array([segment.outputs for segment in self.segments], np.int64)
         if call.size and (
             call.max() >= self.calls or port.min() < 0 or (port >= outputs[self.segment[call]]).any()
         ):
             raise ProgramError("an input is bound to an output that is not there")
 
     @property
+    def rank_start(self) -> Ints:
+        return self.made.rank_start
+
+    @property
+    def segment(self) -> Ints:
+        return self.made.segment
+
+    @property
+    def source_call(self) -> Ints:
+        return self.made.source_call
+
+    @property
+    def source_port(self) -> Ints:
+        return self.made.source_port
+
+    @property
+    def rank_names(self) -> tuple[str, ...]:
+        return self.made.rank_names
+
+    @property
+    def micro_batches(self) -> Ints | None:
+        return self.made.micro_batches
+
+    @property
+    def rank(self) -> Ints:
+        return self.made.rank
+
+    @property
     def ranks(self) -> int:
-        return len(self.rank_start) - 1
+        return self.made.ranks
 
     @property
     def calls(self) -> int:
@@ -253,12 +378,73 @@ class Program:
     @cached_property
     def inputs(self) -> int:
         """The most inputs of any segment."""
-        return max((segment.shape.inputs for segment in self.segments), default=0)
+        return max((segment.inputs for segment in self.segments), default=0)
 
     @cached_property
-    def rank(self) -> Ints:
-        """The rank of each call."""
-        return np.repeat(np.arange(self.ranks), np.diff(self.rank_start))
+    def pieces(self) -> tuple[Piece, ...]:
+        """Each piece once."""
+        return tuple(dict.fromkeys(piece for segment in self.segments for piece, _ in segment.chain))
+
+    @cached_property
+    def costs(self) -> tuple[Cost, ...]:
+        """Each cost once: what a list of prices must know."""
+        return tuple(dict.fromkeys(cost for piece in self.pieces for cost in piece.costs))
+
+    @cached_property
+    def cost_of(self) -> dict[Piece, Ints]:
+        """For each op of each piece the place of its cost among all."""
+        number = {cost: at for at, cost in enumerate(self.costs)}
+        return {
+            piece: np.array([number[cost] for cost in piece.costs], np.int64)[piece.cost]
+            if piece.costs
+            else piece.cost
+            for piece in self.pieces
+        }
+
+    def priced(self, price: Callable[[Cost], float] | None = None) -> Floats:
+        """The price of each cost in whole ticks; without *price* costs are seconds."""
+        if price is None:
+            if not all(isinstance(cost, float | int) for cost in self.costs):
+                raise ProgramError("costs that are not seconds need a list of prices")
+            return in_ticks(np.array(self.costs, np.float64))
+        return in_ticks(np.array([price(cost) for cost in self.costs], np.float64))
+
+    @cached_property
+    def flat(self) -> bool:
+        return all(len(segment.chain) == 1 and segment.chain[0][1] == 1 for segment in self.segments)
+
+    @cached_property
+    def written_out(self) -> "Program":
+        """The same with every repeat of every piece as a call of its own."""
+        if self.flat:
+            return self
+        flat: dict[tuple[Piece, str], int] = {}
+        parts = []
+        for segment in self.segments:
+            numbers = [flat.setdefault((piece, segment.name), len(flat)) for piece, _ in segment.chain]
+            parts.append(np.repeat(numbers, [repeat for _, repeat in segment.chain]))
+        start = self.flat_start
+        first, last = start[:-1], start[1:] - 1
+        bound = np.where(self.source_call >= 0, last[self.source_call], -1)
+        source_call, source_port = np.full((2, start[-1], self.inputs), -1, np.int64)
+        source_call[first], source_port[first] = bound, self.source_port
+        counts = np.diff(start)
+        labels = None if self.micro_batches is None else np.repeat(self.micro_batches, counts, axis=0)
+        made = Calls(
+            start[self.rank_start],
+            self._spread(parts, start),
+            source_call,
+            source_port,
+            self.rank_names,
+            labels,
+        )
+        return Program(self.lanes, tuple(Segment(name, ((piece, 1),)) for piece, name in flat), made)
+
+    @cached_property
+    def flat_start(self) -> Ints:
+        """The first call of ``written_out`` that each call is, and their number."""
+        written = np.array([segment.written for segment in self.segments], np.int64)
+        return np.concatenate([[0], np.cumsum(written[self.segment])]).astype(np.int64)
 
     @cached_property
     def task_start(self) -> Ints:
@@ -285,6 +471,10 @@ class Program:
             of.append(number)
         return tuple(shapes), np.array(of, np.int64)
 
+    def segment_seconds(self, seconds: Floats) -> list[Floats]:
+        """The duration of each op of each segment of one piece."""
+        return [seconds[self.cost_of[segment.chain[0][0]]] for segment in self.segments]
+
     def task_calls(self) -> Ints:
         """The call of every task."""
         return np.repeat(np.arange(self.calls), np.diff(self.task_start))
@@ -293,30 +483,51 @@ class Program:
         """The lane of every task, or NO_LANE."""
         return self.per_task([segment.shape.lane for segment in self.segments])
 
-    def task_durations_s(self) -> Floats:
+    def task_costs(self) -> Ints:
+        """The place of every task's cost among all."""
+        return self.per_task([self.cost_of[segment.chain[0][0]] for segment in self.segments])
+
+    def task_durations_s(self, seconds: Floats | None = None) -> Floats:
         """The duration of every task: the array to change for jitter or slow ranks, then run unfolded."""
-        return self.per_task([segment.duration_s for segment in self.segments])
+        return self.per_task(self.segment_seconds(self.priced() if seconds is None else seconds))
 
     def per_task(self, per_segment: Sequence[NDArray[Number]]) -> NDArray[Number]:
         """What each segment says of its ops, for every task."""
+        return self._spread(per_segment, self.task_start)
+
+    def _spread(self, per_segment: Sequence[NDArray[Number]], start: Ints) -> NDArray[Number]:
+        """What each segment says of its parts, for the parts of every call, which begin at *start*."""
         if not self.calls:
             return np.zeros(0, per_segment[0].dtype if per_segment else np.int64)
-        flat = np.concatenate(per_segment)
-        ops = np.array([len(part) for part in per_segment], np.int64)
-        offset = (np.cumsum(ops) - ops)[self.segment] - self.task_start[:-1]
-        spread = np.repeat(offset, np.diff(self.task_start))
-        spread += np.arange(self.tasks)
-        return flat[spread]
+        all_parts = np.concatenate(per_segment)
+        parts = np.array([len(part) for part in per_segment], np.int64)
+        offset = (np.cumsum(parts) - parts)[self.segment] - start[:-1]
+        spread = np.repeat(offset, np.diff(start))
+        spread += np.arange(start[-1])
+        return all_parts[spread]
 
-    def lane_busy_s(self) -> Floats:
+    def lane_busy_s(self, seconds: Floats | None = None) -> Floats:
         """ranks x lanes: the time in which each lane runs an op."""
+        seconds = self.priced() if seconds is None else seconds
+        busy_s: dict[Piece, Floats] = {}
+        for piece, cost in self.cost_of.items():
+            used = piece.shape.lane != NO_LANE
+            busy_s[piece] = np.bincount(piece.shape.lane[used], seconds[cost[used]], len(self.lanes))
         per_segment = np.zeros((len(self.segments), len(self.lanes)))
         for row, segment in zip(per_segment, self.segments, strict=True):
-            used = segment.shape.lane != NO_LANE
-            np.add.at(row, segment.shape.lane[used], segment.duration_s[used])
+            for piece, repeat in segment.chain:
+                row += repeat * busy_s[piece]
         busy = np.zeros((self.ranks, len(self.lanes)))
         np.add.at(busy, self.rank, per_segment[self.segment])
         return busy
+
+
+def in_ticks(seconds: Floats) -> Floats:
+    """*seconds* rounded to whole ticks."""
+    if not (np.isfinite(seconds).all() and (seconds >= 0).all()):
+        raise ProgramError("a duration is negative or not finite")
+    rounded: Floats = np.rint(seconds / TICK_S) * TICK_S
+    return rounded
 
 
 @dataclass(frozen=True, eq=False)

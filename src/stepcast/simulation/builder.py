@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepcast.simulation.arrays import Program, ProgramError, Segment
+from stepcast.simulation.arrays import Calls, Program, ProgramError, Segment
 
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and which of its outputs."""
@@ -40,11 +40,11 @@ class ProgramBuilder:
         segments = tuple(segment for _, segment in self._segments.values())
         order = [call for calls in self._calls for call in calls]
         place = {call: index for index, call in enumerate(order)}
-        inputs = max((segment.shape.inputs for segment in segments), default=0)
+        inputs = max((segment.inputs for segment in segments), default=0)
         source_call, source_port = np.full((2, len(order), inputs), -1, np.int64)
         for call, sources in enumerate(self._sources):
             for port, (source, output) in sources.items():
-                if not 0 <= port < segments[self._segment[call]].shape.inputs or source not in place:
+                if not 0 <= port < segments[self._segment[call]].inputs or source not in place:
                     raise ProgramError(
                         f"call {call} binds input {port} to call {source}: one of them is not there"
                     )
@@ -52,4 +52,4 @@ class ProgramBuilder:
                 source_port[place[call], port] = output
         start = np.cumsum([0, *(len(calls) for calls in self._calls)]).astype(np.int64)
         segment = np.array([self._segment[call] for call in order], np.int64)
-        return Program(self._lanes, segments, start, segment, source_call, source_port)
+        return Program(self._lanes, segments, Calls(start, segment, source_call, source_port))

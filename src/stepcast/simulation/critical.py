@@ -31,6 +31,7 @@ def critical_path(program: Program, times: Times) -> CriticalPath:
     that ended at the same time, the op before it in its lane, then the others in the order in which it names
     them.
     """
+    program = program.written_out
     starts = program.task_start
     outside = _Outside(program)
     path: list[tuple[int, int]] = []
@@ -63,7 +64,7 @@ class _Outside:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        last = np.array([segment.shape.last_in_lane for segment in program.segments])
+        last = np.array([segment.shape.last for segment in program.segments])
         self.last = last[program.segment] if program.calls else last
         self.users = [np.flatnonzero(column >= 0) for column in self.last.T]
 

@@ -1,19 +1,22 @@
 """The folded engine: in-order lanes with fixed durations are a max-plus linear system.
 
-Each end time in a segment is the maximum, over what the segment begins with (the times its lanes are free and
-its inputs arrive), of that time plus a constant. So a segment is a small matrix: columns for lanes and
-inputs, rows for lanes and outputs, built once however often the segment is called. A call is one
-matrix-vector product in (max, +); calls at the same level of the dependency graph are done together. The
-times of single tasks are computed afterwards, and only when asked for.
+Each end time in a piece is the maximum, over what the piece begins with (where its lanes and registers stand
+and its inputs arrive), of that time plus a constant. So a piece is a small matrix: columns for lanes,
+registers and inputs, rows for lanes, registers and outputs; a piece that repeats is a power of its matrix, a
+chain of pieces a product, built once however often the segment is called. A call is one matrix-vector product
+in (max, +); calls at the same level of the dependency graph are done together, for any number of price lists
+at once. The times of single tasks are computed afterwards, and only when asked for.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.simulation.arrays import Floats, Ints, Program, ProgramError, Shape, Times
+from stepcast.simulation.arrays import Calls, Floats, Ints, Piece, Program, ProgramError, Segment, Times
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,58 +24,140 @@ class Run:
     """What the folded engine found."""
 
     program: Program
+    seconds: Floats
+    """The price of each of the program's costs."""
     entry_s: Floats
-    """calls x (lanes + inputs): when each lane is free and each input is there as the call begins."""
+    """calls x (lanes + inputs): where each lane stands and when each input is there as the call begins."""
     lane_end_s: Floats
     """ranks x lanes: when each lane ends its last op; 0 for a lane without any."""
     makespan_s: float
 
+    @cached_property
+    def written_out(self) -> "Run":
+        """The same run of the program whose every piece is a call of its own."""
+        program = self.program
+        if program.flat:
+            return self
+        flat, maps = program.written_out, piece_maps(program, self.seconds[None])
+        lanes = len(program.lanes)
+        entry_s = np.zeros((flat.calls, lanes + flat.inputs))
+        for number, segment in enumerate(program.segments):
+            calls = np.flatnonzero(program.segment == number)
+            at, state = program.flat_start[calls], self.entry_s[calls]
+            for piece, repeat in segment.chain:
+                matrix = maps[piece][0]
+                for _ in range(repeat):
+                    entry_s[at, : state.shape[1]] = state
+                    columns = state[:, None, : matrix.shape[1]]
+                    state = np.maximum.reduce(matrix[:lanes] + columns, 2)
+                    at = at + 1
+        return Run(flat, self.seconds[_renumbered(program, flat)], entry_s, self.lane_end_s, self.makespan_s)
 
-def simulate(program: Program) -> Run:
-    """Run *program*. ProgramError if calls wait for each other in a circle."""
+
+def _renumbered(program: Program, flat: Program) -> Ints:
+    """Where each cost of *flat* stands among those of *program*."""
+    number = {cost: at for at, cost in enumerate(program.costs)}
+    return np.array([number[cost] for cost in flat.costs], np.int64)
+
+
+def simulate(program: Program, seconds: Floats | None = None) -> Run:
+    """Run *program* with *seconds*, one for each of its costs; without, its costs are seconds.
+
+    ProgramError if calls wait for each other in a circle.
+    """
+    prices = program.priced() if seconds is None else seconds
+    values, order, gather = _values(program, prices[None])
     lanes = len(program.lanes)
-    maps = fold(program)
-    columns, rows = maps.shape[1:]
-    order, bounds, gather = _plan(program, columns, rows)
-    # Row 0 is the start of the step: every lane free at 0, and inputs that nobody sends.
-    values = np.zeros((program.calls + 1, rows))
-    flat = values.reshape(-1)
-    segment, entries, done = program.segment[order], gather[:, :, None], values[1:]
-    for start, stop in pairwise(bounds):
-        terms = maps.take(segment[start:stop], 0)
-        terms += flat.take(entries[start:stop])
-        np.maximum.reduce(terms, 1, out=done[start:stop])
-    entry_s = np.empty((program.calls, columns))
+    flat = values[0].reshape(-1)
+    entry_s = np.empty((program.calls, gather.shape[1]))
     entry_s[order] = flat[gather]
     place = np.empty(program.calls + 1, np.int64)
     place[order] = np.arange(1, program.calls + 1)
     place[-1] = 0
     last = np.where(np.diff(program.rank_start) > 0, program.rank_start[1:] - 1, program.calls)
-    return Run(program, entry_s, values[place[last], :lanes], float(values.max(initial=0.0)))
+    lane_end_s = values[0][place[last], :lanes]
+    return Run(program, prices, entry_s, lane_end_s, float(values.max(initial=0.0)))
 
 
-def fold(program: Program) -> Floats:
-    """segments x (lanes + inputs) x (lanes + outputs): the max-plus matrix of every segment."""
-    shapes, shape_of = program.shapes
+def makespans_s(program: Program, seconds: Floats) -> Floats:
+    """When *program* ends under each row of *seconds*: price lists x costs."""
+    values, _, _ = _values(program, seconds)
+    ends: Floats = values.max(axis=(1, 2), initial=0.0)
+    return ends
+
+
+def _values(program: Program, seconds: Floats) -> tuple[Floats, Ints, NDArray[np.intp]]:
+    """lists x (1 + calls) x rows: what each call leaves behind, in the order of the plan.
+
+    Row 0 is the start of the step: every lane free at 0, and inputs that nobody sends.
+    """
+    maps = fold(program, seconds)
+    columns, rows = maps.shape[2:]
+    order, bounds, gather = _plan(program, columns, rows)
+    values = np.zeros((len(seconds), program.calls + 1, rows))
+    flat = values.reshape(len(seconds), -1)
+    segment, entries, done = program.segment[order], gather[:, :, None], values[:, 1:]
+    for start, stop in pairwise(bounds):
+        terms = maps.take(segment[start:stop], 1)
+        terms += flat.take(entries[start:stop], 1)
+        np.maximum.reduce(terms, 2, out=done[:, start:stop])
+    return values, order, gather
+
+
+def fold(program: Program, seconds: Floats) -> Floats:
+    """lists x segments x (lanes + inputs) x (lanes + outputs): the max-plus matrix of every segment."""
+    pieces = piece_maps(program, seconds)
     lanes, columns = len(program.lanes), len(program.lanes) + program.inputs
-    rows = lanes + max((len(shape.outputs) for shape in shapes), default=0)
-    maps = np.full((len(program.segments), columns, rows), -np.inf)
-    for number, shape in enumerate(shapes):
-        members = np.flatnonzero(shape_of == number)
-        durations = np.stack([program.segments[member].duration_s for member in members], axis=1)
-        nodes = np.full((shape.first_op + shape.ops, columns, len(members)), -np.inf)
-        nodes[np.arange(shape.first_op), np.arange(shape.first_op)] = 0.0
-        for op, before in enumerate(shape.waits):
-            np.add(_latest(nodes, before), durations[op], out=nodes[shape.first_op + op])
-        kept = np.concatenate([_exits(shape), shape.first_op + shape.outputs])
-        maps[members, :, : len(kept)] = nodes[kept].transpose(2, 1, 0)
+    rows = lanes + max((segment.outputs for segment in program.segments), default=0)
+    maps = np.full((len(seconds), len(program.segments), columns, rows), -np.inf)
+    known: dict[object, Floats] = {}
+    for number, segment in enumerate(program.segments):
+        found = known.get(segment.chain)
+        if found is None:
+            found = known[segment.chain] = _chained(segment, pieces, lanes)
+        maps[:, number, : found.shape[2], : found.shape[1]] = found.swapaxes(1, 2)
     return maps
 
 
-def _exits(shape: Shape) -> Ints:
-    """The node that says when each lane is free after the segment."""
-    last = shape.last_in_lane
-    return np.where(last < 0, np.arange(shape.lanes), shape.first_op + last)
+def piece_maps(program: Program, seconds: Floats) -> dict[Piece, Floats]:
+    """Of each piece: lists x (lanes + outputs) x (lanes + inputs)."""
+    alike: dict[object, list[Piece]] = {}
+    for piece in program.pieces:
+        alike.setdefault(piece.shape.key, []).append(piece)
+    found: dict[Piece, Floats] = {}
+    lists = len(seconds)
+    for members in alike.values():
+        shape = members[0].shape
+        durations = np.concatenate([seconds[:, program.cost_of[piece]].T for piece in members], axis=1)
+        nodes = np.full((shape.first_op + shape.ops, shape.first_op, durations.shape[1]), -np.inf)
+        nodes[np.arange(shape.first_op), np.arange(shape.first_op)] = 0.0
+        for op, before in enumerate(shape.waits):
+            np.add(_latest(nodes, before), durations[op], out=nodes[shape.first_op + op])
+        kept = nodes[shape.exits].transpose(2, 0, 1)
+        for at, piece in enumerate(members):
+            found[piece] = kept[at * lists : (at + 1) * lists]
+    return found
+
+
+def _chained(segment: Segment, pieces: dict[Piece, Floats], lanes: int) -> Floats:
+    """The product of the pieces of *segment*, each to the power of its repeat."""
+    product: Floats | None = None
+    for piece, repeat in segment.chain:
+        factor = pieces[piece]
+        while repeat:
+            if repeat & 1:
+                product = factor if product is None else _product(factor, product[:, :lanes])
+            repeat >>= 1
+            if repeat:
+                factor = _product(factor, factor)
+    assert product is not None
+    return product
+
+
+def _product(two: Floats, one: Floats) -> Floats:
+    """The map of *one* followed by *two*."""
+    result: Floats = np.maximum.reduce(two[:, :, :, None] + one[:, None], 2)
+    return result
 
 
 def _latest(nodes: Floats, before: tuple[int, ...]) -> Floats:
@@ -86,12 +171,16 @@ def _latest(nodes: Floats, before: tuple[int, ...]) -> Floats:
 def _plan(program: Program, columns: int, rows: int) -> tuple[Ints, list[int], NDArray[np.intp]]:
     """The calls by level, where each level begins, and where in the values each call finds its entry
     times."""
+    plans = _PLANS.setdefault(program.made, {})
+    lanes = len(program.lanes)
+    found = plans.get((lanes, columns, rows))
+    if found is not None:
+        return found
     level = levels(program)
     order = np.argsort(level, kind="stable")
     bounds = np.flatnonzero(np.diff(level[order], prepend=-1, append=program.calls + 1)).tolist()
     place = np.zeros(program.calls + 1, np.int64)
     place[order] = np.arange(1, program.calls + 1)
-    lanes = len(program.lanes)
     previous = place[np.arange(-1, program.calls - 1)]
     previous[program.rank_start[:-1][np.diff(program.rank_start) > 0]] = 0
     gather = np.empty((program.calls, columns), np.intp)
@@ -99,7 +188,13 @@ def _plan(program: Program, columns: int, rows: int) -> tuple[Ints, list[int], N
     gather[:, lanes:] = np.where(
         program.source_call >= 0, place[program.source_call] * rows + lanes + program.source_port, 0
     )
-    return order, bounds, gather[order]
+    plans[lanes, columns, rows] = order, bounds, gather[order]
+    return plans[lanes, columns, rows]
+
+
+_Plan = tuple[Ints, list[int], NDArray[np.intp]]
+_PLANS: WeakKeyDictionary[Calls, dict[tuple[int, int, int], _Plan]] = WeakKeyDictionary()
+"""Programs that differ only in their segments share their calls, and with them the plan."""
 
 
 def levels(program: Program) -> Ints:
@@ -163,8 +258,10 @@ def _deadlock(program: Program, at: list[int]) -> str:
 
 
 def task_times(run: Run) -> Times:
-    """The start and end of every task, from the entry times of its call."""
+    """The start and end of every task of the program written out, from the entry times of its call."""
+    run = run.written_out
     program = run.program
+    seconds = program.segment_seconds(run.seconds)
     shapes, shape_of = program.shapes
     start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
     call_shape = shape_of[program.segment]
@@ -173,7 +270,7 @@ def task_times(run: Run) -> Times:
         if not len(calls):
             continue
         members = np.flatnonzero(shape_of == number)
-        durations = np.stack([program.segments[member].duration_s for member in members], axis=1)
+        durations = np.stack([seconds[member] for member in members], axis=1)
         row = np.searchsorted(members, program.segment[calls])
         nodes = np.empty((shape.first_op + shape.ops, len(calls)))
         nodes[: shape.first_op] = run.entry_s[calls, : shape.first_op].T

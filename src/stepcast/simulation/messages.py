@@ -164,7 +164,7 @@ class _Build:
         """Append *piece*; its first output."""
         self.segment = self.segment.then(piece, bind) if self.segment else piece
         first = self.outputs_so_far
-        self.outputs_so_far += len(piece.shape.outputs)
+        self.outputs_so_far += piece.outputs
         return first
 
     def send_and_receive(self, before: tuple[Phase, ...], phases: tuple[Phase, ...]) -> None:
@@ -207,14 +207,14 @@ class _Build:
             return
         for number, phase in enumerate(phases):
             takes, gives = self.frame.inbound(phase), self.frame.outbound(phase)
-            if takes is not None and base.shape.inputs <= number:
+            if takes is not None and base.inputs <= number:
                 raise ProgramError(f"segment {base.name} of stage {self.frame.stage} has no input {number}")
-            if gives is not None and len(base.shape.outputs) <= number:
+            if gives is not None and base.outputs <= number:
                 raise ProgramError(f"segment {base.name} of stage {self.frame.stage} has no output {number}")
         bind = dict(self.arrived)
         first = self.append(base, bind)
-        self.wires += [self.wire(phases, port) for port in range(base.shape.inputs) if port not in bind]
-        self.produced = {port: first + port for port in range(len(base.shape.outputs))}
+        self.wires += [self.wire(phases, port) for port in range(base.inputs) if port not in bind]
+        self.produced = {port: first + port for port in range(base.outputs)}
 
     def wire(self, phases: tuple[Phase, ...], port: int) -> Wire | None:
         """What a message that needs no op of its own is bound to: its arrival, or the loss of this stage."""

@@ -11,7 +11,7 @@ from itertools import chain
 
 import numpy as np
 
-from stepcast.simulation.arrays import Ints, Program, ProgramError, Segment, TimedOp
+from stepcast.simulation.arrays import Calls, Ints, Program, ProgramError, Segment, TimedOp
 from stepcast.simulation.distinct import distinct
 from stepcast.simulation.messages import FREE, Frame, Framed, Messages, Phase, Send, Which, Wire
 from stepcast.simulation.schedule import Kind, Place, Schedule
@@ -159,7 +159,7 @@ class _Build:
             self.signal[Which.ARRIVED][1][direction, *source][batch[at]] = 0
 
     def program(self, before: Sequence[Round], after: Sequence[Round]) -> Program:
-        inputs = max((segment.shape.inputs for segment in self.segments), default=0)
+        inputs = max((segment.inputs for segment in self.segments), default=0)
         source_call = np.full((self.calls, inputs), -1, np.int64)
         source_port = np.full((self.calls, inputs), -1, np.int64)
         for group in self.groups:
@@ -183,12 +183,14 @@ class _Build:
         names = tuple(self.rank_names)
         batches = np.concatenate([np.zeros((0, 2), np.int64), *self.batches])
         segments = tuple(self.segments)
-        return Program(self.lanes, segments, start, segment, source_call, source_port, names, batches)
+        return Program(
+            self.lanes, segments, Calls(start, segment, source_call, source_port, names, batches)
+        )
 
 
 def _named(framed: Framed, phases: tuple[Phase, ...]) -> Segment:
     name = "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in phases) or "messages"
-    return Segment(name, framed.segment.shape, framed.segment.duration_s)
+    return framed.segment.named(name)
 
 
 def _calls(

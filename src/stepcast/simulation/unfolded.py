@@ -47,10 +47,11 @@ class Scratch(NamedTuple):
 def simulate_unfolded(
     program: Program, duration_s: Floats | None = None, compiled: bool | None = None
 ) -> Times:
-    """Run *program*, with *duration_s* (one per task) in place of its own durations if given.
+    """Run *program* written out, with *duration_s* (one per task) in place of its costs if given.
 
     *compiled* asks for numba or forbids it; by default it is used when it is installed.
     """
+    program = program.written_out
     if duration_s is not None and duration_s.shape != (program.tasks,):
         raise ProgramError(f"{program.tasks} tasks but {duration_s.size} durations")
     if duration_s is not None and not (np.isfinite(duration_s).all() and (duration_s >= 0).all()):
@@ -61,7 +62,7 @@ def simulate_unfolded(
     tables = _tables(program, per_task=duration_s is not None)
     scratch = _scratch(program)
     if duration_s is None:
-        duration_s = np.concatenate([segment.duration_s for segment in program.segments] or [np.zeros(0)])
+        duration_s = np.concatenate([np.zeros(0), *program.segment_seconds(program.priced())])
     start_s, end_s = np.empty(program.tasks), np.empty(program.tasks)
     if kernel:
         finished = kernel(tables, scratch, duration_s, start_s, end_s)
@@ -118,7 +119,7 @@ def _tables(program: Program, per_task: bool) -> Tables:
         before=_flat([each.before for each in shapes]),
         before_start=np.array(before_start, np.int64),
         shape_inputs=np.array([each.inputs for each in shapes], np.int64),
-        last_in_lane=_flat([each.last_in_lane for each in shapes]),
+        last_in_lane=_flat([each.last for each in shapes]),
     )
 
 
