@@ -49,6 +49,7 @@ class StageMaker:
             body=_folded([unit.layers for unit in units]),
             epilogue=epilogue(self.sizes, self._end(piece), once.reduce, once.gather),
             variations=once.variations,
+            in_turn=True,
         )
 
     def _units(self, piece: Piece) -> list[Unit]:

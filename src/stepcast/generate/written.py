@@ -7,7 +7,7 @@ from dataclasses import replace
 from stepcast.generate.aicb import EXPERT_LINES, Times
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
-from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
+from stepcast.ir.workload import Block, Layer, Op, Phase, Workload
 
 Seconds = Callable[[Work], float]
 
@@ -56,7 +56,8 @@ def recorded(workload: Workload, seconds: Seconds, stage: int) -> Workload:
     return replace(
         workload,
         stages=(
-            Stage(
+            replace(
+                chosen,
                 body=tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in chosen.body),
                 prologue=tuple(map(layer, chosen.prologue)),
                 epilogue=tuple(map(layer, chosen.epilogue)),

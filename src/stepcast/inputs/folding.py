@@ -1,5 +1,6 @@
 """Finding repeats in a written-out list of layers, so that each is stored once with its count."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -7,8 +8,6 @@ from stepcast.ir.workload import Block, Layer, Variation
 
 # The longest run of layers looked for as one repeating unit, e.g. a mixture-of-experts layer of nine rows.
 LONGEST_UNIT = 64
-# Rows that may differ between micro-batches before they no longer count as copies of one.
-MOST_VARIED = 0.05
 
 
 class MicroBatches(NamedTuple):
@@ -20,27 +19,34 @@ class MicroBatches(NamedTuple):
 
 
 def fold_micro_batches(body: Sequence[Layer], count: int) -> MicroBatches | None:
-    """*body* as *count* micro-batches, or None where it is not that.
+    """*body* as *count* micro-batches, or None where the names of their rows do not repeat.
 
-    Rows may differ in few places: AICB writes other weight-gradient times for the first embedding.
+    Rows may differ in what they hold: AICB writes other weight-gradient times for the first embedding. The
+    base has at each place the row that most micro-batches have.
     """
     if count < 1 or len(body) % count:
         return None
     period = len(body) // count
-    base = body[-period:]
+    base = list(body[-period:])
+    if body[:-period] == body[period:]:
+        return MicroBatches(base, count, ())
+    ids = _ids(body)
     variations: list[Variation] = []
-    if body[:-period] != body[period:]:
-        for micro_batch in range(count - 1):
-            written = body[micro_batch * period : (micro_batch + 1) * period]
-            if written == base:
-                continue
-            for position, (layer, usual) in enumerate(zip(written, base, strict=True)):
-                if layer.name != usual.name:
-                    return None
-                if layer != usual:
-                    variations.append(Variation(micro_batch, position, layer))
-            if len(variations) > len(body) * MOST_VARIED:
-                return None
+    for position in range(period):
+        column = ids[position::period]
+        if column.count(column[-1]) == count:
+            continue
+        if any(body[at].name != base[position].name for at in range(position, len(body), period)):
+            return None
+        # Of equally many the last one, which is no first micro-batch with extra work.
+        usual = max(reversed(column), key=Counter(column).__getitem__)
+        base[position] = body[position + column.index(usual) * period]
+        variations += [
+            Variation(micro_batch, position, body[position + micro_batch * period])
+            for micro_batch, number in enumerate(column)
+            if number != usual
+        ]
+    variations.sort(key=lambda variation: (variation.micro_batch, variation.position))
     return MicroBatches(base, count, tuple(variations))
 
 

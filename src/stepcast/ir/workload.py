@@ -117,6 +117,9 @@ class Stage:
     prologue: tuple[Layer, ...] = ()
     epilogue: tuple[Layer, ...] = ()
     variations: tuple[Variation, ...] = ()
+    # Variations of micro-batch 0 and of the last belong to the ones that run first and last, whichever
+    # number a schedule gives them (GPipe turns its backward around, DualPipe begins at both ends).
+    in_turn: bool = False
 
     def body_layers(self, micro_batch: int | None = None) -> tuple[Layer, ...]:
         """Every layer of one micro-batch, repeats written out; None means the usual one."""
@@ -125,6 +128,15 @@ class Stage:
             if variation.micro_batch == micro_batch:
                 layers[variation.position] = variation.layer
         return tuple(layers)
+
+    def varied_bodies(self) -> dict[int, tuple[Layer, ...]]:
+        """The same for every micro-batch that differs from the usual one, in one go."""
+        usual = self.body_layers() if self.variations else ()
+        bodies: dict[int, list[Layer]] = {}
+        for variation in self.variations:
+            layers = bodies.setdefault(variation.micro_batch, list(usual))
+            layers[variation.position] = variation.layer
+        return {micro_batch: tuple(layers) for micro_batch, layers in bodies.items()}
 
     @property
     def body_layer_count(self) -> int:

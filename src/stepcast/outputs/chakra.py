@@ -127,12 +127,9 @@ def _messages(workload: Workload) -> Iterator[bytes]:
     for index, stage in enumerate(workload.stages):
         chain = _Chain(index, workload.layout, first)
         yield from chain.section(stage.prologue, PROLOGUE)
-        usual = stage.body_layers()
-        varied = {variation.micro_batch for variation in stage.variations}
+        usual, varied = stage.body_layers(), stage.varied_bodies()
         for micro_batch in range(workload.micro_batches):
-            yield from chain.body(
-                stage.body_layers(micro_batch) if micro_batch in varied else usual, micro_batch
-            )
+            yield from chain.body(varied.get(micro_batch, usual), micro_batch)
         yield from chain.section(stage.epilogue, EPILOGUE)
         first = chain.next_id
 
@@ -155,6 +152,7 @@ def _plan(workload: Workload) -> WorkloadPlan:
                 (variation.micro_batch, variation.position, number(variation.layer))
                 for variation in stage.variations
             ),
+            in_turn=stage.in_turn,
         )
         for stage in workload.stages
     )

@@ -51,10 +51,9 @@ def _says_the_same(header: Header, workload: Workload) -> bool:
 def written_layers(stage: Stage, micro_batches: int) -> Iterator[Layer]:
     """Every layer of a step in the order of the file."""
     yield from stage.prologue
-    usual = stage.body_layers()
-    varied = {variation.micro_batch for variation in stage.variations}
+    usual, varied = stage.body_layers(), stage.varied_bodies()
     for micro_batch in range(micro_batches):
-        yield from stage.body_layers(micro_batch) if micro_batch in varied else usual
+        yield from varied.get(micro_batch, usual)
     yield from stage.epilogue
 
 

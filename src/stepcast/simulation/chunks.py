@@ -1,10 +1,12 @@
 """What each stage and chunk of a pipeline runs, from a workload that says it once for all stages."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
 from stepcast.ir.workload import Layer, Stage, Workload
+from stepcast.simulation.messages import USUAL, Phase
 from stepcast.simulation.schedule import Place, Schedule
 
 
@@ -17,11 +19,19 @@ class Body(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The layers of one chunk: in most micro-batches, in the first and in the last."""
+    """The layers of one chunk: in most micro-batches, and in those that differ."""
 
     usual: tuple[Layer, ...]
-    first: tuple[Layer, ...]
-    last: tuple[Layer, ...]
+    varied: Mapping[int, tuple[Layer, ...]]
+    in_turn: bool
+    final: int
+    """The last micro-batch."""
+
+    def layers(self, phase: Phase) -> tuple[Layer, ...]:
+        which = phase.like
+        if self.in_turn:
+            which = 0 if phase.first else self.final if phase.last else USUAL
+        return self.varied.get(which, self.usual)
 
 
 def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place, Chunk]:
@@ -61,15 +71,21 @@ def model_copies(schedule: Schedule) -> list[list[Place]]:
     return copies
 
 
+def alike(workload: Workload) -> list[int]:
+    """For each micro-batch the first one that differs from the usual in the same way, or USUAL."""
+    differs: dict[int, list[tuple[int, int, int]]] = {}
+    for number, stage in enumerate(workload.stages):
+        for each in stage.variations if not stage.in_turn else ():
+            differs.setdefault(each.micro_batch, []).append((number, each.position, id(each.layer)))
+    first: dict[tuple[tuple[int, int, int], ...], int] = {}
+    return [
+        first.setdefault(tuple(differs[micro_batch]), micro_batch) if micro_batch in differs else USUAL
+        for micro_batch in range(workload.micro_batches)
+    ]
+
+
 def _whole(stage: Stage, workload: Workload) -> Chunk:
-    """The same tuple of layers wherever a micro-batch is a usual one, so that it is priced once."""
-    usual = stage.body_layers()
-    varied = {variation.micro_batch for variation in stage.variations}
-
-    def of(micro_batch: int) -> tuple[Layer, ...]:
-        return stage.body_layers(micro_batch) if micro_batch in varied else usual
-
-    return Chunk(usual, of(0), of(workload.micro_batches - 1))
+    return Chunk(stage.body_layers(), stage.varied_bodies(), stage.in_turn, workload.micro_batches - 1)
 
 
 def _split(whole: Chunk, parts: int) -> list[Chunk]:
@@ -78,11 +94,11 @@ def _split(whole: Chunk, parts: int) -> list[Chunk]:
     if count < parts:
         raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer stages or chunks")
     cuts = [round(count * part / parts) for part in range(parts + 1)]
-
     found = []
     for start, end in pairwise(cuts):
         usual = whole.usual[start:end]
-        # Equal pieces stay one object here too.
-        others = (layers[start:end] for layers in (whole.first, whole.last))
-        found.append(Chunk(usual, *(usual if layers == usual else layers for layers in others)))
+        varied = {which: layers[start:end] for which, layers in whole.varied.items()}
+        # Equal pieces stay one object, so that they are priced once.
+        different = {which: layers for which, layers in varied.items() if layers != usual}
+        found.append(replace(whole, usual=usual, varied=different))
     return found

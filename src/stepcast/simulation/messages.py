@@ -8,9 +8,11 @@ from typing import NamedTuple
 from stepcast.simulation.arrays import NO_LANE, ProgramError, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule
 
+USUAL = -1
+
 
 class Phase(NamedTuple):
-    """What a slot is, whichever its micro-batch."""
+    """What a slot is, whichever of alike micro-batches it runs."""
 
     kind: Kind
     chunk: int
@@ -18,6 +20,8 @@ class Phase(NamedTuple):
     """The first slot of this kind and chunk on the stage."""
     last: bool
     """The last one: the backward after which gradients can be reduced."""
+    like: int = USUAL
+    """The first of the micro-batches that run the same as this one; USUAL where most do."""
 
     @property
     def backward(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from stepcast.simulation.arrays import Calls, Ints, Program, ProgramError, Segment, TimedOp
 from stepcast.simulation.distinct import distinct
-from stepcast.simulation.messages import FREE, Frame, Framed, Messages, Phase, Send, Which, Wire
+from stepcast.simulation.messages import FREE, USUAL, Frame, Framed, Messages, Phase, Send, Which, Wire
 from stepcast.simulation.schedule import Kind, Place, Schedule
 
 SegmentOf = Callable[[int, tuple[Phase, ...]], Segment]
@@ -36,9 +36,13 @@ def pipeline_program(
     messages: Messages = FREE,
     before: Sequence[Round] = (),
     after: Sequence[Round] = (),
+    like: Sequence[int] = (),
 ) -> Program:
-    """The program of *schedule*, with the rounds that come *before* the slots and *after* them."""
-    build = _Build(schedule, lanes, messages)
+    """The program of *schedule*, with the rounds that come *before* the slots and *after* them.
+
+    *like* says of each micro-batch which one it runs the same as; nothing: all run the usual.
+    """
+    build = _Build(schedule, lanes, messages, like)
     for stage in range(schedule.stages):
         build.rounds(stage, 0, before)
         build.slots(stage, segment_of)
@@ -62,8 +66,11 @@ class _Group:
 
 
 class _Build:
-    def __init__(self, schedule: Schedule, lanes: tuple[str, ...], messages: Messages) -> None:
+    def __init__(
+        self, schedule: Schedule, lanes: tuple[str, ...], messages: Messages, like: Sequence[int]
+    ) -> None:
         self.schedule, self.lanes, self.messages = schedule, lanes, messages
+        self.like: Ints = np.array(like or [USUAL] * schedule.micro_batches, np.int64)
         self.segments: list[Segment] = []
         self.rank_start = [0]
         self.rank_names: list[str] = []
@@ -94,7 +101,7 @@ class _Build:
                 self.round_calls[number, stage] = self.add(np.array([len(self.segments) - 1], np.int64))
 
     def slots(self, stage: int, segment_of: SegmentOf) -> None:
-        phases, code, batches = _calls(self.schedule, stage, self.messages.mode is Send.BLOCKING)
+        phases, code, batches = _calls(self.schedule, stage, self.like, self.messages.mode is Send.BLOCKING)
         key = code
         if self.messages.mode is not Send.EAGER:
             kinds = len(phases)
@@ -194,7 +201,7 @@ def _named(framed: Framed, phases: tuple[Phase, ...]) -> Segment:
 
 
 def _calls(
-    schedule: Schedule, stage: int, open_and_close: bool
+    schedule: Schedule, stage: int, like: Ints, open_and_close: bool
 ) -> tuple[list[tuple[Phase, ...]], Ints, Ints]:
     """The kinds of calls of a stage (the empty one first), the kind of each call and its micro-batches.
 
@@ -208,18 +215,25 @@ def _calls(
     first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
     first[distinct(what).first] = True
     last[len(kind) - 1 - distinct(what[::-1]).first] = True
-    slot = 1 + (what * 2 + first) * 2 + last
+    likes, _, which = distinct(like)
+    slot = 1 + ((what * 2 + first) * 2 + last) * len(likes) + which[batch]
+    slots_known = len(Kind) * schedule.chunks * 4 * len(likes) + 1
     second = np.concatenate([[False], with_next[:-1] > 0])
     starts = np.flatnonzero(~second)
     paired = with_next[starts] > 0
     partner = np.where(paired, starts + 1, starts)
     batches = np.stack([batch[starts], batch[partner]], axis=1)
-    number = slot[starts] * (len(Kind) * schedule.chunks * 4 + 1) + np.where(paired, slot[partner], 0)
+    number = slot[starts] * slots_known + np.where(paired, slot[partner], 0)
     _, where, code = distinct(number)
     phases: list[tuple[Phase, ...]] = [()]
     for at in starts[where].tolist():
         pair = range(at, at + 1 + int(with_next[at]))
-        phases.append(tuple(Phase(Kind(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i])) for i in pair))
+        phases.append(
+            tuple(
+                Phase(Kind(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]]))
+                for i in pair
+            )
+        )
     code = code.astype(np.int64) + 1
     if open_and_close:
         code = np.concatenate([[0], code, [0]])

@@ -5,10 +5,10 @@ from dataclasses import dataclass, field
 
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Transfer, Work
-from stepcast.ir.workload import Layer, Stage, Workload
 from stepcast.ir.workload import Phase as LayerPhase
+from stepcast.ir.workload import Stage, Workload
 from stepcast.simulation.arrays import Program, Segment, TimedOp
-from stepcast.simulation.chunks import Body, Chunk, chunks_of, model_copies
+from stepcast.simulation.chunks import Body, alike, chunks_of, model_copies
 from stepcast.simulation.messages import Messages, Phase, Send
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
@@ -98,7 +98,7 @@ def build_step(
     built: dict[tuple[object, ...], Segment] = {}
 
     def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
-        layers = [_layers(chunks[Place(stage, phase.chunk)], phase) for phase in phases]
+        layers = [chunks[Place(stage, phase.chunk)].layers(phase) for phase in phases]
         kinds = [phase.kind for phase in phases]
         # Stages that run the same layers at the same speed share their segments.
         key = (conditions.slow_stages.get(stage, 1.0), *map(id, layers), *kinds)
@@ -114,14 +114,8 @@ def build_step(
     once = [_stage_of(workload, schedule, stage) for stage in range(schedule.stages)]
     before = _before(once, lanes, priced)
     after = _after(once, lanes, priced)
-    program = pipeline_program(schedule, lanes.names, segment_of, messages, before, after)
+    program = pipeline_program(schedule, lanes.names, segment_of, messages, before, after, alike(workload))
     return Step(program, schedule, lanes, message_s, len(before), len(after))
-
-
-def _layers(chunk: Chunk, phase: Phase) -> tuple[Layer, ...]:
-    if phase.first:
-        return chunk.first
-    return chunk.last if phase.last else chunk.usual
 
 
 @dataclass(frozen=True)

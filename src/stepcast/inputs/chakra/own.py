@@ -199,7 +199,7 @@ class _Folding:
         )
         if any(position >= self._starts[-1] for _, position in varied):
             raise ValueError(f"{PLAN} has a variation past the end of its stage")
-        return Stage(blocks, self._once(PROLOGUE), self._once(EPILOGUE), variations)
+        return Stage(blocks, self._once(PROLOGUE), self._once(EPILOGUE), variations, self._stage.in_turn)
 
     def _once(self, section: str) -> tuple[Layer, ...]:
         numbers = self._stage.prologue if section == PROLOGUE else self._stage.epilogue

@@ -70,6 +70,7 @@ class StagePlan(msgspec.Struct, frozen=True, omit_defaults=True):
     epilogue: tuple[int, ...] = ()
     # Micro-batch, position, layer.
     variations: tuple[tuple[int, int, int], ...] = ()
+    in_turn: bool = False
 
 
 class WorkloadPlan(msgspec.Struct, frozen=True, omit_defaults=True):
