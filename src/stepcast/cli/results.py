@@ -68,7 +68,7 @@ def show_prediction(prediction: "Prediction", args: argparse.Namespace) -> None:
 
 def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
     """The critical path summed by name, longest first."""
-    path, program = prediction.critical_path, prediction.step.program
+    path, program = prediction.critical_path, prediction.step.program.written_out
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0])
     for call, op, seconds in zip(path.call.tolist(), path.op.tolist(), path.duration_s.tolist(), strict=True):
         entry = totals[program.segments[program.segment[call]].shape.names[op]]

@@ -24,7 +24,7 @@ from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_check import peak_in_flight
 from stepcast.simulation.schedules.table import ONLY_CHUNKS, make_schedule
-from stepcast.simulation.segments import IssueSeconds
+from stepcast.simulation.segments import IssueSeconds, Prices
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 
@@ -100,19 +100,11 @@ def simulate(
     )
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
-    message_s = pricer.seconds(message)
+    prices = Prices(pricer.seconds, options.issue_s, pricer.lost_s if options.contention else None)
     step = build_step(
-        workload,
-        schedule,
-        pricer.seconds,
-        lambda source, target: message_s,
-        body=options.body,
-        send=options.send,
-        conditions=conditions,
-        issue_s=options.issue_s,
-        lost_s=pricer.lost_s if options.contention else None,
+        workload, schedule, prices, message, body=options.body, send=options.send, conditions=conditions
     )
-    run = run_program(step.program)
+    run = run_program(step.program, step.seconds)
     report = _report(step, run, workload)
     low_s, high_s = _band(report, workload, pricer)
     return Prediction(

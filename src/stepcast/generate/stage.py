@@ -1,6 +1,5 @@
 """One pipeline piece: its layers, what is recomputed, and the data-parallel communication beside them."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from stepcast.generate.attention import attention_layers
@@ -22,10 +21,8 @@ from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, Strategy, Tr
 from stepcast.ir.trainable import held_shard, trained_shard
 from stepcast.ir.weights import Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
-from stepcast.ir.workload import Block, Layer, Op, Stage
+from stepcast.ir.workload import Layer, Op, Stage, folded
 
-# The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
-LONGEST_PATTERN = 12
 NOTHING = Shard(0, 0)
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
 UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine")
@@ -46,7 +43,7 @@ class StageMaker:
             units = reducing(self.sizes, units)
         once = once_per_step(self.sizes, units)
         return Stage(
-            body=_folded([unit.layers for unit in units]),
+            body=tuple(folded([unit.layers for unit in units])),
             epilogue=epilogue(self.sizes, self._end(piece), once.reduce, once.gather),
             variations=once.variations,
             in_turn=True,
@@ -177,21 +174,3 @@ def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:
 
 def _less(shard: Shard, other: Shard) -> Shard:
     return Shard(max(0, shard.dense - other.dense), shard.experts - other.experts)
-
-
-def _folded(units: Sequence[tuple[Layer, ...]]) -> tuple[Block, ...]:
-    """Units as blocks: at each place the repeating pattern that covers most."""
-    blocks: list[Block] = []
-    at = 0
-    while at < len(units):
-        best, times = 1, 1
-        for length in range(1, min(LONGEST_PATTERN, (len(units) - at) // 2) + 1):
-            pattern, count = units[at : at + length], 1
-            while units[at + count * length : at + (count + 1) * length] == pattern:
-                count += 1
-            if count > 1 and count * length > best * times:
-                best, times = length, count
-        layers = tuple(layer for unit in units[at : at + best] for layer in unit)
-        blocks.append(Block(layers, times))
-        at += best * times
-    return tuple(blocks)

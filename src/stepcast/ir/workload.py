@@ -14,7 +14,7 @@ repeated layers are stored once.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -123,7 +123,7 @@ class Stage:
 
     def body_layers(self, micro_batch: int | None = None) -> tuple[Layer, ...]:
         """Every layer of one micro-batch, repeats written out; None means the usual one."""
-        layers = [layer for block in self.body for _ in range(block.repeat) for layer in block.layers]
+        layers = list(written(self.body))
         for variation in self.variations:
             if variation.micro_batch == micro_batch:
                 layers[variation.position] = variation.layer
@@ -131,12 +131,14 @@ class Stage:
 
     def varied_bodies(self) -> dict[int, tuple[Layer, ...]]:
         """The same for every micro-batch that differs from the usual one, in one go."""
-        usual = self.body_layers() if self.variations else ()
-        bodies: dict[int, list[Layer]] = {}
+        return {micro_batch: written(body) for micro_batch, body in self.varied_blocks().items()}
+
+    def varied_blocks(self) -> dict[int, tuple[Block, ...]]:
+        """The body of every micro-batch that differs from the usual one, still folded."""
+        changes: dict[int, dict[int, Layer]] = {}
         for variation in self.variations:
-            layers = bodies.setdefault(variation.micro_batch, list(usual))
-            layers[variation.position] = variation.layer
-        return {micro_batch: tuple(layers) for micro_batch, layers in bodies.items()}
+            changes.setdefault(variation.micro_batch, {})[variation.position] = variation.layer
+        return {micro_batch: _varied(self.body, changed) for micro_batch, changed in changes.items()}
 
     @property
     def body_layer_count(self) -> int:
@@ -155,6 +157,52 @@ class Stage:
             yield usual[variation.position], -1
         for layer in self.epilogue:
             yield layer, 1
+
+
+def written(blocks: Iterable[Block]) -> tuple[Layer, ...]:
+    """Every layer of *blocks*, repeats written out."""
+    return tuple(layer for block in blocks for _ in range(block.repeat) for layer in block.layers)
+
+
+def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
+    """*body* with other layers at some positions, repeats written out as far as they differ."""
+    found: list[Block] = []
+    start = 0
+    for block in body:
+        length = len(block.layers)
+        touched = {(place - start) // length for place in changed if start <= place < start + length * block.repeat}
+        times = [
+            tuple(changed.get(start + at * length + index, layer) for index, layer in enumerate(block.layers))
+            if at in touched
+            else block.layers
+            for at in range(block.repeat)
+        ]
+        found += folded(times) if touched else [block]
+        start += length * block.repeat
+    return tuple(found)
+
+
+# The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
+LONGEST_PATTERN = 12
+
+
+def folded(units: Sequence[tuple[Layer, ...]]) -> list[Block]:
+    """Units of the same layer objects as blocks: at each place the repeating pattern that covers most."""
+    keys = [tuple(map(id, unit)) for unit in units]
+    blocks: list[Block] = []
+    at = 0
+    while at < len(units):
+        best, times = 1, 1
+        for length in range(1, min(LONGEST_PATTERN, (len(units) - at) // 2) + 1):
+            pattern, count = keys[at : at + length], 1
+            while keys[at + count * length : at + (count + 1) * length] == pattern:
+                count += 1
+            if count > 1 and count * length > best * times:
+                best, times = length, count
+        layers = tuple(layer for unit in units[at : at + best] for layer in unit)
+        blocks.append(Block(layers, times))
+        at += best * times
+    return blocks
 
 
 @dataclass(frozen=True, slots=True)

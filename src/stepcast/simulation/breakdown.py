@@ -5,17 +5,17 @@ part); or waiting for another stage (the bubble). Calls of the same segment that
 alike, so each distinct beginning is looked at once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.group import Group
-from stepcast.simulation.arrays import Floats, Ints, Program, Segment
+from stepcast.simulation.arrays import Floats, Ints, Program, Shape
 from stepcast.simulation.distinct import distinct, distinct_rows
 from stepcast.simulation.engine import Run
-from stepcast.simulation.segments import COMPUTE, Lanes
+from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.step import Step
 
 # Two calls begin alike when their lanes and inputs differ by less than this.
@@ -48,24 +48,27 @@ class StageTime:
 
 def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     """The breakdown of every stage of *run*, the simulation of *step*."""
-    program, lanes = step.program, step.lanes
+    lanes, written = step.lanes, run.written_out
+    program, seconds = written.program, written.program.segment_seconds(written.seconds)
     groups = tuple(dict.fromkeys([Group.PP, *lanes.groups]))
-    same = _same_segments(program)
-    calls, pattern_of = _patterns(run, same)
+    same = _same_segments(program, seconds)
+    calls, pattern_of = _patterns(written, seconds, same)
     spent = np.zeros((len(calls), 3 + len(groups)))  # computing, optimizer, host, exposed per group
     idle_s = np.zeros(len(calls))
     segments = same[program.segment[calls]]
-    begins = _beginnings(run, calls)
+    begins = _beginnings(written, seconds, calls)
     for number in distinct(segments).values:
         rows = np.flatnonzero(segments == number)
-        spent[rows], idle_s[rows] = _spent(program.segments[number], begins[rows], lanes, groups)
-    per_call = spent[pattern_of]
+        shape = program.segments[number].shape
+        spent[rows], idle_s[rows] = _spent(shape, seconds[number], begins[rows], lanes, groups)
+    first = run.program.flat_start[:-1]
+    per_call = np.add.reduceat(spent[pattern_of], first)
     # What a stage does itself while a message is under way counts as that, not as waiting for it.
-    per_call[:, 3] += np.minimum(_message_waits_s(step, run), idle_s[pattern_of])
-    busy = program.lane_busy_s()
+    per_call[:, 3] += np.minimum(_message_waits_s(step, run), np.add.reduceat(idle_s[pattern_of], first))
+    busy = run.program.lane_busy_s(run.seconds)
     found = []
     for stage in range(step.schedule.stages):
-        totals = per_call[program.rank_start[stage] : program.rank_start[stage + 1]].sum(axis=0)
+        totals = per_call[run.program.rank_start[stage] : run.program.rank_start[stage + 1]].sum(axis=0)
         exposed = dict(zip(groups, totals[3:].tolist(), strict=True))
         bubble = run.makespan_s - float(totals.sum())
         found.append(
@@ -85,14 +88,14 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
 
 def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Group, float]:
     totals = dict.fromkeys(groups, 0.0)
-    for lane, seconds in enumerate(busy_s.tolist()):
+    for lane, seconds in enumerate(busy_s[: len(lanes.lanes)].tolist()):
         group = lanes.group(lane)
         if group is not None:
             totals[group] += seconds
     return totals
 
 
-def _beginnings(run: Run, calls: Ints) -> Floats:
+def _beginnings(run: Run, seconds: Sequence[Floats], calls: Ints) -> Floats:
     """When each lane is free and each input there, counted from the compute lane's turn.
 
     What happens beside computation before that turn cannot take longer than all of it together, so how much
@@ -100,7 +103,10 @@ def _beginnings(run: Run, calls: Ints) -> Floats:
     """
     program = run.program
     beside_s = np.array(
-        [segment.duration_s[segment.shape.lane != COMPUTE].sum() for segment in program.segments]
+        [
+            durations[segment.shape.lane != COMPUTE].sum()
+            for segment, durations in zip(program.segments, seconds, strict=True)
+        ]
     )
     entry_s = run.entry_s[calls]
     begins: Floats = np.maximum(
@@ -109,19 +115,19 @@ def _beginnings(run: Run, calls: Ints) -> Floats:
     return begins
 
 
-def _same_segments(program: Program) -> Ints:
+def _same_segments(program: Program, seconds: Sequence[Floats]) -> Ints:
     """For each segment the first one that is equal to it: stages that do the same share their segments."""
     known: dict[tuple[object, ...], int] = {}
     same = [
-        known.setdefault((segment.shape.key, segment.shape.names, segment.duration_s.tobytes()), number)
-        for number, segment in enumerate(program.segments)
+        known.setdefault((segment.shape.key, segment.shape.names, durations.tobytes()), number)
+        for number, (segment, durations) in enumerate(zip(program.segments, seconds, strict=True))
     ]
     return np.array(same, np.int64)
 
 
-def _patterns(run: Run, same: Ints) -> tuple[Ints, Ints]:
+def _patterns(run: Run, seconds: Sequence[Floats], same: Ints) -> tuple[Ints, Ints]:
     """One call for each distinct beginning, and the beginning of every call."""
-    begins = _beginnings(run, np.arange(run.program.calls))
+    begins = _beginnings(run, seconds, np.arange(run.program.calls))
     keys = np.concatenate(
         [same[run.program.segment][:, None], np.rint(begins / ALIKE_S).astype(np.int64)], axis=1
     )
@@ -130,29 +136,28 @@ def _patterns(run: Run, same: Ints) -> tuple[Ints, Ints]:
 
 
 def _spent(
-    segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]
+    shape: Shape, duration_s: Floats, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]
 ) -> tuple[Floats, Floats]:
-    """rows x (computing, optimizer, host, exposed per group) of calls of *segment*, and what each waits while
-    none of its own lanes is busy: for its inputs.
+    """rows x (computing, optimizer, host, exposed per group) of calls of one segment, and what each waits
+    while none of its own lanes is busy: for its inputs.
     """
-    shape = segment.shape
     rows = len(begins)
     nodes = np.empty((shape.first_op + shape.ops, rows))
     nodes[: shape.first_op] = begins[:, : shape.first_op].T
     starts = np.empty((shape.ops, rows))
     for op, before in enumerate(shape.waits):
         starts[op] = np.max(nodes[list(before)], axis=0)
-        nodes[shape.first_op + op] = starts[op] + segment.duration_s[op]
+        nodes[shape.first_op + op] = starts[op] + duration_s[op]
     ends = nodes[shape.first_op :]
     spent = np.zeros((rows, 3 + len(groups)))
     computing = np.flatnonzero(shape.lane == COMPUTE)
     optimizing = np.array([OPTIMIZER_WORD in shape.names[op] for op in computing.tolist()], bool)
-    spent[:, 0] = segment.duration_s[computing[~optimizing]].sum()
-    spent[:, 1] = segment.duration_s[computing[optimizing]].sum()
+    spent[:, 0] = duration_s[computing[~optimizing]].sum()
+    spent[:, 1] = duration_s[computing[optimizing]].sum()
     gap_end = starts[computing]
     gap_begin = np.concatenate([np.zeros((1, rows)), ends[computing[:-1]]])[: len(computing)]
     left = gap_end - gap_begin
-    for lane in range(1, len(lanes.names)):
+    for lane in range(1, len(lanes.lanes)):
         group = lanes.group(lane)
         # A message in the sender's own lane holds nobody up; whom it holds up is in _message_waits_s.
         in_own_lane = group is Group.PP and not lanes.receives
@@ -200,7 +205,7 @@ def _message_waits_s(step: Step, run: Run) -> Floats:
         arrives = arrives[slots[arrives]]
         waited = run.entry_s[arrives, lanes + port] - run.entry_s[arrives, COMPUTE]
         sent_by = program.source_call[arrives, port]
-        taken = np.clip(np.minimum(waited, _message_s(step, sent_by, program.rank[arrives])), 0.0, None)
+        taken = np.clip(np.minimum(waited, _message_s(step, run, sent_by, program.rank[arrives])), 0.0, None)
         waits_s[arrives] = np.maximum(waits_s[arrives], taken)
     return waits_s
 
@@ -217,19 +222,9 @@ def _is_slot(step: Step) -> npt.NDArray[np.bool_]:
     )
 
 
-def _message_s(step: Step, sent_by: Ints, targets: Ints) -> Floats:
+def _message_s(step: Step, run: Run, sent_by: Ints, targets: Ints) -> Floats:
     """Seconds of the message that each call *sent_by* gives to the rank in *targets*."""
-    program, stages = step.program, step.schedule.stages
+    sources = run.program.rank[sent_by]
     # Calls of the ranks after the stages are the messages themselves (rendezvous).
-    whole = np.array([segment.duration_s.sum() for segment in program.segments])
-    between = np.array(
-        [
-            [0.0 if source == target else step.message_s(source, target) for target in range(stages)]
-            for source in range(stages)
-        ]
-    )
-    sources = program.rank[sent_by]
-    channel = sources >= stages
-    direct = between[np.where(channel, 0, sources), targets]
-    seconds: Floats = np.where(channel, whole[program.segment[sent_by]], direct)
+    seconds: Floats = np.where(sources == targets, 0.0, step.message_s)
     return seconds

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from stepcast.ir.workload import Layer, Stage, Workload
+from stepcast.ir.workload import Block, Stage, Workload, written
 from stepcast.simulation.messages import USUAL, Phase
 from stepcast.simulation.schedule import Place, Schedule
 
@@ -17,17 +17,20 @@ class Body(StrEnum):
     MODEL = "model"  # the whole model, to be split over the stages
 
 
+Blocks = tuple[Block, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The layers of one chunk: in most micro-batches, and in those that differ."""
+    """The blocks of one chunk: in most micro-batches, and in those that differ."""
 
-    usual: tuple[Layer, ...]
-    varied: Mapping[int, tuple[Layer, ...]]
+    usual: Blocks
+    varied: Mapping[int, Blocks]
     in_turn: bool
     final: int
     """The last micro-batch."""
 
-    def layers(self, phase: Phase) -> tuple[Layer, ...]:
+    def blocks(self, phase: Phase) -> Blocks:
         which = phase.like
         if self.in_turn:
             which = 0 if phase.first else self.final if phase.last else USUAL
@@ -85,20 +88,42 @@ def alike(workload: Workload) -> list[int]:
 
 
 def _whole(stage: Stage, workload: Workload) -> Chunk:
-    return Chunk(stage.body_layers(), stage.varied_bodies(), stage.in_turn, workload.micro_batches - 1)
+    return Chunk(stage.body, stage.varied_blocks(), stage.in_turn, workload.micro_batches - 1)
 
 
 def _split(whole: Chunk, parts: int) -> list[Chunk]:
     """Consecutive pieces of nearly equal numbers of layers; the same cuts in every micro-batch."""
-    count = len(whole.usual)
+    count = sum(len(block.layers) * block.repeat for block in whole.usual)
     if count < parts:
         raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer stages or chunks")
     cuts = [round(count * part / parts) for part in range(parts + 1)]
     found = []
     for start, end in pairwise(cuts):
-        usual = whole.usual[start:end]
-        varied = {which: layers[start:end] for which, layers in whole.varied.items()}
+        usual = _cut(whole.usual, start, end)
+        varied = {which: _cut(blocks, start, end) for which, blocks in whole.varied.items()}
         # Equal pieces stay one object, so that they are priced once.
-        different = {which: layers for which, layers in varied.items() if layers != usual}
+        different = {which: blocks for which, blocks in varied.items() if blocks != usual}
         found.append(replace(whole, usual=usual, varied=different))
     return found
+
+
+def _cut(blocks: Blocks, start: int, end: int) -> Blocks:
+    """The layers from *start* to *end* of *blocks*, still folded."""
+    found: list[Block] = []
+    for block in blocks:
+        length = len(block.layers)
+        first, skipped = divmod(max(start, 0), length)
+        last, taken = divmod(min(end, length * block.repeat), length)
+        if first == last and skipped < taken:
+            found.append(Block(block.layers[skipped:taken]))
+        elif first < last:
+            if skipped:
+                found.append(Block(block.layers[skipped:]))
+            if whole := last - first - (skipped > 0):
+                found.append(Block(block.layers, whole))
+            if taken:
+                found.append(Block(block.layers[:taken]))
+        start, end = start - length * block.repeat, end - length * block.repeat
+        if end <= 0:
+            break
+    return tuple(found)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepcast.simulation.segments import COMPUTE
+from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.step import Step
 from stepcast.simulation.unfolded import simulate_unfolded
 
@@ -28,15 +28,16 @@ def jittered(step: Step, jitter: float, runs: int, seed: int = 0) -> Spread:
     """
     if not (0 <= jitter < 10 and runs >= 1):
         raise ValueError(f"jitter must be within 0 and 10 and runs at least 1, not {jitter} and {runs}")
-    base_s = step.program.task_durations_s()
-    computing = step.program.task_lanes() == COMPUTE
+    program = step.program.written_out
+    base_s = program.task_durations_s(program.priced(step.prices))
+    computing = program.task_lanes() == COMPUTE
     sigma = np.sqrt(np.log1p(jitter**2))
     noise = np.random.default_rng(seed)
     steps_s = np.empty(runs)
     for run in range(runs):
         durations_s = base_s.copy()
         durations_s[computing] *= np.exp(noise.normal(-(sigma**2) / 2, sigma, int(computing.sum())))
-        steps_s[run] = simulate_unfolded(step.program, durations_s).makespan_s
+        steps_s[run] = simulate_unfolded(program, durations_s).makespan_s
     ranks = np.percentile(steps_s, PERCENTILES).tolist()
     return Spread(
         runs, float(steps_s.mean()), float(steps_s.std()), dict(zip(PERCENTILES, ranks, strict=True))

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.simulation.arrays import NO_LANE, ProgramError, Segment, TimedOp
+from stepcast.simulation.arrays import NO_LANE, Cost, ProgramError, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule
 
 USUAL = -1
@@ -46,8 +47,8 @@ class Send(StrEnum):
 class Messages:
     """The lanes that messages take and how long they take."""
 
-    duration_s: Callable[[Kind, Place, Place], float]
-    """(FORWARD or BACKWARD, from, to) -> seconds."""
+    cost: Callable[[Kind, Place, Place], Cost]
+    """(FORWARD or BACKWARD, from, to) -> what the message costs."""
     mode: Send = Send.EAGER
     compute_lane: int = 0
     send_lanes: tuple[int, int] = (1, 2)
@@ -139,8 +140,30 @@ class Frame:
     def remote(self, place: Place | None) -> bool:
         return place is not None and place.stage != self.stage
 
-    def duration_s(self, phase: Phase, source: Place, target: Place) -> float:
-        return self.messages.duration_s(Kind.BACKWARD if phase.backward else Kind.FORWARD, source, target)
+    def cost(self, phase: Phase, source: Place, target: Place) -> Cost:
+        return self.messages.cost(Kind.BACKWARD if phase.backward else Kind.FORWARD, source, target)
+
+    def key(self, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]) -> object:
+        """Equal for calls around whose segments the same messages stand, of whichever stage."""
+        if self.messages.mode is Send.EAGER:
+            before = after = ()
+        return tuple(
+            tuple((phase.kind, phase.chunk, self._passes(phase)) for phase in part)
+            for part in (phases, before, after)
+        )
+
+    def _passes(self, phase: Phase) -> tuple[Cost, ...]:
+        """How the messages of *phase* come and go."""
+        here, source, target = Place(self.stage, phase.chunk), self.inbound(phase), self.outbound(phase)
+        comes = source and (self.cost(phase, source, here) if self.remote(source) else True)
+        goes = target and (self.cost(phase, here, target) if self.remote(target) else True)
+        return comes, goes
+
+
+@lru_cache(maxsize=1024)
+def _single(op: TimedOp, lanes: int) -> Segment:
+    """The same object for the same op, so that what it is joined to is joined once."""
+    return Segment.of("", (op,), lanes=lanes, inputs=len(op.inputs), outputs=(0,))
 
 
 class _Build:
@@ -159,7 +182,7 @@ class _Build:
 
     def add(self, op: TimedOp, bind: dict[int, int] | None = None, wire: Wire | None = None) -> int:
         """Append one op; the output that is its end."""
-        piece = Segment.of("", (op,), lanes=self.frame.lanes, inputs=len(op.inputs), outputs=(0,))
+        piece = _single(op, self.frame.lanes)
         if wire:
             self.wires.append(wire)
         return self.append(piece, bind or {})
@@ -178,16 +201,16 @@ class _Build:
             target = frame.outbound(phase)
             if target is not None and frame.remote(target):
                 lane = self.messages.send_lanes[phase.backward]
-                duration_s = frame.duration_s(phase, Place(frame.stage, phase.chunk), target)
+                cost = frame.cost(phase, Place(frame.stage, phase.chunk), target)
                 wire = Wire(Which.POSTED, int(phase.backward), target, True, number)
-                waits.append(self.add(TimedOp("send", duration_s, lane, inputs=(0,)), wire=wire))
+                waits.append(self.add(TimedOp("send", cost, lane, inputs=(0,)), wire=wire))
         for number, phase in enumerate(phases):
             source = frame.inbound(phase)
             if source is not None and frame.remote(source):
                 lane = self.messages.receive_lanes[phase.backward]
-                duration_s = frame.duration_s(phase, source, Place(frame.stage, phase.chunk))
+                cost = frame.cost(phase, source, Place(frame.stage, phase.chunk))
                 wire = Wire(Which.READY, int(phase.backward), source, False, number)
-                self.arrived[number] = self.add(TimedOp("receive", duration_s, lane, inputs=(0,)), wire=wire)
+                self.arrived[number] = self.add(TimedOp("receive", cost, lane, inputs=(0,)), wire=wire)
                 waits.append(self.arrived[number])
         if waits:
             op = TimedOp(
@@ -243,13 +266,13 @@ class _Build:
             target = frame.outbound(phase)
             if target is None or not frame.remote(target) or mode is Send.RENDEZVOUS:
                 continue
-            lane, duration_s = self.messages.send_lanes[phase.backward], 0.0
+            lane, cost = self.messages.send_lanes[phase.backward], 0.0  # type: int, Cost
             if mode is Send.EAGER:
-                duration_s = frame.duration_s(phase, Place(frame.stage, phase.chunk), target)
-                if duration_s == 0:
+                cost = frame.cost(phase, Place(frame.stage, phase.chunk), target)
+                if cost == 0:
                     continue
             name = "send" if mode is Send.EAGER else "post send"
-            op = TimedOp(name, duration_s, lane, inputs=(0,))
+            op = TimedOp(name, cost, lane, inputs=(0,))
             self.ready[number] = self.add(op, bind={0: self.produced[number]})
 
     def framed(self) -> Framed:

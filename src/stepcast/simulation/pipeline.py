@@ -2,12 +2,15 @@
 
 One rank per stage; rendezvous messages add one for each pair of stages and direction, named after them. A
 call runs one slot, or two that are interleaved; its segment has one input and one output for each of them:
-the activation or gradient that it needs, and the one that it makes.
+the activation or gradient that it needs, and the one that it makes. Who calls what when depends on the
+schedule alone and is worked out once for it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +31,49 @@ class Round:
     waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> the stages whose output 0 of the round before is input 0, 1, ... of its segment."""
 
+    @property
+    def meeting(self) -> "Meeting":
+        return Meeting(tuple(self.segments), tuple(self.waits.items()))
+
+
+class Meeting(NamedTuple):
+    """A round without its segments."""
+
+    stages: tuple[int, ...]
+    waits: tuple[tuple[int, tuple[int, ...]], ...]
+
+
+class Slots(NamedTuple):
+    """A segment that a stage calls for *phases*; *before* and *after* are those of the calls around it."""
+
+    stage: int
+    phases: tuple[Phase, ...]
+    before: tuple[Phase, ...]
+    after: tuple[Phase, ...]
+
+
+class InRound(NamedTuple):
+    """A segment that a stage calls in a round."""
+
+    number: int
+    stage: int
+
+
+class Message(NamedTuple):
+    """A segment that a channel between two stages calls."""
+
+    kind: Kind
+    source: Place
+    target: Place
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """A program without its segments, and what each of them is."""
+
+    made: Calls
+    parts: tuple[Slots | InRound | Message, ...]
+
 
 def pipeline_program(
     schedule: Schedule,
@@ -42,22 +88,59 @@ def pipeline_program(
 
     *like* says of each micro-batch which one it runs the same as; nothing: all run the usual.
     """
-    build = _Build(schedule, lanes, messages, like)
+    meetings = [tuple(each.meeting for each in rounds) for rounds in (before, after)]
+    skeleton = skeleton_of(schedule, messages.mode, tuple(like), *meetings)
+    rounds = [*before, *after]
+    known: dict[object, Segment] = {}
+
+    def segment(part: Slots | InRound | Message) -> Segment:
+        match part:
+            case InRound(number, stage):
+                return rounds[number].segments[stage]
+            case Message(kind, source, target):
+                return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
+        frame = Frame(schedule, part.stage, len(lanes), messages)
+        base = segment_of(part.stage, part.phases) if part.phases else None
+        key = (base, frame.key(part.phases, part.before, part.after))
+        if key not in known:
+            framed = frame.around(base, part.phases, part.before, part.after)
+            name = "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in part.phases) or "messages"
+            known[key] = framed.segment.named(name)
+        return known[key]
+
+    return Program(lanes, tuple(map(segment, skeleton.parts)), skeleton.made)
+
+
+def _message(cost: object, lanes: int, messages: Messages, kind: Kind) -> Segment:
+    lane = messages.send_lanes[kind is Kind.BACKWARD]
+    op = TimedOp("message", cost, lane, inputs=(0, 1))
+    return Segment.of("message", (op,), lanes=lanes, inputs=2, outputs=(0,))
+
+
+@lru_cache(maxsize=128)
+def skeleton_of(
+    schedule: Schedule,
+    mode: Send,
+    like: tuple[int, ...],
+    before: tuple[Meeting, ...],
+    after: tuple[Meeting, ...],
+) -> Skeleton:
+    build = _Build(schedule, mode, like)
     for stage in range(schedule.stages):
         build.rounds(stage, 0, before)
-        build.slots(stage, segment_of)
+        build.slots(stage)
         build.rounds(stage, len(before), after)
         build.close_rank(f"stage {stage}")
-    if messages.mode is Send.RENDEZVOUS:
+    if mode is Send.RENDEZVOUS:
         build.channels()
-    return build.program(before, after)
+    return build.skeleton((*before, *after))
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Calls of one stage that share a framed segment."""
+    """Calls of one stage that share a segment."""
 
-    framed: Framed
+    wires: tuple[Wire | None, ...]
     calls: Ints
     batches: Ints
     """calls x phases: the micro-batches of the calls."""
@@ -66,15 +149,13 @@ class _Group:
 
 
 class _Build:
-    def __init__(
-        self, schedule: Schedule, lanes: tuple[str, ...], messages: Messages, like: Sequence[int]
-    ) -> None:
-        self.schedule, self.lanes, self.messages = schedule, lanes, messages
+    def __init__(self, schedule: Schedule, mode: Send, like: Sequence[int]) -> None:
+        self.schedule, self.mode = schedule, mode
         self.like: Ints = np.array(like or [USUAL] * schedule.micro_batches, np.int64)
-        self.segments: list[Segment] = []
+        self.parts: list[Slots | InRound | Message] = []
         self.rank_start = [0]
         self.rank_names: list[str] = []
-        self.parts: list[Ints] = []
+        self.segment: list[Ints] = []
         self.batches: list[Ints] = []
         self.calls = 0
         self.groups: list[_Group] = []
@@ -85,7 +166,7 @@ class _Build:
     def add(self, segment: Ints, batches: Ints | None = None) -> int:
         """Append calls to the present rank; the first of them."""
         first = self.calls
-        self.parts.append(segment)
+        self.segment.append(segment)
         self.batches.append(np.full((len(segment), 2), -1, np.int64) if batches is None else batches)
         self.calls += len(segment)
         return first
@@ -94,33 +175,32 @@ class _Build:
         self.rank_start.append(self.calls)
         self.rank_names.append(name)
 
-    def rounds(self, stage: int, offset: int, rounds: Sequence[Round]) -> None:
-        for number, each in enumerate(rounds, start=offset):
-            if stage in each.segments:
-                self.segments.append(each.segments[stage])
-                self.round_calls[number, stage] = self.add(np.array([len(self.segments) - 1], np.int64))
+    def rounds(self, stage: int, offset: int, meetings: Sequence[Meeting]) -> None:
+        for number, each in enumerate(meetings, start=offset):
+            if stage in each.stages:
+                self.parts.append(InRound(number, stage))
+                self.round_calls[number, stage] = self.add(np.array([len(self.parts) - 1], np.int64))
 
-    def slots(self, stage: int, segment_of: SegmentOf) -> None:
-        phases, code, batches = _calls(self.schedule, stage, self.like, self.messages.mode is Send.BLOCKING)
+    def slots(self, stage: int) -> None:
+        phases, code, batches = _calls(self.schedule, stage, self.like, self.mode is Send.BLOCKING)
         key = code
-        if self.messages.mode is not Send.EAGER:
+        if self.mode is not Send.EAGER:
             kinds = len(phases)
             neighbours = np.concatenate([[0], code, [0]])
             key = (neighbours[:-2] * kinds + code) * kinds + neighbours[2:]
         _, first, group = distinct(key)
-        frame = Frame(self.schedule, stage, len(self.lanes), self.messages)
-        bases = {number: segment_of(stage, each) for number, each in enumerate(phases) if each}
         used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
-        first_call = self.add(len(self.segments) + group.astype(np.int64), np.where(used, batches, -1))
+        first_call = self.add(len(self.parts) + group.astype(np.int64), np.where(used, batches, -1))
         before = np.concatenate([batches[:1], batches[:-1]])
         for number, at in enumerate(first.tolist()):
             around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
-            framed = frame.around(bases.get(int(code[at])), phases[code[at]], *around)
-            self.segments.append(_named(framed, phases[code[at]]))
+            part = Slots(stage, phases[code[at]], *around)
+            self.parts.append(part)
+            framed = _placeholder(self.schedule, self.mode, part)
             calls = np.flatnonzero(group == number)
-            self.groups.append(_Group(framed, first_call + calls, batches[calls], before[calls]))
+            self.groups.append(_Group(framed.wires, first_call + calls, batches[calls], before[calls]))
             for which, ports, shift in ((Which.READY, framed.ready, 0), (Which.POSTED, framed.posted, 1)):
-                owners = phases[code[at]] if shift == 0 else around[1]
+                owners = part.phases if shift == 0 else part.after
                 for phase, port in ports.items():
                     place = int(owners[phase].backward), stage, owners[phase].chunk
                     batch = batches[calls + shift, phase]
@@ -142,42 +222,39 @@ class _Build:
             self.close_rank(f"{('activations', 'gradients')[direction]} {source} to {target}")
 
     def channel(self, direction: int, routes: Sequence[tuple[Place, Place]]) -> None:
-        kind, lane = (Kind.FORWARD, Kind.BACKWARD)[direction], self.messages.send_lanes[direction]
-        sent, framed = [], []
-        for number, (source, target) in enumerate(routes):
-            op = TimedOp("message", self.messages.duration_s(kind, source, target), lane, inputs=(0, 1))
-            segment = Segment.of("message", (op,), lanes=len(self.lanes), inputs=2, outputs=(0,))
-            wires = (
-                Wire(Which.READY, direction, source, False, 0),
-                Wire(Which.POSTED, direction, target, False, 0),
-            )
-            framed.append(Framed(segment, wires, {}, {}))
+        kind, sent = (Kind.FORWARD, Kind.BACKWARD)[direction], []
+        for number, (source, _) in enumerate(routes):
             batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
             calls = self.signal[Which.READY][0][direction, *source][batches]
             sent.append(np.stack([calls, np.full_like(calls, number), batches]))
         ordered = np.concatenate(sent, axis=1)
         _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
-        first = self.add(len(self.segments) + route, np.stack([batch, np.full_like(batch, -1)], axis=1))
-        self.segments += [each.segment for each in framed]
-        for number, (source, _) in enumerate(routes):
+        first = self.add(len(self.parts) + route, np.stack([batch, np.full_like(batch, -1)], axis=1))
+        for number, (source, target) in enumerate(routes):
+            self.parts.append(Message(kind, source, target))
+            wires = (
+                Wire(Which.READY, direction, source, False, 0),
+                Wire(Which.POSTED, direction, target, False, 0),
+            )
             at = np.flatnonzero(route == number)
-            self.groups.append(_Group(framed[number], first + at, batch[at, None], batch[at, None]))
+            self.groups.append(_Group(wires, first + at, batch[at, None], batch[at, None]))
             self.signal[Which.ARRIVED][0][direction, *source][batch[at]] = first + at
             self.signal[Which.ARRIVED][1][direction, *source][batch[at]] = 0
 
-    def program(self, before: Sequence[Round], after: Sequence[Round]) -> Program:
-        inputs = max((segment.inputs for segment in self.segments), default=0)
+    def skeleton(self, meetings: Sequence[Meeting]) -> Skeleton:
+        met = [len(others) for each in meetings for _, others in each.waits]
+        inputs = max([0, *met, *(len(group.wires) for group in self.groups)])
         source_call = np.full((self.calls, inputs), -1, np.int64)
         source_port = np.full((self.calls, inputs), -1, np.int64)
         for group in self.groups:
-            for port, wire in enumerate(group.framed.wires):
+            for port, wire in enumerate(group.wires):
                 if wire is not None:
                     batch = (group.batches_before if wire.of_previous else group.batches)[:, wire.phase]
                     place = wire.direction, *wire.place
                     source_call[group.calls, port] = self.signal[wire.which][0][place][batch]
                     source_port[group.calls, port] = self.signal[wire.which][1][place][batch]
-        for number, each in enumerate([*before, *after]):
-            for stage, others in each.waits.items():
+        for number, each in enumerate(meetings):
+            for stage, others in each.waits:
                 for port, other in enumerate(others):
                     if (number - 1, other) not in self.round_calls:
                         raise ProgramError(
@@ -185,19 +262,24 @@ class _Build:
                         )
                     source_call[self.round_calls[number, stage], port] = self.round_calls[number - 1, other]
                     source_port[self.round_calls[number, stage], port] = 0
-        segment = np.concatenate([np.zeros(0, np.int64), *self.parts])
+        segment = np.concatenate([np.zeros(0, np.int64), *self.segment])
         start = np.array(self.rank_start, np.int64)
-        names = tuple(self.rank_names)
         batches = np.concatenate([np.zeros((0, 2), np.int64), *self.batches])
-        segments = tuple(self.segments)
-        return Program(
-            self.lanes, segments, Calls(start, segment, source_call, source_port, names, batches)
-        )
+        names = tuple(self.rank_names)
+        made = Calls(start, segment, source_call, source_port, names, batches)
+        return Skeleton(made, tuple(self.parts))
 
 
-def _named(framed: Framed, phases: tuple[Phase, ...]) -> Segment:
-    name = "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in phases) or "messages"
-    return framed.segment.named(name)
+def _placeholder(schedule: Schedule, mode: Send, part: Slots) -> Framed:
+    """What is bound to what around any segment for *part*."""
+    messages = Messages(lambda kind, source, target: 1.0, mode)
+    count = len(part.phases)
+    ops = [TimedOp("", 0.0, inputs=(number,)) for number in range(count)]
+    base = Segment.of("", ops, lanes=_MESSAGE_LANES, inputs=count, outputs=range(count)) if count else None
+    return Frame(schedule, part.stage, _MESSAGE_LANES, messages).around(base, *part[1:])
+
+
+_MESSAGE_LANES = 5
 
 
 def _calls(

@@ -73,6 +73,9 @@ class Schedule:
     placement: Placement
     orders: tuple[tuple[Slot, ...], ...]
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.stages, self.micro_batches, self.chunks))
+
     def __post_init__(self) -> None:
         require_counts(self, 1, "stages", "micro_batches", "chunks")
         if len(self.orders) != self.stages:

@@ -1,24 +1,20 @@
-"""Layers as segments: the ops of a phase, issued in order, in the lanes of one rank.
+"""Layers as pieces: the ops of a phase, issued in order, in the lanes of one rank.
 
 Computation runs in the compute lane, each group's communication in a lane of its own. A blocking
 communication starts when the computation before it has ended and holds up the computation after it; a
 non-blocking one holds up nobody but the ops that name it.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Transfer, Work
-from stepcast.ir.workload import Layer, Op, Phase, Stage
-from stepcast.simulation.arrays import Segment, TimedOp
+from stepcast.ir.work import Collective, Communication, Transfer, Work
+from stepcast.ir.workload import Layer, Op, Phase
+from stepcast.simulation.arrays import NO_LANE, Cost, Piece, TimedOp
+from stepcast.simulation.lanes import COMPUTE, HANDED_ON, Lanes
 from stepcast.simulation.schedule import Kind
-
-COMPUTE = 0
-COMPUTE_NAME = "compute"
-SEND_NAMES = ("pp send activations", "pp send gradients")
-RECEIVE_NAMES = ("pp receive activations", "pp receive gradients")
-HOST_NAME = "host"
 
 Seconds = Callable[[Work], float]
 IssueSeconds = Callable[[Work, bool], float]
@@ -26,45 +22,67 @@ IssueSeconds = Callable[[Work, bool], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
-    """The lanes of every rank: compute, those of the pipeline's messages, then one for each group.
+class Issue:
+    """The cost of the host for issuing the kernels of a work."""
 
-    Messages that both sides stop for need lanes to receive in; others arrive in the sender's. An eager host
-    has a lane of its own, in which it issues what the others run.
-    """
+    work: Work
+    backward: bool
+    kernels: int
 
-    groups: tuple[Group, ...]
-    receives: bool = False
-    host: bool = False
 
-    @property
-    def messages(self) -> tuple[str, ...]:
-        return SEND_NAMES + RECEIVE_NAMES if self.receives else SEND_NAMES
+@dataclass(frozen=True, slots=True)
+class Delayed:
+    """The cost of a communication whose result may be used only after a while."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        groups = (str(group) for group in self.groups)
-        return (COMPUTE_NAME, *self.messages, *groups, *((HOST_NAME,) if self.host else ()))
+    work: Communication
+    delay_s: float
 
-    @property
-    def collectives(self) -> tuple[int, ...]:
-        """The lanes of the groups."""
-        first = 1 + len(self.messages)
-        return tuple(range(first, first + len(self.groups)))
 
-    @property
-    def host_lane(self) -> int | None:
-        return len(self.names) - 1 if self.host else None
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """The cost of a computation on a stage that is *factor* times as slow as it should be."""
 
-    def of(self, group: Group) -> int:
-        return 1 + len(self.messages) + self.groups.index(group)
+    work: Work
+    factor: float
 
-    def group(self, lane: int) -> Group | None:
-        """The group whose communication runs in *lane*; None for computing and for the host."""
-        if lane in (COMPUTE, self.host_lane):
-            return None
-        at = lane - 1 - len(self.messages)
-        return Group.PP if at < 0 else self.groups[at]
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """What computing loses to a communication that runs beside it."""
+
+    work: Communication
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Seconds of every cost that pieces are made of."""
+
+    seconds: Seconds
+    issue_s: IssueSeconds | None = None
+    lost_s: Seconds | None = None
+    slow_groups: Mapping[Group, float] = field(default_factory=dict)
+
+    def __call__(self, cost: Cost) -> float:
+        match cost:
+            case float() | int():
+                return cost
+            case Issue(work, backward, kernels):
+                assert self.issue_s is not None
+                return self.issue_s(work, backward) * kernels
+            case Delayed(work, delay_s):
+                return self._communication_s(work) + delay_s
+            case Slowed(work, factor):
+                return self.seconds(work) * factor
+            case Lost(work):
+                assert self.lost_s is not None
+                # What a slow group exchanges lasts longer, and so does what it takes from computing.
+                return self.lost_s(work) * self.slow_groups.get(work.group, 1.0)
+            case Collective() | Transfer():
+                return self._communication_s(cost)
+        return self.seconds(cost)  # type: ignore[arg-type]
+
+    def _communication_s(self, work: Communication) -> float:
+        return self.seconds(work) * self.slow_groups.get(work.group, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +95,12 @@ class Issued:
 
 
 def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
-    """The ops of one slot in the order in which they are issued.
-
-    A whole backward hands its gradient on when it has ended, as autograd does; a split one after its input
-    half.
-    """
-    if kind is Kind.FORWARD:
-        return [Issued(layer, op) for layer in layers for op in layer.forward]
-    phases = {
-        Kind.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
-        Kind.INPUT: (Phase.INPUT_GRADIENT,),
-        Kind.WEIGHT: (Phase.WEIGHT_GRADIENT,),
-    }[kind]
+    """The ops of one slot in the order in which they are issued."""
+    backward = kind is not Kind.FORWARD
     return [
-        Issued(layer, op, backward=True)
-        for layer in reversed(layers)
-        for phase in phases
+        Issued(layer, op, backward)
+        for layer in (reversed(layers) if backward else layers)
+        for phase in HANDED_ON[kind]
         for op in layer.ops(phase)
     ]
 
@@ -102,40 +110,80 @@ def once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issued]:
     return [Issued(layer, op) for layer in layers for phase in phases for op in layer.ops(phase)]
 
 
-def used_groups(stages: Iterable[Stage]) -> tuple[Group, ...]:
-    """The groups that communicate, in the order of the Group table."""
-    used = {
-        op.work.group
-        for stage in stages
-        for layer, _ in stage.counted_layers(1)
-        for phase in Phase
-        for op in layer.ops(phase)
-        if isinstance(op.work, Collective | Transfer)
-    }
-    return tuple(group for group in Group if group in used)
+@dataclass(frozen=True)
+class Terms:
+    """How pieces are made of ops, apart from the ops themselves."""
+
+    lanes: Lanes
+    alone: frozenset[Group] = frozenset()
+    """Groups of one rank, which have nobody to talk to."""
+    eager: bool = False
+    """Whether a host issues the ops one by one."""
+    contention: bool = False
+    """Whether computing loses to communication that runs beside it."""
+    factor: float = 1.0
+    """How much slower than it should the stage computes."""
 
 
-def segment_of_ops(
-    name: str,
-    streams: Sequence[Sequence[Issued]],
-    lanes: Lanes,
-    seconds: Seconds,
-    issue_s: IssueSeconds | None = None,
-    lost_s: Seconds | None = None,
-) -> Segment:
-    """A segment of one slot, or of two that are interleaved; input and output k belong to stream k."""
-    build = _Build(lanes, seconds, len(streams), issue_s, lost_s)
-    for stream, issued in _interleaved(streams, seconds):
-        build.issue(stream, issued)
-    outputs = [build.output(stream) for stream in range(len(streams))]
-    build.wait_for_the_rest()
-    return Segment.of(name, build.ops, lanes=len(lanes.names), inputs=len(streams), outputs=outputs)
+def begin_piece(lanes: Lanes, streams: int) -> Piece:
+    """The begin of a slot, or of two that are interleaved: input k is what stream k needs."""
+    ops = [TimedOp("turn", 0.0, NO_LANE, lanes=(COMPUTE,), keeps=(lanes.turn,))]
+    for stream in range(streams):
+        ops.append(TimedOp("given", 0.0, NO_LANE, inputs=(stream,), keeps=(lanes.given(stream),)))
+        ops.append(TimedOp("fresh", 0.0, NO_LANE, lanes=(lanes.begin,), keeps=(lanes.done(stream),)))
+    return Piece.of("begin", ops, lanes=lanes.count, inputs=streams)
 
 
-def _interleaved(streams: Sequence[Sequence[Issued]], seconds: Seconds) -> list[tuple[int, Issued]]:
+def end_piece(lanes: Lanes, streams: int) -> Piece:
+    """Output k is what stream k made; one that made nothing hands on what it was given."""
+    ops = [
+        TimedOp("made", 0.0, NO_LANE, lanes=(lanes.done(stream), lanes.given(stream), lanes.turn))
+        for stream in range(streams)
+    ]
+    return Piece.of("end", ops, lanes=lanes.count, outputs=range(streams))
+
+
+def layers_piece(layers: tuple[Layer, ...], kind: Kind, terms: Terms) -> Piece:
+    """One slot's ops of *layers*; the same piece for the same layers."""
+    known = _pieces(terms)
+    key = (kind, *map(id, layers))
+    found = known.get(key)
+    if found is None:
+        if len(known) >= MOST_PIECES:
+            known.clear()
+        build = Build(terms, 1)
+        for each in phase_ops(layers, kind):
+            build.issue(0, each)
+        found = known[key] = (layers, build.piece())
+    return found[1]
+
+
+MOST_PIECES = 4096
+
+
+@lru_cache(maxsize=256)
+def _pieces(terms: Terms) -> dict[tuple[int, ...], tuple[tuple[Layer, ...], Piece]]:
+    """By the identity of the layers, which stay alive beside their piece."""
+    return {}
+
+
+def once_piece(issued: Sequence[Issued], name: str, terms: Terms, others: int, finish: bool) -> Piece:
+    """What runs once per step, when *others* have come and, to *finish*, all communication has ended.
+
+    Its output is the end of everything issued so far.
+    """
+    lanes, build = terms.lanes, Build(terms, 1)
+    waits = lanes.collectives if finish else ()
+    begins = (lanes.turn, lanes.given(0), lanes.done(0))
+    build.ops.append(TimedOp(name, 0.0, COMPUTE, inputs=tuple(range(others)), lanes=waits, keeps=begins))
+    for each in issued:
+        build.issue(0, each)
+    build.ops.append(TimedOp("end of round", 0.0, COMPUTE, lanes=(lanes.done(0), *lanes.collectives)))
+    return Piece.of(name, build.ops, lanes=lanes.count, inputs=others, outputs=(len(build.ops) - 1,))
+
+
+def interleaved_piece(streams: Sequence[Sequence[Issued]], seconds: Seconds, terms: Terms) -> Piece:
     """Ops of all streams, each stream in its own order, taken in proportion to the computation done."""
-    if len(streams) == 1:
-        return [(0, issued) for issued in streams[0]]
     placed = []
     for stream, listed in enumerate(streams):
         total_s = sum(seconds(issued.op.work) for issued in listed) or 1.0
@@ -143,68 +191,69 @@ def _interleaved(streams: Sequence[Sequence[Issued]], seconds: Seconds) -> list[
         for at, issued in enumerate(listed):
             placed.append((done_s / total_s, stream, at, issued))
             done_s += seconds(issued.op.work)
-    return [(stream, issued) for _, stream, _, issued in sorted(placed, key=lambda item: item[:3])]
+    build = Build(terms, len(streams))
+    for _, stream, _, issued in sorted(placed, key=lambda item: item[:3]):
+        build.issue(stream, issued)
+    return build.piece()
 
 
-class _Build:
-    """The ops of one segment as they are issued."""
+class Build:
+    """The ops of one piece as they are issued."""
 
-    def __init__(
-        self,
-        lanes: Lanes,
-        seconds: Seconds,
-        streams: int,
-        issue_s: IssueSeconds | None,
-        lost_s: Seconds | None = None,
-    ) -> None:
-        self.lanes, self.seconds, self.lost_s = lanes, seconds, lost_s
-        self.issue_s = issue_s
+    def __init__(self, terms: Terms, streams: int) -> None:
+        self.terms, self.lanes, self.streams = terms, terms.lanes, streams
         self.ops: list[TimedOp] = []
-        # Per stream: the last computation, the blocking communication that the next op waits for, and the
-        # op that makes what is handed on.
-        self.computed: list[int | None] = [None] * streams
-        self.awaited: list[tuple[int, ...]] = [()] * streams
-        self.made: list[int | None] = [None] * streams
+        # Per stream: whether it has done anything in this piece, which had to wait for what the slot was
+        # given, and the blocking communication that nothing has waited for yet.
+        self.begun = [False] * streams
+        self.awaited: dict[int, int] = {}
         self.named: dict[str, int] = {}
-        # What the host waits for before it issues more.
-        self.read: tuple[int, ...] = ()
 
     def issue(self, stream: int, issued: Issued) -> None:
-        work, layer = issued.op.work, issued.layer
-        duration_s = self.seconds(work)
-        communicates = isinstance(work, Collective | Transfer)
-        if communicates and duration_s == 0:
-            return
-        name = layer.op_name(issued.op)
-        after, lanes = self._named_waits(issued.op)
-        after += self.awaited[stream] + self._issued(issued)
-        if communicates:
-            assert isinstance(work, Collective | Transfer)
-            if (computed := self.computed[stream]) is not None:
-                after += (computed,)
-            elif issued.op.blocking:
-                lanes += (COMPUTE,)
-            lane = self.lanes.of(work.group)
-            ahead = not issued.op.blocking
-            at = self._add(stream, name, duration_s + layer.process_s, lane, after, lanes, ahead)
-            if issued.op.blocking:
-                self.awaited[stream] = (at,)
-            elif self.lost_s is not None:
-                self._slow_down(name, self.lost_s(work))
+        op, layer = issued.op, issued.layer
+        work = op.work
+        after, registers = self._named_waits(op)
+        done = self.lanes.done(stream)
+        keeps = (self.lanes.register[op.name],) if op.name in self.lanes.register else ()
+        if op.host_reads:
+            keeps += (self.lanes.read,)
+        name = layer.op_name(op)
+        if isinstance(work, Collective | Transfer):
+            if not work.size_bytes or work.group in self.terms.alone:
+                return
+            after += self._issued(issued)
+            registers += (done,)
+            cost: Cost = Delayed(work, layer.process_s) if layer.process_s else work
+            if op.blocking:
+                registers += self._begins(stream)
+                keeps += (done,)
+            at = self._add(name, cost, self.lanes.of(work.group), after, registers, keeps)
+            if op.blocking:
+                self.awaited[stream] = at
+            elif self.terms.contention and isinstance(work, Collective):
+                self.ops.append(TimedOp(f"slowed by {name}", Lost(work), COMPUTE))
         else:
-            at = self._add(stream, name, duration_s, COMPUTE, after, lanes)
-            self.computed[stream] = at
-            self.awaited[stream] = ()
-        self.named[issued.op.name] = at
-        if issued.op.host_reads:
-            self.read = (at,)
-        if issued.op.blocking or not communicates:
-            self.made[stream] = at
+            after += self._issued(issued)
+            registers += (done, *self._given(stream))
+            cost = work if self.terms.factor == 1.0 else Slowed(work, self.terms.factor)
+            at = self._add(name, cost, COMPUTE, after, registers, (done, *keeps))
+            self.begun[stream] = True
+            self.awaited.pop(stream, None)
+        self.named[op.name] = at
 
-    def _slow_down(self, name: str, lost_s: float) -> None:
-        """Computing that takes longer because of what runs beside it, as one op where that is issued."""
-        if lost_s > 0:
-            self.ops.append(TimedOp(f"slowed by {name}", lost_s, COMPUTE))
+    def _begins(self, stream: int) -> tuple[int, ...]:
+        """What a blocking communication waits for that nothing of its stream came before: the slot's input,
+        and the computation of whatever ran before the slot.
+        """
+        if self.begun[stream]:
+            return ()
+        given = self._given(stream)
+        self.begun[stream] = True
+        # Interleaved slots are one piece, so that what came before is known.
+        return (*given, self.lanes.turn if self.streams == 1 else COMPUTE)
+
+    def _given(self, stream: int) -> tuple[int, ...]:
+        return () if self.begun[stream] else (self.lanes.given(stream),)
 
     def _issued(self, issued: Issued) -> tuple[int, ...]:
         """The host's own op, which an eager host ends before the work can start.
@@ -212,47 +261,33 @@ class _Build:
         It waits for results that it reads.
         """
         host = self.lanes.host_lane
-        if self.issue_s is None or host is None or issued.layer.captured:
+        if host is None or not self.terms.eager or issued.layer.captured:
             return ()
-        before, self.read = self.read, ()
-        duration_s = self.issue_s(issued.op.work, issued.backward) * issued.op.kernels
-        self.ops.append(TimedOp("issue", duration_s, host, before))
+        cost = Issue(issued.op.work, issued.backward, issued.op.kernels)
+        self.ops.append(TimedOp("issue", cost, host, lanes=(self.lanes.read,)))
         return (len(self.ops) - 1,)
 
     def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ops of this segment that *op* names, and the lanes to wait for where an op was issued earlier."""
+        """Ops of this piece that *op* names, and the registers of those that were issued earlier."""
         here = tuple(self.named[name] for name in op.after if name in self.named)
-        if len(here) == len(op.after):
-            return here, ()
-        return here, self.lanes.collectives
+        register = self.lanes.register
+        earlier = tuple(register[name] for name in op.after if name not in self.named and name in register)
+        return here, earlier
 
     def _add(
         self,
-        stream: int,
         name: str,
-        duration_s: float,
+        cost: Cost,
         lane: int,
         after: tuple[int, ...],
-        lanes: tuple[int, ...],
-        ahead: bool = False,
+        registers: tuple[int, ...],
+        keeps: tuple[int, ...],
     ) -> int:
-        """Append an op. The first ops of a stream wait for its input, unless they run *ahead* of it."""
-        begins = self.computed[stream] is None and not self.awaited[stream]
-        inputs = (stream,) if begins and not ahead else ()
-        self.ops.append(TimedOp(name, duration_s, lane, tuple(dict.fromkeys(after)), inputs, lanes))
+        self.ops.append(TimedOp(name, cost, lane, tuple(dict.fromkeys(after)), (), registers, keeps))
         return len(self.ops) - 1
 
-    def wait_for_the_rest(self) -> None:
-        """A blocking communication at the end holds up the next segment too."""
-        awaited = tuple(at for stream in self.awaited for at in stream)
-        if awaited:
-            self.ops.append(TimedOp("wait", 0.0, COMPUTE, awaited))
-
-    def output(self, stream: int) -> int:
-        """The op that ends what the stream hands on; a stream that makes nothing passes its input on."""
-        made = self.made[stream]
-        if made is None:
-            made = self.computed[stream]
-        if made is None:
-            made = self._add(stream, "nothing to do", 0.0, COMPUTE, (), ())
-        return made
+    def piece(self) -> Piece:
+        """A blocking communication at the end holds up the computation of the next piece too."""
+        if self.awaited:
+            self.ops.append(TimedOp("wait", 0.0, COMPUTE, tuple(self.awaited.values())))
+        return Piece.of("", self.ops, lanes=self.lanes.count)

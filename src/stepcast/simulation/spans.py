@@ -6,13 +6,13 @@ import numpy.typing as npt
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
 from stepcast.simulation.arrays import NO_LANE, Ints, Program, Segment, Times
 from stepcast.simulation.distinct import distinct
-from stepcast.simulation.segments import COMPUTE
+from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.step import Step
 
 
 def timeline_of(step: Step, times: Times, source: str = "") -> Timeline:
     """Every task that takes time, on the lanes of its stage. Details say which slot it belongs to."""
-    program = step.program
+    program = step.program.written_out
     names = list(dict.fromkeys(name for segment in program.segments for name in segment.shape.names))
     number = {name: at for at, name in enumerate(names)}
     slots = [segment.name or "once" for segment in program.segments]

@@ -1,47 +1,58 @@
 """One training step as a program: the pipeline's slots, and what runs once before and after them."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Transfer, Work
-from stepcast.ir.workload import Phase as LayerPhase
+from stepcast.ir.work import Collective, Transfer
 from stepcast.ir.workload import Stage, Workload
-from stepcast.simulation.arrays import Program, Segment, TimedOp
-from stepcast.simulation.chunks import Body, alike, chunks_of, model_copies
+from stepcast.ir.workload import Phase as LayerPhase
+from stepcast.simulation.arrays import Cost, Floats, Piece, Program, Segment
+from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies, written
+from stepcast.simulation.lanes import Lanes, open_names, used_groups
 from stepcast.simulation.messages import Messages, Phase, Send
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
 from stepcast.simulation.segments import (
-    COMPUTE,
     Issued,
-    IssueSeconds,
-    Lanes,
-    Seconds,
+    Prices,
+    Terms,
+    begin_piece,
+    end_piece,
+    interleaved_piece,
+    layers_piece,
     once_ops,
+    once_piece,
     phase_ops,
-    segment_of_ops,
-    used_groups,
 )
 
 ONCE_PHASES = (LayerPhase.FORWARD, LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
 ACROSS_STAGES = (Group.EMBEDDING, Group.PP, Group.WORLD)
 
-MessageSeconds = Callable[[int, int], float]
-"""(from stage, to stage) -> seconds of the message of one micro-batch."""
-
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A step that can be simulated: its program, and what is needed to read the result."""
+    """A step that can be simulated: its program, its prices, and what is needed to read the result."""
 
     program: Program
     schedule: Schedule
     lanes: Lanes
-    message_s: MessageSeconds
+    message: Cost
+    """What the message of one micro-batch between two stages costs."""
+    prices: Prices
     rounds_before: int
     rounds_after: int
+
+    @cached_property
+    def seconds(self) -> Floats:
+        """The price of each of the program's costs."""
+        return self.program.priced(self.prices)
+
+    @property
+    def message_s(self) -> float:
+        return self.prices(self.message)
 
 
 @dataclass(frozen=True)
@@ -56,17 +67,6 @@ class Conditions:
             if not 0 < factor < float("inf"):
                 raise ValueError(f"a slow-down factor must be finite and above zero, not {factor}")
 
-    def seconds(self, stage: int, seconds: Seconds) -> Seconds:
-        """*seconds* as they are on *stage*."""
-        factor = self.slow_stages.get(stage, 1.0)
-
-        def adjusted(work: Work) -> float:
-            if isinstance(work, Collective | Transfer):
-                return seconds(work) * self.slow_groups.get(work.group, 1.0)
-            return seconds(work) * factor
-
-        return adjusted if self.slow_groups or factor != 1.0 else seconds
-
 
 HEALTHY = Conditions()
 
@@ -74,48 +74,88 @@ HEALTHY = Conditions()
 def build_step(
     workload: Workload,
     schedule: Schedule,
-    seconds: Seconds,
-    message_s: MessageSeconds,
+    prices: Prices,
+    message: Cost,
     *,
     body: Body = Body.STAGE,
     send: Send = Send.EAGER,
     conditions: Conditions = HEALTHY,
-    issue_s: IssueSeconds | None = None,
-    lost_s: Seconds | None = None,
 ) -> Step:
     """The program of *workload* under *schedule*, one rank for each stage.
 
-    *issue_s* paces each rank by a host that issues its work op by op; None: by captured graphs.
-    *lost_s* is what computing loses to work that runs beside it; None: nothing.
+    *prices* that say what issuing costs pace each rank by a host that issues its work op by op, others by
+    captured graphs; those that say what is lost let communication slow down what computes beside it.
     """
-    lanes = Lanes(used_groups(workload.stages), receives=send is Send.BLOCKING, host=issue_s is not None)
+    prices = replace(prices, slow_groups=conditions.slow_groups)
+    eager = prices.issue_s is not None
     chunks = chunks_of(workload, schedule, body)
-    priced = {stage: conditions.seconds(stage, seconds) for stage in range(schedule.stages)}
-    # What a slow group exchanges lasts longer, and so does what it takes from computing.
-    lost = {stage: conditions.seconds(stage, lost_s) if lost_s else None for stage in priced}
-    slow_messages = conditions.slow_groups.get(Group.PP, 1.0)
-
-    built: dict[tuple[object, ...], Segment] = {}
-
-    def segment_of(stage: int, phases: tuple[Phase, ...]) -> Segment:
-        layers = [chunks[Place(stage, phase.chunk)].layers(phase) for phase in phases]
-        kinds = [phase.kind for phase in phases]
-        # Stages that run the same layers at the same speed share their segments.
-        key = (conditions.slow_stages.get(stage, 1.0), *map(id, layers), *kinds)
-        if key not in built:
-            streams = [phase_ops(each, kind) for each, kind in zip(layers, kinds, strict=True)]
-            built[key] = segment_of_ops("", streams, lanes, priced[stage], issue_s, lost[stage])
-        return built[key]
-
-    def message(kind: Kind, source: Place, target: Place) -> float:
-        return message_s(source.stage, target.stage) * slow_messages
-
-    messages = Messages(message, send, COMPUTE, (1, 2), (3, 4))
+    groups, receives = used_groups(workload.stages), send is Send.BLOCKING
+    lanes = Lanes(groups, receives, eager, _named(schedule, chunks.values()))
+    alone = frozenset(group for group in groups if workload.layout.size(group) == 1)
+    terms = Terms(lanes, alone, eager, prices.lost_s is not None)
+    slots = _Slots(chunks, terms, prices, conditions.slow_stages)
+    messages = Messages(lambda kind, source, target: message, send)
     once = [_stage_of(workload, schedule, stage) for stage in range(schedule.stages)]
-    before = _before(once, lanes, priced)
-    after = _after(once, lanes, priced)
-    program = pipeline_program(schedule, lanes.names, segment_of, messages, before, after, alike(workload))
-    return Step(program, schedule, lanes, message_s, len(before), len(after))
+    rounds = _Rounds(replace(terms, eager=False, contention=False), conditions.slow_stages)
+    before, after = rounds.before(once), rounds.after(once)
+    program = pipeline_program(
+        schedule, lanes.names, slots.segment, messages, before, after, alike(workload)
+    )
+    return Step(program, schedule, lanes, message, prices, len(before), len(after))
+
+
+def _named(schedule: Schedule, chunks: Iterable[Chunk]) -> tuple[str, ...]:
+    """The ops that others wait for in a later piece, so that their ends must be kept."""
+    kinds = {slot.kind for order in schedule.orders for slot in order}
+    bodies = {
+        id(blocks): blocks for chunk in chunks for blocks in (chunk.usual, *chunk.varied.values())
+    }.values()
+    found: set[str] = set()
+    for layers in {id(block.layers): block.layers for blocks in bodies for block in blocks}.values():
+        for kind in kinds:
+            found |= open_names(layers, kind)
+    return tuple(sorted(found))
+
+
+class _Slots:
+    """The segments of slots, each made once."""
+
+    def __init__(
+        self, chunks: Mapping[Place, Chunk], terms: Terms, prices: Prices, slow_stages: Mapping[int, float]
+    ) -> None:
+        self.chunks, self.prices, self.slow_stages = chunks, prices, slow_stages
+        self.terms = {
+            factor: replace(terms, factor=factor) for factor in {1.0, *slow_stages.values()}
+        }
+        self.made: dict[tuple[object, ...], Segment] = {}
+
+    def segment(self, stage: int, phases: tuple[Phase, ...]) -> Segment:
+        """Stages that run the same blocks at the same speed share their segments."""
+        factor = self.slow_stages.get(stage, 1.0)
+        blocks = [self.chunks[Place(stage, phase.chunk)].blocks(phase) for phase in phases]
+        kinds = tuple(phase.kind for phase in phases)
+        key = (factor, *map(id, blocks), *kinds)
+        if key not in self.made:
+            self.made[key] = self._chained(blocks, kinds, self.terms[factor])
+        return self.made[key]
+
+    def _chained(self, bodies: Sequence[Blocks], kinds: tuple[Kind, ...], terms: Terms) -> Segment:
+        streams = len(bodies)
+        middle: list[tuple[Piece, int]] = []
+        if streams == 1:
+            ((body,), (kind,)) = bodies, kinds
+            for block in body if kind is Kind.FORWARD else reversed(body):
+                middle.append((layers_piece(block.layers, kind, terms), block.repeat))
+        else:
+            ops = [phase_ops(written(body), kind) for body, kind in zip(bodies, kinds, strict=True)]
+            middle.append((interleaved_piece(ops, self.prices.seconds, terms), 1))
+        begin, end = _ends(terms.lanes, streams)
+        return Segment("", ((begin, 1), *middle, (end, 1)))
+
+
+@lru_cache(maxsize=256)
+def _ends(lanes: Lanes, streams: int) -> tuple[Piece, Piece]:
+    return begin_piece(lanes, streams), end_piece(lanes, streams)
 
 
 @dataclass(frozen=True)
@@ -157,39 +197,52 @@ def _group(issued: Issued) -> Group | None:
     return work.group if isinstance(work, Collective | Transfer) else None
 
 
-def _before(once: Sequence[_Once], lanes: Lanes, priced: Mapping[int, Seconds]) -> list[Round]:
-    segments = {
-        stage: segment_of_ops("before", [each.before], lanes, priced[stage])
-        for stage, each in enumerate(once)
-        if each.before
-    }
-    return [Round(segments)] if segments else []
+class _Rounds:
+    """What runs once per step: in rounds that begin where stages must meet."""
 
+    def __init__(self, terms: Terms, slow_stages: Mapping[int, float]) -> None:
+        self.terms, self.slow_stages = terms, slow_stages
+        self.made: dict[tuple[object, ...], Segment] = {}
 
-def _after(once: Sequence[_Once], lanes: Lanes, priced: Mapping[int, Seconds]) -> list[Round]:
-    """Rounds that begin where stages must meet; the first begins when all communication has ended."""
-    parts = [_cut_at_meetings(each.after) for each in once]
-    finished: dict[tuple[object, ...], Segment] = {}
+    def before(self, once: Sequence[_Once]) -> list[Round]:
+        segments = {
+            stage: self._segment(stage, each.before, "before", 0, False)
+            for stage, each in enumerate(once)
+            if each.before
+        }
+        return [Round(segments)] if segments else []
 
-    def finish(stage: int, ops: Sequence[Issued]) -> Segment:
-        key = (priced[stage], *((id(issued.layer), id(issued.op)) for issued in ops))
-        if key not in finished:
-            finished[key] = _finish(ops, lanes, priced[stage])
-        return finished[key]
+    def after(self, once: Sequence[_Once]) -> list[Round]:
+        """The first begins when all communication has ended."""
+        parts = [_cut_at_meetings(each.after) for each in once]
+        meetings = max(([_group(part[0]) for part in each[1:]] for each in parts), key=len)
+        rounds = [
+            Round(
+                {
+                    stage: self._segment(stage, each[0], "finish communication", 0, True)
+                    for stage, each in enumerate(parts)
+                }
+            )
+        ]
+        queues = [each[1:] for each in parts]
+        for group in meetings:
+            present = [stage for stage, queue in enumerate(queues) if queue and _group(queue[0][0]) is group]
+            segments, waits = {}, {}
+            for stage, queue in enumerate(queues):
+                others = tuple(other for other in present if other != stage) if stage in present else ()
+                ops = queue.pop(0) if stage in present else []
+                segments[stage] = self._segment(stage, ops, "meet", len(others), False)
+                waits[stage] = others
+            rounds.append(Round(segments, waits))
+        return rounds
 
-    meetings = max(([_group(part[0]) for part in each[1:]] for each in parts), key=len)
-    rounds = [Round({stage: finish(stage, each[0]) for stage, each in enumerate(parts)})]
-    queues = [each[1:] for each in parts]
-    for group in meetings:
-        present = [stage for stage, queue in enumerate(queues) if queue and _group(queue[0][0]) is group]
-        segments, waits = {}, {}
-        for stage, queue in enumerate(queues):
-            others = tuple(other for other in present if other != stage) if stage in present else ()
-            ops = queue.pop(0) if stage in present else []
-            segments[stage] = _meet(ops, len(others), lanes, priced[stage])
-            waits[stage] = others
-        rounds.append(Round(segments, waits))
-    return rounds
+    def _segment(self, stage: int, ops: Sequence[Issued], name: str, others: int, finish: bool) -> Segment:
+        factor = self.slow_stages.get(stage, 1.0)
+        key = (factor, name, others, finish, *((id(each.layer), id(each.op)) for each in ops))
+        if key not in self.made:
+            terms = replace(self.terms, factor=factor)
+            self.made[key] = Segment("", ((once_piece(ops, name, terms, others, finish), 1),))
+        return self.made[key]
 
 
 def _cut_at_meetings(ops: Sequence[Issued]) -> list[list[Issued]]:
@@ -200,25 +253,3 @@ def _cut_at_meetings(ops: Sequence[Issued]) -> list[list[Issued]]:
             parts.append([])
         parts[-1].append(issued)
     return parts
-
-
-def _finish(ops: Sequence[Issued], lanes: Lanes, seconds: Seconds) -> Segment:
-    """Wait for every communication still running, then run *ops*."""
-    wait = TimedOp("finish communication", 0.0, COMPUTE, lanes=lanes.collectives)
-    start = Segment.of("after", (wait,), lanes=len(lanes.names), outputs=(0,))
-    return _reached(start.then(segment_of_ops("after", [ops], lanes, seconds), {0: 0}), lanes)
-
-
-def _meet(ops: Sequence[Issued], others: int, lanes: Lanes, seconds: Seconds) -> Segment:
-    """Wait for the other stages, then run *ops*."""
-    wait = TimedOp("meet", 0.0, COMPUTE, inputs=tuple(range(others)))
-    start = Segment.of("after", (wait,), lanes=len(lanes.names), inputs=others, outputs=(0,))
-    return _reached(start.then(segment_of_ops("after", [ops], lanes, seconds), {0: 0}), lanes)
-
-
-def _reached(segment: Segment, lanes: Lanes) -> Segment:
-    """*segment* with one output: everything issued so far has ended."""
-    end = TimedOp("end of round", 0.0, COMPUTE, lanes=lanes.collectives)
-    last = Segment.of("", (end,), lanes=len(lanes.names), outputs=(0,))
-    joined = segment.then(last)
-    return joined.giving([len(joined.shape.outputs) - 1])

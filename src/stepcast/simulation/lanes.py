@@ -1,0 +1,134 @@
+"""The lanes of every rank, and the registers through which the pieces of a slot hand times on."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from stepcast.ir.group import Group
+from stepcast.ir.work import Collective, Transfer
+from stepcast.ir.workload import Layer, Op, Phase, Stage
+from stepcast.simulation.schedule import Kind
+
+COMPUTE = 0
+COMPUTE_NAME = "compute"
+SEND_NAMES = ("pp send activations", "pp send gradients")
+RECEIVE_NAMES = ("pp receive activations", "pp receive gradients")
+HOST_NAME = "host"
+STREAMS = 2
+"""Slots that one call may interleave."""
+HANDED_ON = {
+    Kind.FORWARD: (Phase.FORWARD,),
+    Kind.BACKWARD: (Phase.INPUT_GRADIENT, Phase.WEIGHT_GRADIENT),
+    Kind.INPUT: (Phase.INPUT_GRADIENT,),
+    Kind.WEIGHT: (Phase.WEIGHT_GRADIENT,),
+}
+"""What each kind of slot runs of a layer. A whole backward hands its gradient on when it has ended, as
+autograd does; a split one after its input half."""
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Compute, the lanes of the pipeline's messages, one for each group, the host's; then registers.
+
+    Messages that both sides stop for need lanes to receive in; others arrive in the sender's. An eager host
+    has a lane of its own, in which it issues what the others run.
+    """
+
+    groups: tuple[Group, ...]
+    receives: bool = False
+    host: bool = False
+    named: tuple[str, ...] = ()
+    """Ops that others wait for by name in a later piece."""
+
+    @cached_property
+    def messages(self) -> tuple[str, ...]:
+        return SEND_NAMES + RECEIVE_NAMES if self.receives else SEND_NAMES
+
+    @cached_property
+    def lanes(self) -> tuple[str, ...]:
+        groups = (str(group) for group in self.groups)
+        return (COMPUTE_NAME, *self.messages, *groups, *((HOST_NAME,) if self.host else ()))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of lanes and registers."""
+        streams = (f"{what} {stream}" for stream in range(STREAMS) for what in ("given", "done"))
+        return (*self.lanes, "begin", "turn", "read", *streams, *self.named)
+
+    @cached_property
+    def count(self) -> int:
+        return len(self.names)
+
+    @property
+    def begin(self) -> int:
+        """A register that nothing is ever kept in: the start of the step."""
+        return len(self.lanes)
+
+    @property
+    def turn(self) -> int:
+        """When the compute lane came to the slot."""
+        return len(self.lanes) + 1
+
+    @property
+    def read(self) -> int:
+        """The latest result that the host needs before it issues more."""
+        return len(self.lanes) + 2
+
+    def given(self, stream: int) -> int:
+        """When the slot's activation or gradient arrived."""
+        return len(self.lanes) + 3 + 2 * stream
+
+    def done(self, stream: int) -> int:
+        """The end of the slot's latest computation or blocking communication."""
+        return len(self.lanes) + 4 + 2 * stream
+
+    @cached_property
+    def register(self) -> dict[str, int]:
+        """By the names of ops."""
+        first = len(self.lanes) + 3 + 2 * STREAMS
+        return {name: first + at for at, name in enumerate(self.named)}
+
+    @cached_property
+    def collectives(self) -> tuple[int, ...]:
+        """The lanes of the groups."""
+        first = 1 + len(self.messages)
+        return tuple(range(first, first + len(self.groups)))
+
+    @cached_property
+    def host_lane(self) -> int | None:
+        return len(self.lanes) - 1 if self.host else None
+
+    def of(self, group: Group) -> int:
+        return 1 + len(self.messages) + self.groups.index(group)
+
+    def group(self, lane: int) -> Group | None:
+        """The group whose communication runs in *lane*; None for computing and for the host."""
+        if lane in (COMPUTE, self.host_lane):
+            return None
+        at = lane - 1 - len(self.messages)
+        return Group.PP if at < 0 else self.groups[at]
+
+
+def used_groups(stages: Iterable[Stage]) -> tuple[Group, ...]:
+    """The groups that communicate, in the order of the Group table."""
+    used = {op.work.group for op in _ops(stages) if isinstance(op.work, Collective | Transfer)}
+    return tuple(group for group in Group if group in used)
+
+
+def _ops(stages: Iterable[Stage]) -> Iterator[Op]:
+    for stage in stages:
+        for layer, _ in stage.counted_layers(1):
+            for phase in Phase:
+                yield from layer.ops(phase)
+
+
+def open_names(layers: Sequence[Layer], kind: Kind) -> set[str]:
+    """What ops of these layers wait for that was issued before them."""
+    issued: set[str] = set()
+    found: set[str] = set()
+    for layer in layers if kind is Kind.FORWARD else reversed(layers):
+        for phase in HANDED_ON[kind]:
+            for op in layer.ops(phase):
+                found.update(name for name in op.after if name not in issued)
+                issued.add(op.name)
+    return found
