@@ -17,6 +17,7 @@ from stepcast.simulation.chunks import Body
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedules.table import ONLY_CHUNKS, make_schedule
+from stepcast.simulation.segments import Prices
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 
@@ -53,8 +54,12 @@ def run(
     chunks = ONLY_CHUNKS.get(name, work.layout.vpp)
     schedule = make_schedule(name, work.layout.pp, work.micro_batches, chunks)
     return build_step(
-        work, schedule, seconds, lambda source, target: message_s, conditions=conditions, send=send
+        work, schedule, Prices(seconds), message_s, conditions=conditions, send=send
     )
+
+
+def simulated_s(step: Step) -> float:
+    return simulate(step.program, step.seconds).makespan_s
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -62,7 +67,7 @@ def run(
 def test_bubble_share_of_gpipe_and_1f1b(name: str, stages: int, micro_batches: int) -> None:
     """(p - 1) / (m + p - 1) of the step: Narayanan et al. 2021, section 2.2."""
     step = run(workload(layer(1.0, 1.0, 1.0), pp=stages, micro_batches=micro_batches), name)
-    result = simulate(step.program)
+    result = simulate(step.program, step.seconds)
     for stage in stage_times(step, result):
         assert stage.bubble_s / result.makespan_s == pytest.approx(
             (stages - 1) / (micro_batches + stages - 1), abs=1e-9
@@ -75,7 +80,7 @@ def test_bubble_of_interleaving_relative_to_ideal(stages: int, micro_batches: in
     step = run(
         workload(layer(1.0, 1.0, 1.0), pp=stages, micro_batches=micro_batches, vpp=chunks), "interleaved"
     )
-    result = simulate(step.program)
+    result = simulate(step.program, step.seconds)
     ideal_s = 3.0 * micro_batches * chunks
     assert (result.makespan_s - ideal_s) / ideal_s == pytest.approx(
         (stages - 1) / (chunks * micro_batches), abs=1e-9
@@ -88,7 +93,7 @@ def test_blocking_collectives_are_exposed_in_full_and_others_hidden() -> None:
         step = run(
             workload(layer(1.0, 1.0, 1.0, Op("reduce", reduce, blocking)), pp=1, micro_batches=4), "1f1b"
         )
-        (stage,) = stage_times(step, simulate(step.program))
+        (stage,) = stage_times(step, simulate(step.program, step.seconds))
         assert stage.communication_s[Group.TP] == pytest.approx(2.0)
         assert stage.exposed_s[Group.TP] == pytest.approx(exposed_s)
 
@@ -97,7 +102,7 @@ def test_communication_after_the_last_computation_is_exposed() -> None:
     reduce = Op("reduce", Collective(CollectiveKind.ALL_REDUCE, 500_000_000, Group.DP), blocking=False)
     last = Layer("layer", (Op("", Recorded(1.0)),), (Op("", Recorded(1.0)),), (Op("", Recorded(1.0)), reduce))
     step = run(workload(last, pp=1, micro_batches=1), "1f1b")
-    result = simulate(step.program)
+    result = simulate(step.program, step.seconds)
     (stage,) = stage_times(step, result)
     assert result.makespan_s == pytest.approx(3.5)
     assert stage.exposed_s[Group.DP] == pytest.approx(0.5)
@@ -112,13 +117,13 @@ def test_a_named_wait_holds_an_op_until_the_communication_it_needs() -> None:
         Layer("needs it", (Op("", Recorded(1.0), after=("gather",)),)),
     )
     step = run(workload(*layers, pp=1, micro_batches=1), "1f1b")
-    assert simulate(step.program).makespan_s == pytest.approx(1.0 + 3.0 + 1.0)
+    assert simulate(step.program, step.seconds).makespan_s == pytest.approx(1.0 + 3.0 + 1.0)
 
 
 def test_the_first_micro_batch_may_differ() -> None:
     stage = Stage((Block((layer(1.0, 1.0, 1.0),)),), variations=(Variation(0, 0, layer(5.0, 1.0, 1.0)),))
     step = run(Workload((stage,), Layout(), 4), "1f1b")
-    assert simulate(step.program).makespan_s == pytest.approx(4 * 3.0 + 4.0)
+    assert simulate(step.program, step.seconds).makespan_s == pytest.approx(4 * 3.0 + 4.0)
 
 
 def test_stages_meet_for_the_embedding() -> None:
@@ -128,7 +133,7 @@ def test_stages_meet_for_the_embedding() -> None:
     )
     stage = Stage((Block((layer(1.0, 1.0, 1.0),)),), epilogue=(meet,))
     step = run(Workload((stage,), Layout(pp=4), 4), "1f1b")
-    result = simulate(step.program)
+    result = simulate(step.program, step.seconds)
     # The first stage ends its backward last, at 3 (m + p - 1); the last stage waits for it.
     assert result.makespan_s == pytest.approx(3 * 7 + 1.0)
     middle = stage_times(step, result)[1]
@@ -137,8 +142,8 @@ def test_stages_meet_for_the_embedding() -> None:
 
 def test_slow_stages_and_groups() -> None:
     plain = workload(layer(1.0, 1.0, 1.0), pp=4, micro_batches=8)
-    healthy = simulate(run(plain, "1f1b").program).makespan_s
-    slow = simulate(run(plain, "1f1b", conditions=Conditions({2: 2.0})).program).makespan_s
+    healthy = simulated_s(run(plain, "1f1b"))
+    slow = simulated_s(run(plain, "1f1b", conditions=Conditions({2: 2.0})))
     assert slow > healthy
     assert slow >= 2.0 * 3.0 * 8
     with pytest.raises(ValueError, match="slow-down"):
@@ -149,8 +154,8 @@ def test_slow_stages_and_groups() -> None:
 def test_messages_cost_time(send: Send) -> None:
     plain = workload(layer(1.0, 1.0, 1.0), pp=4, micro_batches=8)
     step = run(plain, "1f1b", message_s=0.25, send=send)
-    result = simulate(step.program)
-    assert result.makespan_s > simulate(run(plain, "1f1b").program).makespan_s
+    result = simulate(step.program, step.seconds)
+    assert result.makespan_s > simulated_s(run(plain, "1f1b"))
     times = stage_times(step, result)
     for stage in times:
         assert stage.total_s == pytest.approx(result.makespan_s, rel=1e-12)
@@ -159,11 +164,11 @@ def test_messages_cost_time(send: Send) -> None:
 def test_whole_model_bodies_are_split_over_the_stages() -> None:
     work = Workload((Stage((Block((layer(1.0, 1.0, 1.0),), repeat=8),)),), Layout(pp=4), 4)
     schedule = make_schedule("1f1b", 4, 4, 1)
-    step = build_step(work, schedule, seconds, lambda source, target: 0.0, body=Body.MODEL)
-    assert simulate(step.program).makespan_s == pytest.approx(2 * 3.0 * (4 + 3))
+    step = build_step(work, schedule, Prices(seconds), 0.0, body=Body.MODEL)
+    assert simulate(step.program, step.seconds).makespan_s == pytest.approx(2 * 3.0 * (4 + 3))
     with pytest.raises(ValueError, match="cannot be split"):
         build_step(
-            work, make_schedule("1f1b", 16, 4, 1), seconds, lambda source, target: 0.0, body=Body.MODEL
+            work, make_schedule("1f1b", 16, 4, 1), Prices(seconds), 0.0, body=Body.MODEL
         )
 
 
@@ -197,7 +202,7 @@ def test_every_stage_accounts_for_the_whole_step(
 ) -> None:
     work = workload(*layers, pp=stages, micro_batches=micro_batches)
     step = run(work, name, message_s=message_s)
-    result = simulate(step.program)
+    result = simulate(step.program, step.seconds)
     busy_s = micro_batches * sum(
         op.work.duration_s
         for each in layers
@@ -218,7 +223,7 @@ def test_every_stage_accounts_for_the_whole_step(
 @given(LAYERS, st.sampled_from([1, 2, 4]))
 def test_timelines_hold_every_task_without_overlap_in_a_lane(layers: list[Layer], stages: int) -> None:
     step = run(workload(*layers, pp=stages, micro_batches=4), "1f1b", message_s=0.1)
-    result = simulate(step.program)
+    result = simulate(step.program, step.seconds)
     timeline = timeline_of(step, task_times(result))
     assert math.isclose(timeline.end_s.max(), result.makespan_s, rel_tol=1e-9)
     for lane in range(len(timeline.lanes)):
@@ -238,9 +243,9 @@ def test_an_eager_host_holds_up_short_work_and_hides_behind_long_work() -> None:
     ):
         work = workload(layer(op_s, op_s, op_s), pp=1, micro_batches=4)
         step = build_step(
-            work, make_schedule("1f1b", 1, 4, 1), seconds, lambda source, target: 0.0, issue_s=issue_s
+            work, make_schedule("1f1b", 1, 4, 1), Prices(seconds, issue_s), 0.0
         )
-        result = simulate(step.program)
+        result = simulate(step.program, step.seconds)
         (stage,) = stage_times(step, result)
         assert result.makespan_s == pytest.approx(step_s)
         assert stage.host_s == pytest.approx(host_s)
@@ -256,12 +261,11 @@ def test_computing_slows_down_beside_communication() -> None:
         step = build_step(
             work,
             make_schedule("1f1b", 1, 4, 1),
-            seconds,
-            lambda source, target: 0.0,
+            Prices(seconds, lost_s=lost_s),
+            0.0,
             conditions=conditions,
-            lost_s=lost_s,
         )
-        result = simulate(step.program)
+        result = simulate(step.program, step.seconds)
         assert stage_times(step, result)[0].total_s == pytest.approx(result.makespan_s)
         return result.makespan_s
 

@@ -81,7 +81,7 @@ def check(bodies: Sequence[Sequence[Row]], pp: int = 1, name: str = "1f1b", mark
     assert write(workload).decode() == text
     assert workload.micro_batches == len(bodies)
     found = stepcast.simulate(workload, CLUSTER, stepcast.Options(schedule=name))
-    expected_s = worked_out_s(bodies, pp, name, found.step.message_s(0, 1) if pp > 1 else 0.0)
+    expected_s = worked_out_s(bodies, pp, name, found.step.message_s if pp > 1 else 0.0)
     assert found.report.step_s == pytest.approx(expected_s, rel=1e-9)
     return expected_s
 

@@ -102,7 +102,14 @@ def simulate(
 
     prices = Prices(pricer.seconds, options.issue_s, pricer.lost_s if options.contention else None)
     step = build_step(
-        workload, schedule, prices, message, body=options.body, send=options.send, conditions=conditions
+        workload,
+        schedule,
+        prices,
+        message,
+        body=options.body,
+        send=options.send,
+        conditions=conditions,
+        alone=frozenset(group for group in Group if workload.layout.size(group) == 1),
     )
     run = run_program(step.program, step.seconds)
     report = _report(step, run, workload)

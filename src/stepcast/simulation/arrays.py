@@ -3,8 +3,8 @@
 A **lane** runs its ops one after the other in the order in which they were issued (a GPU stream). A
 **register** keeps the end of the latest op that was told to be kept there. A **piece** is work of one rank,
 such as one layer: ops in lanes that wait for lanes, registers, inputs and one another. A **segment** is a
-chain of pieces, each as often as it repeats: the forward of a stage. Its inputs belong to its first piece,
-its outputs to its last. A **program** is, for each rank, the sequence of its **calls** of segments, each
+chain of pieces, each as often as it repeats: the forward of a stage. Its inputs belong to its first piece;
+its outputs are those of its pieces. A **program** is, for each rank, the sequence of its **calls** of segments, each
 input bound to an output of another call. An op starts when its lane is free and everything it waits for has
 ended; the first op of a lane starts at 0.
 
@@ -144,12 +144,10 @@ class Segment:
 
     def __post_init__(self) -> None:
         for at, (piece, repeat) in enumerate(self.chain):
-            ports = (piece.shape.inputs and at) or (
-                len(piece.shape.outputs) and at < len(self.chain) - 1
-            )
-            if ports or repeat < 1 or (repeat > 1 and (piece.shape.inputs or len(piece.shape.outputs))):
+            inputs, outputs = piece.shape.inputs, len(piece.shape.outputs)
+            if repeat < 1 or (inputs and at) or ((inputs or outputs) and repeat > 1):
                 raise ProgramError(
-                    f"segment {self.name}: inputs belong to the first piece, outputs to the last, once"
+                    f"segment {self.name}: inputs belong to its first piece, and pieces with ports run once"
                 )
 
     @classmethod
@@ -167,9 +165,18 @@ class Segment:
     def inputs(self) -> int:
         return self.chain[0][0].shape.inputs
 
-    @property
+    @cached_property
     def outputs(self) -> int:
-        return len(self.chain[-1][0].shape.outputs)
+        return len(self.output_places)
+
+    @cached_property
+    def output_places(self) -> list[tuple[int, int]]:
+        """For each output the place of its piece, repeats counted, and which output of that it is."""
+        places, at = [], 0
+        for piece, repeat in self.chain:
+            places += [(at, port) for port in range(len(piece.shape.outputs))]
+            at += repeat
+        return places
 
     @property
     def written(self) -> int:
@@ -188,22 +195,33 @@ class Segment:
 
     def giving(self, outputs: Sequence[int]) -> "Segment":
         """The same ops with only these of its outputs, in this order."""
-        piece, repeat = self.chain[-1]
-        return Segment(self.name, (*self.chain[:-1], (_giving(piece, tuple(outputs)), repeat)))
+        kept = [self.output_places[output] for output in outputs]
+        if kept != sorted(kept) and len(self.chain) > 1:
+            raise ProgramError(f"segment {self.name}: outputs of several pieces come in their order")
+        chain, at = [], 0
+        for piece, repeat in self.chain:
+            ports = tuple(port for place, port in kept if place == at)
+            chain.append((_giving(piece, ports), repeat))
+            at += repeat
+        return Segment(self.name, tuple(chain))
 
     def then(self, other: "Segment", bind: Mapping[int, int] | None = None) -> "Segment":
         """Both in one: the ops of *other* issued after these.
 
-        *bind* gives inputs of *other* an output of this segment. The other inputs of *other* come after the
-        inputs of this segment, its outputs after the outputs.
+        *bind* gives inputs of *other* an output of this segment's last piece. The other inputs of *other*
+        come after the inputs of this segment, its outputs after the outputs.
         """
         (one, _), (two, _) = self.chain[-1], other.chain[0]
-        joined = _joined(one, two, tuple(sorted((bind or {}).items())))
+        earlier = self.outputs - len(one.shape.outputs)
+        bound = tuple(sorted((port, output - earlier) for port, output in (bind or {}).items()))
+        joined = _joined(one, two, bound)
         return Segment(self.name, (*self.chain[:-1], (joined, 1), *other.chain[1:]))
 
 
 @lru_cache(maxsize=4096)
 def _giving(piece: Piece, outputs: tuple[int, ...]) -> Piece:
+    if outputs == tuple(range(len(piece.shape.outputs))):
+        return piece
     kept = piece.shape.outputs[np.array(outputs, np.int64)]
     return replace(piece, shape=replace(piece.shape, outputs=kept))
 
@@ -424,10 +442,17 @@ class Program:
             numbers = [flat.setdefault((piece, segment.name), len(flat)) for piece, _ in segment.chain]
             parts.append(np.repeat(numbers, [repeat for _, repeat in segment.chain]))
         start = self.flat_start
-        first, last = start[:-1], start[1:] - 1
-        bound = np.where(self.source_call >= 0, last[self.source_call], -1)
+        most = max(segment.outputs for segment in self.segments)
+        places = np.zeros((len(self.segments), max(most, 1), 2), np.int64)
+        for row, segment in zip(places, self.segments, strict=True):
+            if segment.outputs:
+                row[: segment.outputs] = segment.output_places
         source_call, source_port = np.full((2, start[-1], self.inputs), -1, np.int64)
-        source_call[first], source_port[first] = bound, self.source_port
+        rows, ports = np.nonzero(self.source_call >= 0)
+        sources = self.source_call[rows, ports]
+        place = places[self.segment[sources], self.source_port[rows, ports]]
+        source_call[start[rows], ports] = start[sources] + place[:, 0]
+        source_port[start[rows], ports] = place[:, 1]
         counts = np.diff(start)
         labels = None if self.micro_batches is None else np.repeat(self.micro_batches, counts, axis=0)
         made = Calls(

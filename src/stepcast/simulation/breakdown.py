@@ -1,10 +1,11 @@
 """Where the time of a step went, stage by stage, summing exactly to the step.
 
 On each stage every moment is one of: computing; waiting while a communication of some group runs (its exposed
-part); or waiting for another stage (the bubble). Calls of the same segment that begin alike spend their time
-alike, so each distinct beginning is looked at once.
+part); or waiting for another stage (the bubble). Pieces that begin alike spend their time alike, so each
+distinct beginning is looked at once: a layer that repeats comes to the same beginning after one or two times.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,15 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.group import Group
-from stepcast.simulation.arrays import Floats, Ints, Program, Shape
-from stepcast.simulation.distinct import distinct, distinct_rows
+from stepcast.simulation.arrays import Floats, Ints, Piece, Program, Segment
+from stepcast.simulation.distinct import distinct_rows
 from stepcast.simulation.engine import Run
 from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.step import Step
 
-# Two calls begin alike when their lanes and inputs differ by less than this.
-ALIKE_S = 1e-11
 OPTIMIZER_WORD = "optimizer"
+COMPUTING, OPTIMIZING, HOST, EXPOSED = 0, 1, 2, 3
+"""Columns of what a call spends; exposed is one column for each group, the pipeline's first."""
 
 
 @dataclass(frozen=True)
@@ -48,42 +49,34 @@ class StageTime:
 
 def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     """The breakdown of every stage of *run*, the simulation of *step*."""
-    lanes, written = step.lanes, run.written_out
-    program, seconds = written.program, written.program.segment_seconds(written.seconds)
+    program, lanes = run.program, step.lanes
     groups = tuple(dict.fromkeys([Group.PP, *lanes.groups]))
-    same = _same_segments(program, seconds)
-    calls, pattern_of = _patterns(written, seconds, same)
-    spent = np.zeros((len(calls), 3 + len(groups)))  # computing, optimizer, host, exposed per group
-    idle_s = np.zeros(len(calls))
-    segments = same[program.segment[calls]]
-    begins = _beginnings(written, seconds, calls)
-    for number in distinct(segments).values:
-        rows = np.flatnonzero(segments == number)
-        shape = program.segments[number].shape
-        spent[rows], idle_s[rows] = _spent(shape, seconds[number], begins[rows], lanes, groups)
-    first = run.program.flat_start[:-1]
-    per_call = np.add.reduceat(spent[pattern_of], first)
+    spending = _Spending(run, lanes, groups)
+    calls, pattern_of = _patterns(run, spending)
+    found = [spending.of_call(program.segments[program.segment[call]], begins) for call, begins in calls]
+    spent, idle_s = np.array([each[0] for each in found]), np.array([each[1] for each in found])
+    per_call = spent[pattern_of]
     # What a stage does itself while a message is under way counts as that, not as waiting for it.
-    per_call[:, 3] += np.minimum(_message_waits_s(step, run), np.add.reduceat(idle_s[pattern_of], first))
-    busy = run.program.lane_busy_s(run.seconds)
-    found = []
+    per_call[:, EXPOSED] += np.minimum(_message_waits_s(step, run), idle_s[pattern_of])
+    busy = program.lane_busy_s(run.seconds)
+    stages = []
     for stage in range(step.schedule.stages):
-        totals = per_call[run.program.rank_start[stage] : run.program.rank_start[stage + 1]].sum(axis=0)
-        exposed = dict(zip(groups, totals[3:].tolist(), strict=True))
+        totals = per_call[program.rank_start[stage] : program.rank_start[stage + 1]].sum(axis=0)
+        exposed = dict(zip(groups, totals[EXPOSED:].tolist(), strict=True))
         bubble = run.makespan_s - float(totals.sum())
-        found.append(
+        stages.append(
             StageTime(
                 stage=stage,
-                compute_s=float(totals[0]),
-                optimizer_s=float(totals[1]),
-                host_s=float(totals[2]),
+                compute_s=float(totals[COMPUTING]),
+                optimizer_s=float(totals[OPTIMIZING]),
+                host_s=float(totals[HOST]),
                 exposed_s=exposed,
                 # Rounding must not make a stage without bubbles show a negative one.
                 bubble_s=0.0 if abs(bubble) < 1e-12 * run.makespan_s else bubble,
                 communication_s=_totals(busy[stage], lanes, groups),
             )
         )
-    return tuple(found)
+    return tuple(stages)
 
 
 def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Group, float]:
@@ -95,97 +88,136 @@ def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Gro
     return totals
 
 
-def _beginnings(run: Run, seconds: Sequence[Floats], calls: Ints) -> Floats:
-    """When each lane is free and each input there, counted from the compute lane's turn.
+def _patterns(run: Run, spending: "_Spending") -> tuple[list[tuple[int, list[float]]], Ints]:
+    """One call with its beginning for each distinct one, and the beginning of every call.
 
-    What happens beside computation before that turn cannot take longer than all of it together, so how much
+    A beginning is when each lane is free and each input there, counted from the compute lane's turn. What
+    happens beside computation before that turn cannot take longer than all of it together, so how much
     earlier than that a lane is free or an input there makes no difference.
     """
     program = run.program
-    beside_s = np.array(
-        [
-            durations[segment.shape.lane != COMPUTE].sum()
-            for segment, durations in zip(program.segments, seconds, strict=True)
-        ]
-    )
-    entry_s = run.entry_s[calls]
-    begins: Floats = np.maximum(
-        entry_s - entry_s[:, COMPUTE : COMPUTE + 1], -beside_s[program.segment[calls], None]
-    )
-    return begins
-
-
-def _same_segments(program: Program, seconds: Sequence[Floats]) -> Ints:
-    """For each segment the first one that is equal to it: stages that do the same share their segments."""
-    known: dict[tuple[object, ...], int] = {}
-    same = [
-        known.setdefault((segment.shape.key, segment.shape.names, durations.tobytes()), number)
-        for number, (segment, durations) in enumerate(zip(program.segments, seconds, strict=True))
-    ]
-    return np.array(same, np.int64)
-
-
-def _patterns(run: Run, seconds: Sequence[Floats], same: Ints) -> tuple[Ints, Ints]:
-    """One call for each distinct beginning, and the beginning of every call."""
-    begins = _beginnings(run, seconds, np.arange(run.program.calls))
-    keys = np.concatenate(
-        [same[run.program.segment][:, None], np.rint(begins / ALIKE_S).astype(np.int64)], axis=1
-    )
+    known: dict[object, int] = {}
+    same = np.array([known.setdefault(each.chain, len(known)) for each in program.segments], np.int64)
+    floor_s = np.array([spending.floor_s(each) for each in program.segments])
+    begins = run.entry_s - run.entry_s[:, COMPUTE : COMPUTE + 1]
+    begins = np.maximum(begins, floor_s[program.segment, None])
+    keys = np.concatenate([same[program.segment][:, None].astype(np.float64), begins], axis=1)
     found = distinct_rows(keys)
-    return found.first, found.inverse
+    return [(call, begins[call].tolist()) for call in found.first.tolist()], found.inverse
 
 
-def _spent(
-    shape: Shape, duration_s: Floats, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]
-) -> tuple[Floats, Floats]:
-    """rows x (computing, optimizer, host, exposed per group) of calls of one segment, and what each waits
-    while none of its own lanes is busy: for its inputs.
-    """
-    rows = len(begins)
-    nodes = np.empty((shape.first_op + shape.ops, rows))
-    nodes[: shape.first_op] = begins[:, : shape.first_op].T
-    starts = np.empty((shape.ops, rows))
-    for op, before in enumerate(shape.waits):
-        starts[op] = np.max(nodes[list(before)], axis=0)
-        nodes[shape.first_op + op] = starts[op] + duration_s[op]
-    ends = nodes[shape.first_op :]
-    spent = np.zeros((rows, 3 + len(groups)))
-    computing = np.flatnonzero(shape.lane == COMPUTE)
-    optimizing = np.array([OPTIMIZER_WORD in shape.names[op] for op in computing.tolist()], bool)
-    spent[:, 0] = duration_s[computing[~optimizing]].sum()
-    spent[:, 1] = duration_s[computing[optimizing]].sum()
-    gap_end = starts[computing]
-    gap_begin = np.concatenate([np.zeros((1, rows)), ends[computing[:-1]]])[: len(computing)]
-    left = gap_end - gap_begin
-    for lane in range(1, len(lanes.lanes)):
-        group = lanes.group(lane)
-        # A message in the sender's own lane holds nobody up; whom it holds up is in _message_waits_s.
-        in_own_lane = group is Group.PP and not lanes.receives
-        if in_own_lane or not (left > 0).any():
-            continue
-        column = 2 if group is None else 3 + groups.index(group)
-        members = np.flatnonzero(shape.lane == lane)
-        for row in range(rows):
-            busy = (begins[row, lane], starts[members, row], ends[members, row])
-            part = np.minimum(_filled(gap_begin[:, row], gap_end[:, row], *busy), left[:, row])
-            spent[row, column] += part.sum()
-            left[:, row] -= part
-    return spent, left.sum(axis=0)
+@dataclass(frozen=True)
+class _Spent:
+    """What a piece spends, what of that it waits while none of its own lanes is busy, that is for its inputs,
+    and where lanes and registers stand after it."""
+
+    columns: list[float]
+    idle_s: float
+    after: list[float]
 
 
-def _filled(begin: Floats, end: Floats, busy_until: float, starts: Floats, ends: Floats) -> Floats:
-    """How much of each wait from *begin* to *end* one lane is busy: until *busy_until*, and in its ops."""
-    if not len(starts):
-        filled: Floats = np.clip(np.minimum(end, busy_until) - begin, 0.0, None)
-        return filled
-    # The busy time of the lane up to any moment is piecewise linear, with corners where ops start and end.
-    before = max(busy_until, 0.0)
-    done = np.cumsum(ends - starts)
-    corners = np.stack([starts, ends], axis=1).ravel()
-    busy = np.stack([np.concatenate([[0.0], done[:-1]]), done], axis=1).ravel() + before
-    if before > 0:
-        corners, busy = np.concatenate([[0.0, before], corners]), np.concatenate([[0.0, before], busy])
-    return np.interp(end, corners, busy) - np.interp(begin, corners, busy)
+class _Spending:
+    """What pieces spend, by what they begin with."""
+
+    def __init__(self, run: Run, lanes: Lanes, groups: tuple[Group, ...]) -> None:
+        self.program, self.lanes, self.groups = run.program, lanes, groups
+        self.seconds: dict[Piece, list[float]] = {
+            piece: run.seconds[cost].tolist() for piece, cost in run.program.cost_of.items()
+        }
+        self.known: dict[tuple[Piece, tuple[float, ...]], _Spent] = {}
+        self.ops_of: dict[Piece, list[list[int]]] = {}
+        self.column = {
+            lane: HOST if lane == lanes.host_lane else EXPOSED + groups.index(lanes.group(lane) or Group.PP)
+            for lane in range(1, len(lanes.lanes))
+        }
+
+    def floor_s(self, segment: Segment) -> float:
+        """Minus all that one of its pieces does beside computation."""
+        return -max(
+            sum(
+                seconds
+                for seconds, lane in zip(self.seconds[piece], piece.shape.lane.tolist(), strict=True)
+                if lane != COMPUTE
+            )
+            for piece, _ in segment.chain
+        )
+
+    def of_call(self, segment: Segment, begins: list[float]) -> tuple[Floats, float]:
+        """Columns, and the wait for inputs, of a call of *segment*."""
+        columns = np.zeros(EXPOSED + len(self.groups))
+        idle_s, floor_s, state = 0.0, self.floor_s(segment), begins
+        for piece, repeat in segment.chain:
+            left = repeat
+            while left:
+                spent = self.of_piece(piece, tuple(state[: piece.shape.first_op]))
+                turn = spent.after[COMPUTE]
+                after = [max(each - turn, floor_s) for each in spent.after]
+                times = left if after == state else 1
+                columns += np.multiply(spent.columns, times)
+                idle_s += spent.idle_s * times
+                left -= times
+                state = after
+        return columns, idle_s
+
+    def of_piece(self, piece: Piece, begins: tuple[float, ...]) -> _Spent:
+        key = (piece, begins)
+        if key not in self.known:
+            self.known[key] = self._spent(piece, begins)
+        return self.known[key]
+
+    def _spent(self, piece: Piece, begins: tuple[float, ...]) -> _Spent:
+        shape, seconds = piece.shape, self.seconds[piece]
+        nodes = list(begins)
+        starts = []
+        for before, duration_s in zip(shape.waits, seconds, strict=True):
+            start = max(map(nodes.__getitem__, before))
+            starts.append(start)
+            nodes.append(start + duration_s)
+        ends = nodes[shape.first_op :]
+        if piece not in self.ops_of:
+            lane_of = shape.lane.tolist()
+            self.ops_of[piece] = [
+                [op for op, own in enumerate(lane_of) if own == lane] for lane in range(len(self.lanes.lanes))
+            ]
+        ops_of = self.ops_of[piece]
+        columns = [0.0] * (EXPOSED + len(self.groups))
+        waits, free = [], 0.0
+        for op in ops_of[COMPUTE]:
+            optimizing = OPTIMIZER_WORD in shape.names[op]
+            columns[OPTIMIZING if optimizing else COMPUTING] += seconds[op]
+            if starts[op] > free:
+                waits.append([free, starts[op], starts[op] - free])
+            free = ends[op]
+        for lane in range(1, len(self.lanes.lanes)) if waits else ():
+            # A message in the sender's own lane holds nobody up; whom it holds up is in _message_waits_s.
+            if self.lanes.group(lane) is Group.PP and not self.lanes.receives:
+                continue
+            busy = _Busy(begins[lane], [(starts[op], ends[op]) for op in ops_of[lane]])
+            for wait in waits:
+                if wait[2] > 0:
+                    part = min(busy.within(wait[0], wait[1]), wait[2])
+                    columns[self.column[lane]] += part
+                    wait[2] -= part
+        idle_s = sum(wait[2] for wait in waits)
+        return _Spent(columns, idle_s, [nodes[node] for node in shape.exits[: shape.lanes].tolist()])
+
+
+class _Busy:
+    """When a lane is busy: until *until*, and in its ops."""
+
+    def __init__(self, until: float, ops: Sequence[tuple[float, float]]) -> None:
+        self.spans = ([(0.0, until)] if until > 0 else []) + [span for span in ops if span[1] > span[0]]
+        self.starts = [start for start, _ in self.spans]
+
+    def within(self, begin: float, end: float) -> float:
+        """Busy seconds from *begin* to *end*."""
+        at = max(0, bisect_right(self.starts, begin) - 1)
+        total = 0.0
+        for start, stop in self.spans[at:]:
+            if start >= end:
+                break
+            total += max(0.0, min(stop, end) - max(start, begin))
+        return total
 
 
 def _message_waits_s(step: Step, run: Run) -> Floats:

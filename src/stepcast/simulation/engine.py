@@ -140,18 +140,22 @@ def piece_maps(program: Program, seconds: Floats) -> dict[Piece, Floats]:
 
 
 def _chained(segment: Segment, pieces: dict[Piece, Floats], lanes: int) -> Floats:
-    """The product of the pieces of *segment*, each to the power of its repeat."""
+    """The product of the pieces of *segment*, each to the power of its repeat, above all their outputs."""
     product: Floats | None = None
+    outputs: list[Floats] = []
     for piece, repeat in segment.chain:
         factor = pieces[piece]
         while repeat:
             if repeat & 1:
-                product = factor if product is None else _product(factor, product[:, :lanes])
+                product = factor if product is None else _product(factor, product)
+                if len(piece.shape.outputs):
+                    outputs.append(product[:, lanes:])
+                    product = product[:, :lanes]
             repeat >>= 1
             if repeat:
                 factor = _product(factor, factor)
     assert product is not None
-    return product
+    return np.concatenate([product, *outputs], axis=1) if outputs else product
 
 
 def _product(two: Floats, one: Floats) -> Floats:

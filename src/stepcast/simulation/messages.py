@@ -277,9 +277,9 @@ class _Build:
 
     def framed(self) -> Framed:
         """With only the outputs that give a signal."""
-        kept = [*self.ready.values(), *self.posted.values()]
-        ready = {phase: port for port, phase in enumerate(self.ready)}
-        posted = {phase: port + len(ready) for port, phase in enumerate(self.posted)}
+        kept = sorted({*self.ready.values(), *self.posted.values()})
+        ready = {phase: kept.index(output) for phase, output in self.ready.items()}
+        posted = {phase: kept.index(output) for phase, output in self.posted.items()}
         segment = self.segment or Segment.of("", (), lanes=self.frame.lanes)
         if kept != list(range(self.outputs_so_far)):
             segment = segment.giving(kept)

@@ -137,7 +137,13 @@ def begin_piece(lanes: Lanes, streams: int) -> Piece:
 def end_piece(lanes: Lanes, streams: int) -> Piece:
     """Output k is what stream k made; one that made nothing hands on what it was given."""
     ops = [
-        TimedOp("made", 0.0, NO_LANE, lanes=(lanes.done(stream), lanes.given(stream), lanes.turn))
+        TimedOp(
+            "made",
+            0.0,
+            NO_LANE,
+            lanes=(lanes.done(stream), lanes.given(stream), lanes.turn),
+            keeps=(lanes.done(stream),),
+        )
         for stream in range(streams)
     ]
     return Piece.of("end", ops, lanes=lanes.count, outputs=range(streams))

@@ -80,8 +80,10 @@ def build_step(
     body: Body = Body.STAGE,
     send: Send = Send.EAGER,
     conditions: Conditions = HEALTHY,
+    alone: frozenset[Group] = frozenset(),
 ) -> Step:
-    """The program of *workload* under *schedule*, one rank for each stage.
+    """The program of *workload* under *schedule*, one rank for each stage; groups that are *alone* have one
+    rank and nobody to talk to.
 
     *prices* that say what issuing costs pace each rank by a host that issues its work op by op, others by
     captured graphs; those that say what is lost let communication slow down what computes beside it.
@@ -91,7 +93,6 @@ def build_step(
     chunks = chunks_of(workload, schedule, body)
     groups, receives = used_groups(workload.stages), send is Send.BLOCKING
     lanes = Lanes(groups, receives, eager, _named(schedule, chunks.values()))
-    alone = frozenset(group for group in groups if workload.layout.size(group) == 1)
     terms = Terms(lanes, alone, eager, prices.lost_s is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send)
