@@ -7,6 +7,7 @@ from typing import Any
 
 from stepcast.analyze.durations import at_shortest
 from stepcast.analyze.megatron.events import Operation, operations_of
+from stepcast.analyze.megatron.experts import ExpertLoad, expert_loads
 from stepcast.analyze.megatron.layers import StageLayers, stage_layers
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.megatron.stragglers import Straggler, find_stragglers
@@ -30,6 +31,7 @@ class MegatronAnalysis:
     layers: tuple[StageLayers, ...]
     traffic: tuple[Traffic, ...]
     stragglers: tuple[Straggler, ...]
+    expert_loads: tuple[ExpertLoad, ...]
     critical_path: tuple[PathStep, ...]
     critical_path_s: float | None  # the longest chain of durations alone; None where ranks are missing
     warnings: tuple[str, ...]
@@ -71,6 +73,7 @@ class MegatronAnalysis:
             "layers": [one.facts() for one in self.layers],
             "stages": stage_rows(self.parts),
             "imbalance": self._imbalance(),
+            "expert_imbalance": [one.facts() for one in self.expert_loads],
             "rank_times": [self._rank_facts(one) for one in self.parts],
             "stragglers": [_straggler_facts(one, self.recording) for one in self.stragglers],
             "critical_path": [_step_facts(one) for one in self.critical_path],
@@ -142,6 +145,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         layers=stage_layers(operations, recording),
         traffic=traffic,
         stragglers=find_stragglers(recording, parts),
+        expert_loads=expert_loads(operations, parts, recording.layout),
         critical_path=critical_steps(recording),
         critical_path_s=play(at_shortest(recording)).step_s,
         warnings=(),
@@ -184,6 +188,7 @@ def _layout_facts(recording: Recording) -> dict[str, Any]:
         "tp": layout.tp,
         "dp": layout.dp,
         "pp": layout.pp,
+        "ep": layout.ep,
         "gpus": layout.gpus,
         "configuration": facts,
         "configuration_basis": recording.facts.get("basis", {}),
