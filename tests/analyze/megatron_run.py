@@ -49,6 +49,7 @@ class Pipeline:
     token_ms: float = 0.05
     idle_expert_ms: float = 0.2  # what experts take for no token at all
     exchange_ms: float = 0.6
+    backward_exchange_ms: float = 0.6
     file_name: str = "wd{world}_tp{tp}_pp{pp}_numl{layers}_bs{batch}_T_rank{rank}.txt"
     slow: dict[int, float] = field(default_factory=dict)
     clock_ms: dict[int, float] = field(default_factory=dict)  # of each rank
@@ -148,8 +149,10 @@ class _Rank:
         sent = SEQ * MICRO_BATCH * TOP_K
         received = sent * run.ep * shares[self.replica - first] // sum(shares)
 
+        exchange_ms = run.exchange_ms if name == "forward" else run.backward_exchange_ms
+
         def meet(what: str, line: str) -> Step:
-            return ("meet", (name, what, peers, self.tensor, batch, layer), peers, run.exchange_ms, line)
+            return ("meet", (name, what, peers, self.tensor, batch, layer), peers, exchange_ms, line)
 
         work_ms = (run.idle_expert_ms + run.token_ms * received) * factor * self.pace
         counts = [meet("counts", COUNTS)] if name == "forward" else []

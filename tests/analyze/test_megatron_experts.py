@@ -100,6 +100,16 @@ def test_a_run_with_uneven_experts_is_replayed(run: Pipeline, file_name: str, tm
     assert all(meeting.transfer_s * 1e3 == pytest.approx(0.6, abs=0.01) for meeting in exchanged)
 
 
+def test_uneven_exchanges_that_take_longer_backward(tmp_path: Path) -> None:
+    """Longer than the same size elsewhere, they are taken to hide work, each for ranks of other sizes."""
+    pipeline = RUN.changed(backward_exchange_ms=2.4, dp=8)
+    recording = record_of(pipeline, tmp_path)
+    assert play(recording).step_s * 1e3 == pytest.approx(step_ms(pipeline), rel=0.01)
+    sizes = {meeting.size_bytes for meeting in recording.meetings if meeting.uneven}
+    # 256 tokens, half of them to the busiest rank, of 64 numbers of four bytes.
+    assert sizes == {256 // 2 * 64 * 4}
+
+
 def test_busy_experts_are_no_straggler(tmp_path: Path) -> None:
     found = facts_of(RUN, tmp_path)
     assert found["stragglers"] == []
