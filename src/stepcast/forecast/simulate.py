@@ -123,6 +123,7 @@ def simulate(
             report,
             low_s=low_s,
             high_s=high_s,
+            run={"cluster": cluster.name, **workload.layout.facts()},
             sources=pricer.sources(),
             warnings=(*workload.warnings, *_body_warnings(workload, options)),
             assumptions=tuple(assumptions),

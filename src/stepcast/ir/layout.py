@@ -25,6 +25,9 @@ class Layout:
         require_counts(self, 1, "tp", "cp", "ep", "dp", "pp", "vpp")
         require_counts(self, 0, "expert_tp", "shard")
 
+    def facts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("tp", "cp", "ep", "dp", "pp", "vpp", "gpus")}
+
     @property
     def gpus(self) -> int:
         return self.tp * self.cp * self.dp * self.pp

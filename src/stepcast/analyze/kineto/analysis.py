@@ -63,6 +63,7 @@ class KinetoAnalysis:
     kernels: tuple[Kernel, ...]
     collectives: Matching
     stragglers: tuple[Straggler, ...]
+    gpus: int | None  # of the whole job, where its traces say
     warnings: tuple[str, ...]
 
     @property
@@ -80,6 +81,7 @@ class KinetoAnalysis:
         return {
             "kind": "kineto run",
             "source": self.source,
+            "gpus": self.gpus,
             "step_s": max(rank.step_s for rank in self.ranks),
             "operations_s": self.classes_s,
             "bubble_s": idle_s,
@@ -148,6 +150,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         kernels=kernels,
         collectives=matching,
         stragglers=stragglers,
+        gpus=timeline.facts.get("world_size"),
         warnings=(*timeline.warnings, *_doubts(timeline, times, matching)),
     )
 
