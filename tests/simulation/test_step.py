@@ -219,7 +219,7 @@ def test_every_stage_accounts_for_the_whole_step(
 def test_timelines_hold_every_task_without_overlap_in_a_lane(layers: list[Layer], stages: int) -> None:
     step = run(workload(*layers, pp=stages, micro_batches=4), "1f1b", message_s=0.1)
     result = simulate(step.program)
-    timeline = timeline_of(step, task_times(result))
+    timeline = timeline_of(step, task_times(result), Layout(pp=stages))
     assert math.isclose(timeline.end_s.max(), result.makespan_s, rel_tol=1e-9)
     for lane in range(len(timeline.lanes)):
         rows = timeline.lane_of == lane

@@ -195,6 +195,8 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         for meeting in changed.meetings
     )
     facts = {**recording.facts, "layers_on": {**held, stage: held[stage] + layers}}
+    if isinstance(whole := recording.facts.get("layers"), int):
+        facts["layers"] = whole + layers
     return assuming(
         replace(changed, meetings=meetings, facts=facts),
         f"a layer takes {_layer_time_s(recording, BlockKind.FORWARD, held) * 1e3:.2f} ms forward and "

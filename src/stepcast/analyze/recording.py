@@ -161,3 +161,8 @@ class Recording:
                     elif piece.part is Part.COMPUTE:
                         total_s += piece.duration_s
         return total_s
+
+
+def configuration(recording: Recording) -> dict[str, object]:
+    """What the trace says of the model and the batch."""
+    return {key: value for key, value in recording.facts.items() if key not in ("basis", "gradient_bytes")}

@@ -54,6 +54,7 @@ def predict(
         report=replace(
             report,
             throughput=throughput,
+            run={**report.run, **_run_facts(model, strategy)},
             memory_bytes=memory_facts(memory(model, strategy, cluster.gpu)),
             warnings=(
                 *report.warnings,
@@ -62,6 +63,19 @@ def predict(
             ),
         ),
     )
+
+
+def _run_facts(model: Model, strategy: Strategy) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "parameters": model.parameters,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "seq": strategy.seq,
+        "micro_batch": strategy.micro_batch,
+        "global_batch": strategy.global_batch,
+        "precision": str(strategy.precision),
+    }
 
 
 def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Options:

@@ -62,6 +62,9 @@ class Prediction:
     report: StepReport
     step: Step
     run: Run
+    layout: Layout
+    # Which rank of each stage stands for the others.
+    place: int = 0
 
     @cached_property
     def times(self) -> Times:
@@ -69,7 +72,7 @@ class Prediction:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return timeline_of(self.step, self.times)
+        return timeline_of(self.step, self.times, self.layout, self.place)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
@@ -120,13 +123,22 @@ def simulate(
             report,
             low_s=low_s,
             high_s=high_s,
+            run={"cluster": cluster.name, **workload.layout.facts()},
             sources=pricer.sources(),
             warnings=(*workload.warnings, *_body_warnings(workload, options)),
             assumptions=tuple(assumptions),
         ),
         step,
         run,
+        workload.layout,
+        _place(slow_ranks or {}, workload.layout),
     )
+
+
+def _place(slow_ranks: Mapping[int, float], layout: Layout) -> int:
+    """The pipeline with the slowest rank is the one simulated; without one any is, so the first."""
+    slowest = max(slow_ranks, key=lambda rank: slow_ranks[rank], default=0)
+    return slowest % layout.rank_of_stage(1)
 
 
 def _band(report: StepReport, workload: Workload, pricer: Pricer) -> tuple[float, float]:
@@ -171,7 +183,7 @@ def _with_slow_ranks(
                 f"stage {stage} is outside the layout's {layout.pp} stages, 0 to {layout.pp - 1}"
             )
     replicas = set()
-    per_stage = layout.tp * layout.cp * layout.dp
+    per_stage = layout.rank_of_stage(1)
     for rank, factor in slow_ranks.items():
         if rank >= layout.gpus:
             raise ValueError(f"rank {rank} is outside the layout's {layout.gpus} GPUs")

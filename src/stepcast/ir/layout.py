@@ -25,9 +25,17 @@ class Layout:
         require_counts(self, 1, "tp", "cp", "ep", "dp", "pp", "vpp")
         require_counts(self, 0, "expert_tp", "shard")
 
+    def facts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("tp", "cp", "ep", "dp", "pp", "vpp", "gpus")}
+
     @property
     def gpus(self) -> int:
         return self.tp * self.cp * self.dp * self.pp
+
+    def rank_of_stage(self, stage: int, place: int = 0) -> int:
+        """The rank at *place* among those of *stage*: stages vary slowest in Megatron-Core's order of
+        ranks, tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``)."""
+        return stage * (self.gpus // self.pp) + place
 
     @property
     def expert_tp_size(self) -> int:

@@ -73,6 +73,8 @@ class StepReport:
     gpus: int
     schedule: str
     micro_batches: int
+    # What ran, for those who compare it with another run.
+    run: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     throughput: Throughput | None = None
     memory_bytes: Mapping[str, Any] | None = None
@@ -101,6 +103,7 @@ class StepReport:
                 for group, exposure in self.communication_s.items()
             },
             "stages": [stage.facts() for stage in self.stages],
+            "run": dict(self.run),
             "gpus": self.gpus,
             "schedule": self.schedule,
             "micro_batches": self.micro_batches,

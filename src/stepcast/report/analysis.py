@@ -223,11 +223,7 @@ def replay_text(found: Facts, width: int) -> str:
         return facts(pairs, width) + "\n\n" + body
     pairs += [
         ("changed", ", ".join(found["changes"])),
-        (
-            "then",
-            f"{format_seconds(found['step_s'])} ({found['speedup']:.2f}x as fast, "
-            f"{_signed(found['change_s'])})",
-        ),
+        *_then(found),
         (
             "layout",
             f"tp {found['tp']} x dp {found['dp']} x pp {found['pp']}, {found['micro_batches']} micro-batches",
@@ -236,6 +232,32 @@ def replay_text(found: Facts, width: int) -> str:
     text = [facts(pairs, width), _before_after(found, width), _stages_before_after(found, width)]
     text += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
     return "\n\n".join(part for part in text if part)
+
+
+def _then(found: Facts) -> list[tuple[str, object]]:
+    """The step, and where it does other work than before, how much work a second."""
+    step, change = format_seconds(found["step_s"]), _signed(found["change_s"])
+    layers = found["layers"]
+    pairs: list[tuple[str, object]] = []
+    if found["work_factor"] == 1:
+        pairs.append(("then", f"{step} ({found['speedup']:.2f}x as fast, {change})"))
+    else:
+        sequences = f"for {found['work_factor']:.3g}x the sequences"
+        pairs.append(("then", f"{step} ({found['step_factor']:.2f}x as long, {change}) {sequences}"))
+        pairs.append(("throughput", _throughput(found)))
+    if layers["before"] != layers["after"]:
+        pairs.append(("model", f"{layers['after']} layers in place of {layers['before']}: not the same work"))
+    return pairs
+
+
+def _throughput(found: Facts) -> str:
+    rates = found["sequences_per_s"]
+    stated = ""
+    if rates["before"] and rates["after"]:
+        stated = f", {rates['after']:.4g} sequences/s in place of {rates['before']:.4g}"
+    if found["speedup_per_gpu"] != found["speedup"]:
+        stated += f"; of each GPU {found['speedup_per_gpu']:.2f}x"
+    return f"{found['speedup']:.2f}x{stated}"
 
 
 def _signed(seconds: float) -> str:

@@ -14,7 +14,7 @@ from stepcast.analyze.megatron.stragglers import Straggler, find_stragglers
 from stepcast.analyze.megatron.traffic import Traffic, traffic_of
 from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
 from stepcast.analyze.play import PathStep, critical_steps, measured, play
-from stepcast.analyze.recording import Join, Part, RankRecord, Recording
+from stepcast.analyze.recording import Join, Part, RankRecord, Recording, configuration
 from stepcast.ir.timeline import Timeline
 
 # Work that is less of a rank than this is left out of what is said about it.
@@ -183,14 +183,13 @@ def _warnings(analysis: MegatronAnalysis) -> list[str]:
 
 def _layout_facts(recording: Recording) -> dict[str, Any]:
     layout = recording.layout
-    facts = {key: value for key, value in recording.facts.items() if key not in ("basis", "gradient_bytes")}
     return {
         "tp": layout.tp,
         "dp": layout.dp,
         "pp": layout.pp,
         "ep": layout.ep,
         "gpus": layout.gpus,
-        "configuration": facts,
+        "configuration": configuration(recording),
         "configuration_basis": recording.facts.get("basis", {}),
     }
 
