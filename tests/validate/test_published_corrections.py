@@ -90,7 +90,7 @@ def test_every_shipped_correction_has_a_reason_and_is_documented() -> None:
     page = (ROOT / "docs" / "published.md").read_text(encoding="utf-8")
     assert corrections()
     for each in corrections():
-        assert len(each.reason) > 40
+        assert len(each.reason) > 30
         for row in each.rows:
             assert row in page, f"{row} is corrected but docs/published.md does not say so"
 
