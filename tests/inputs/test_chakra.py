@@ -29,9 +29,8 @@ from stepcast.inputs.table import recognise
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Recorded, Transfer
 from stepcast.ir.workload import Layer, Op, Workload
-from stepcast.outputs.chakra import write
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
-from tests.outputs.test_chakra import example
+from tests.outputs.test_chakra import example, write
 
 METADATA = delimited(
     bytes_field(1, b"0.0.4") + bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4"))
@@ -130,8 +129,8 @@ def test_compute_collectives_and_messages() -> None:
     assert [op(layer).work for layer in layers(workload)] == [
         Recorded(250e-6),
         Collective(CollectiveKind.ALL_REDUCE, 4096, Group.TP),
-        Transfer(Direction.SEND, 8, Group.PP, 2),
-        Transfer(Direction.RECEIVE, 8, Group.PP, -2),
+        Transfer(Direction.SEND, 8, Group.WORLD, 2),
+        Transfer(Direction.RECEIVE, 8, Group.WORLD, -2),
         Recorded(3e-6),
     ]
     assert layers(workload)[0].notes == (("num_ops", "7"),)

@@ -19,7 +19,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.step import Throughput
 from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
-from stepcast.ir.workload import Phase, Workload
+from stepcast.ir.workload import Manner, Phase, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
 
@@ -61,6 +61,17 @@ def predict(
                 *_transfer_warnings(strategy),
             ),
         ),
+    )
+
+
+def manner_of(model: Model, strategy: Strategy) -> Manner:
+    """How a step of *model* under *strategy* runs, for a workload that is simulated elsewhere."""
+    options = _as_strategy_says(DEFAULTS, model, strategy)
+    return Manner(
+        schedule=str(options.schedule),
+        messages=str(options.send or ""),
+        alone=options.contention,
+        once_per_node=options.once_per_node or 0,
     )
 
 
