@@ -1,11 +1,13 @@
 """``stepcast convert IN OUT --to FORMAT``."""
 
 import argparse
+import os
 import sys
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.documents import add_edit_arguments, read_document
+from stepcast.cli.documents import add_edit_arguments, expand, read_document
 from stepcast.cli.output import print_json, print_warnings, write_file
+from stepcast.inputs.table import set_files
 from stepcast.outputs.table import TARGETS, target_named
 
 
@@ -35,7 +37,10 @@ def run(args: argparse.Namespace) -> int:
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(args.to)
     names, size = [], 0
+    read = {os.path.realpath(file) for path in expand([args.input]) for file in set_files(path)}
     for name, data in target.files(document, args.output):
+        if os.path.realpath(name) in read:
+            raise ValueError(f"{name}: is a file to read; give another name to write")
         size += sys.stdout.buffer.write(data) if name == "-" else write_file(name, data)
         names.append(name)
     warnings = [*getattr(document, "warnings", ()), *target.losses(document)]
