@@ -12,7 +12,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ir": {"units"},
     "hardware": {"units"},
     "inputs": {"units", "ir"},
-    "outputs": {"units", "ir", "inputs"},
+    "outputs": {"units", "ir", "hardware", "inputs", "simulation"},
     "models": {"units", "ir", "inputs"},
     "generate": {"units", "ir"},
     "cost": {"units", "ir", "hardware"},

@@ -27,9 +27,11 @@ MOST_TIMES = 1e6  # a slower part than that has stopped
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file",
+        "files",
         metavar="FILE",
-        help="a workload file: SimAI text, operator table or Chakra; - reads standard input",
+        nargs="+",
+        help="a workload: SimAI text, operator table, or Chakra (all files of a set, its folder or prefix); "
+        "- reads standard input",
     )
     parser.add_argument("--cluster", metavar="C", help="name in the catalogue, or a TOML file")
     parser.add_argument(
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--body", choices=("stage", "model"), default="stage", help="what the file's body stands for"
     )
-    parser.add_argument("--messages", choices=SENDS, default="eager", help="how stages send to each other")
+    parser.add_argument("--messages", choices=SENDS, help="how stages send to each other: eager")
     parser.add_argument(
         "--ideal-communication", action="store_true", help="links at their rate, without latency or protocol"
     )
@@ -91,11 +93,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    workload = read_document([args.file], args)
+    workload = read_document(args.files, args)
     if not isinstance(workload, Workload):
         kind = type(workload).__name__
         raise ValueError(
-            f"{args.file}: holds a {kind}, which is no workload; simulate needs a workload file, and "
+            f"{args.files[0]}: holds a {kind}, which is no workload; simulate needs a workload file, and "
             "'stepcast show' says what this is"
         )
     if args.gpus is not None and args.engine != "simai":
@@ -164,7 +166,7 @@ def _options(args: argparse.Namespace) -> "Options":
         schedule=_schedule(args.schedule),
         gpus=args.gpus,
         body=Body(args.body),
-        send=Send(args.messages),
+        send=Send(args.messages) if args.messages else None,
         algorithms=forced,
         ideal_communication=args.ideal_communication,
         conditions=Conditions(stages, groups),

@@ -19,7 +19,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.step import Throughput
 from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
-from stepcast.ir.workload import Phase, Workload
+from stepcast.ir.workload import Manner, Phase, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
 
@@ -76,6 +76,17 @@ def _run_facts(model: Model, strategy: Strategy) -> dict[str, Any]:
         "global_batch": strategy.global_batch,
         "precision": str(strategy.precision),
     }
+
+
+def manner_of(model: Model, strategy: Strategy) -> Manner:
+    """How a step of *model* under *strategy* runs, for a workload that is simulated elsewhere."""
+    options = _as_strategy_says(DEFAULTS, model, strategy)
+    return Manner(
+        schedule=str(options.schedule),
+        messages=str(options.send or ""),
+        alone=options.contention,
+        once_per_node=options.once_per_node or 0,
+    )
 
 
 def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Options:

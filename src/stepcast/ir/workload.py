@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
-from stepcast.ir.work import Work
+from stepcast.ir.work import Collective, Work
 
 SINGLE_GPU = Layout()
 
@@ -158,6 +159,21 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
+class Manner:
+    """How a workload runs, as far as its source says; what a user asks for goes before it."""
+
+    schedule: str = ""
+    messages: str = ""
+    # Recorded times are those of computing by itself: what runs beside it slows it down.
+    alone: bool = False
+    # Experts per token where its exchange crosses the network once for each node; 0: once for each expert.
+    once_per_node: int = 0
+
+
+UNSTATED = Manner()
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One training step. One Stage means that every stage runs the same; else one per stage and chunk.
 
@@ -173,6 +189,9 @@ class Workload:
     source: str = ""
     notes: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    manner: Manner = UNSTATED
+    # What each rank brings to a gather is stated, not the whole: its buffer grows with the ranks.
+    shares: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "micro_batches")
@@ -186,6 +205,19 @@ class Workload:
     def uniform(self) -> bool:
         """Every pipeline stage runs the one stage given."""
         return len(self.stages) == 1
+
+    @property
+    def largest_activation_bytes(self) -> int:
+        """The largest buffer that a forward exchanges between tensor-parallel ranks."""
+        works = (
+            op.work
+            for stage in self.stages
+            for block in stage.body
+            for layer in block.layers
+            for op in layer.forward
+        )
+        sizes = (work.size_bytes for work in works if isinstance(work, Collective) and work.group is Group.TP)
+        return max(sizes, default=0)
 
     def note(self, key: str) -> str | None:
         return dict(self.notes).get(key)

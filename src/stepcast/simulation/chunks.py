@@ -91,6 +91,8 @@ def _whole(stage: Stage, workload: Workload) -> Chunk:
 def _split(whole: Chunk, parts: int) -> list[Chunk]:
     """Consecutive pieces of nearly equal numbers of layers; the same cuts in every micro-batch."""
     count = len(whole.usual)
+    if parts == 1:
+        return [whole]
     if count < parts:
         raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer stages or chunks")
     cuts = [round(count * part / parts) for part in range(parts + 1)]
