@@ -18,8 +18,8 @@ Record = Mapping[str, str]
 def steps() -> Iterator[Record]:
     """The training steps measured on one H200; experts in a Python loop are not predicted."""
     for name in ("models.csv", "models_compiled_moe.csv"):
-        with files("stepcast").joinpath(f"data/h200/{name}").open(encoding="utf-8", newline="") as lines:
-            yield from (row for row in csv.DictReader(lines) if row.get("experts", "0") == "0")
+        text = files("stepcast").joinpath(f"data/h200/{name}").read_text(encoding="utf-8")
+        yield from (row for row in csv.DictReader(text.splitlines()) if row.get("experts", "0") == "0")
 
 
 def strategy(step: Record) -> Strategy:

@@ -189,7 +189,7 @@ def _selections(table: Columns) -> dict[str, Mask]:
     memory_bound: Mask = ~(matrix | attention | whole)
     return {
         "operators": ~whole,
-        "matmul, every kind and format": matrix,
+        "matmul, every kind": matrix,
         "linear bf16": linear,
         "linear bf16 over 50 us": linear & (measured_s > LONG_S),
         "bmm bf16": kind == "bmm bf16",
