@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from stepcast.analyze.optimus.analysis import analyze_optimus
 from stepcast.analyze.optimus.cost import Constants, Machine, efficiency_of, matmul_s, slowest_of, stage_work
 from stepcast.analyze.optimus.fit import FITTED, Observation, fit, observe
+from stepcast.analyze.optimus.lengths import shuffled_length
 from stepcast.analyze.optimus.plan import OptimusPlan, plan, plan_of_log
 from stepcast.analyze.optimus.program import PARTS, predict_step, step_s
 from stepcast.inputs.table import read
@@ -47,7 +48,7 @@ MACHINE = Machine(
     matrix_flops=37.4e12,
     memory_bytes_per_s=696e9,
     launch_s=4e-6,
-    all_reduce_s=lambda ranks, size: 3e-5 + 2 * (ranks - 1) / ranks * size / 20e9,
+    all_reduce_s=lambda ranks, size: 3e-5 + 2 * (len(ranks) - 1) / len(ranks) * size / 20e9,
     hop_bytes_per_s=lambda one, other: 20e9,
 )
 CONSTANTS = Constants(
@@ -131,6 +132,49 @@ def test_one_micro_batch_passes_through_the_stages_one_after_the_other() -> None
     moved_s = 4 * one.boundary_elements() * (3 + 2 + 3) / 20e9
     expected_s = free.fixed_s + passes_s + update_s + count * free.message_s + moved_s
     assert step_s(one, MACHINE, free) == pytest.approx(expected_s, rel=1e-6)
+
+
+def test_gradients_are_reduced_in_the_last_backward_alone() -> None:
+    """However many micro-batches come before it: DistributedDataParallel runs those under no_sync."""
+    free = replace(CONSTANTS, host_op_s=1e-12)
+    extra_s = []
+    for micro_batches in (1, 2, 16):
+        alone, shared = (plan(MODEL, Layout(dp=dp), 1, micro_batches, 110.0) for dp in (1, 4))
+        extra_s.append(step_s(shared, MACHINE, free) - step_s(alone, MACHINE, free))
+    moved_s = 1.5 * 4 * (16 * alone.layer_weights + 2 * alone.head_weights) / 20e9
+    assert 0.7 * moved_s < extra_s[0] < 1.2 * moved_s
+    assert extra_s[0] == pytest.approx(extra_s[1], rel=0.1), "adding to a gradient hides a little of it"
+    assert extra_s[1] == pytest.approx(extra_s[2], rel=1e-6)
+
+
+def test_reduced_gradients_are_copied_to_buckets_and_back() -> None:
+    free, fast = replace(CONSTANTS, host_op_s=1e-12), replace(MACHINE, all_reduce_s=lambda ranks, size: 0.0)
+    alone, shared = (plan(MODEL, Layout(dp=dp), 1, 4, 110.0) for dp in (1, 2))
+    copied_s = MACHINE.move_s(4 * (16 * alone.layer_weights + 2 * alone.head_weights))
+    extra_s = step_s(shared, fast, free) - step_s(alone, fast, free)
+    assert extra_s == pytest.approx(copied_s, rel=1e-6)
+    explained = predict_step(shared, fast, free).stages[0].parts_s
+    assert explained["data"] == pytest.approx(copied_s, rel=1e-6)
+
+
+def test_ranks_that_reduce_gradients_are_a_tensor_group_apart() -> None:
+    asked = set()
+
+    def all_reduce_s(ranks: range, size_bytes: float) -> float:
+        asked.add(ranks)
+        return 1e-4
+
+    step_s(made(2, 1, 4, dp=4), replace(MACHINE, all_reduce_s=all_reduce_s), CONSTANTS)
+    assert asked == {range(2), range(0, 8, 2)}
+
+
+def test_shuffled_steps_are_longer_than_those_in_order() -> None:
+    """Rows in order share texts, so that as many drawn at random have more of them to be longest."""
+    usual = sum(LENGTHS) / len(LENGTHS)
+    assert shuffled_length(LENGTHS, 32, 32.0, 32) > shuffled_length(LENGTHS, 32, 4.0, 32) > usual
+    assert shuffled_length(LENGTHS, 32, 1.0, 32) == pytest.approx(usual)
+    assert shuffled_length(LENGTHS, 32, 1.0, 128) > shuffled_length(LENGTHS, 32, 1.0, 64) > usual
+    assert shuffled_length((50.0, 50.0), 32, 4.0, 4096) == 50.0
 
 
 @given(st.sampled_from(FITTED), st.floats(1.05, 3.0), st.sampled_from([(1, 8, 1), (2, 4, 4), (4, 2, 8)]))

@@ -18,13 +18,13 @@ def calibrate(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, st
     from stepcast.analyze.optimus.plan import plan_of_log
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
-    from stepcast.validate.optimus import CLUSTER, lengths_beside, machine_of, model_with, read_logs
+    from stepcast.validate.optimus import CLUSTER, lengths_of, machine_of, model_with, read_logs
 
     skipped: list[str] = []
     logs = read_logs(paths, lambda path, reason: skipped.append(f"{path}: left out: {reason}"))
     cluster = load_cluster(args.cluster or CLUSTER)
     machine = machine_of(cluster)
-    lengths = _lengths(args.sequence) if args.sequence else lengths_beside(logs[0].source)
+    lengths = _lengths(args.sequence) if args.sequence else lengths_of(logs[0])
     observations = []
     for log in logs:
         model = load_model(args.model) if args.model else model_with(log.parameters)

@@ -18,17 +18,17 @@ def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
     from stepcast.validate.optimus import (
         CLUSTER,
         calibrated_of,
-        lengths_beside,
+        lengths_of,
         machine_of,
         model_with,
         shipped,
     )
 
     cluster = load_cluster(args.cluster or CLUSTER, args.set)
-    used, lengths = shipped(), lengths_beside(log.source)
+    used, lengths = shipped(), lengths_of(log)
     if args.calibration:
         used = calibrated_of(Source(args.calibration).text(), args.calibration)
-        lengths = used.sequences
+        lengths = used.lengths_of(log)
     return analyze_optimus(
         log, model_with(log.parameters), machine_of(cluster), used.constants, lengths
     ).facts()

@@ -10,6 +10,7 @@ from typing import Any
 
 from stepcast.analyze.optimus.cost import Constants, Machine
 from stepcast.analyze.optimus.fit import Observation, fit, observe
+from stepcast.analyze.optimus.lengths import shuffled_length
 from stepcast.analyze.optimus.plan import OptimusPlan, plan_of_log
 from stepcast.analyze.optimus.program import step_s
 from stepcast.cost.collectives import price, route_of
@@ -18,6 +19,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import folder_files, read_as_one, recognise
+from stepcast.ir.check import require
 from stepcast.ir.model import Model
 from stepcast.ir.runlog import RunLog
 from stepcast.ir.work import CollectiveKind
@@ -35,11 +37,24 @@ FEWEST_OTHERS = 4
 
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """Constants with the lengths of the steps they were fitted to and the runs that were used."""
+    """Constants with the lengths of the steps they were fitted to and the runs that were used.
+
+    Each length is that of *in_order* rows of the data (0: not known), *rows_per_text* of which share a text.
+    """
 
     constants: Constants
     sequences: tuple[float, ...]
     runs: tuple[str, ...]
+    in_order: int = 0
+    rows_per_text: float = 1.0
+
+    def lengths_of(self, log: RunLog) -> tuple[float, ...]:
+        """Of *log*'s steps. With data parallelism each rank draws its own rows (DistributedSampler in
+        prepare_dataloader of opt_prime/opti_pri.py), and the longest of all holds the others up."""
+        if log.layout.dp == 1 or not self.in_order:
+            return self.sequences
+        length = shuffled_length(self.sequences, self.in_order, self.rows_per_text, log.global_batch)
+        return (length,) * len(self.sequences)
 
 
 def calibrated_of(text: str, where: str) -> Calibrated:
@@ -56,11 +71,14 @@ def _calibrated(table: dict[str, Any], where: str) -> Calibrated:
         constants = Constants(**{name: float(value) for name, value in table["constants"].items()})
         sequences = tuple(float(value) for value in table["sequences"])
         runs = tuple(str(run) for run in table.get("runs", ()))
+        samples = table.get("samples", {})
+        in_order, rows_per_text = int(samples.get("in_order", 0)), float(samples.get("rows_per_text", 1))
+        require(in_order >= 0 and rows_per_text >= 1, "a text has at least one row")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FormatError(
             f"holds no OptimusPrime constants ({error}); expected [constants] and sequences", where
         ) from None
-    return Calibrated(constants, sequences, runs)
+    return Calibrated(constants, sequences, runs, in_order, rows_per_text)
 
 
 @lru_cache(maxsize=1)
@@ -74,10 +92,10 @@ def machine_of(cluster: Cluster) -> Machine:
     gpu = cluster.node.gpu
 
     @lru_cache(maxsize=4096)
-    def all_reduce_s(ranks: int, size_bytes: float) -> float:
-        if ranks < 2:
+    def all_reduce_s(ranks: range, size_bytes: float) -> float:
+        if len(ranks) < 2:
             return 0.0
-        path = resolve(cluster, list(range(ranks)), active_per_node=min(ranks, cluster.domain_gpus))
+        path = resolve(cluster, ranks, active_per_node=min(len(ranks), cluster.domain_gpus))
         return float(
             price(CollectiveKind.ALL_REDUCE, max(1, round(size_bytes)), route_of(path, cluster)).seconds
         )
@@ -107,11 +125,11 @@ def model_with(parameters: int) -> Model:
     raise ValueError(f"no Llama of the catalogue has {parameters:,} parameters; name the model")
 
 
-def lengths_beside(path: str) -> tuple[float, ...]:
+def lengths_of(log: RunLog) -> tuple[float, ...]:
     """The steps' padded lengths from the file beside a log; the shipped ones where there is none."""
-    file = os.path.join(os.path.dirname(path), LENGTHS_FILE)
+    file = os.path.join(os.path.dirname(log.source), LENGTHS_FILE)
     if not os.path.exists(file):
-        return shipped().sequences
+        return shipped().lengths_of(log)
     try:
         with open(file, encoding="utf-8") as handle:
             lengths = tuple(float(value) for value in json.load(handle)["S"])
@@ -150,24 +168,23 @@ def read_logs(paths: Sequence[str], skip: Callable[[str, str], None]) -> list[Ru
     return logs
 
 
-def rows(folder: str) -> tuple[tuple[Row, ...], dict[str, int]]:
-    """Each run of *folder*, or the one log it is, predicted from constants that never saw it.
+def read_folder(folder: str, skip: Callable[[str, str], None]) -> list[RunLog]:
+    """The logs of *folder*, or the one log it is."""
+    return read_logs([folder] if os.path.isfile(folder) else folder_files(folder), skip)
+
+
+def rows(logs: Sequence[RunLog], skip: Callable[[str, str], None]) -> tuple[Row, ...]:
+    """Each run predicted from constants that never saw it.
 
     Of the run itself only the configuration is used, and its steps' padded lengths: nothing timed.
-    Those are fitted to the folder's other runs; for a run that the shipped constants were not fitted to,
+    The constants are fitted to the other runs; for a run that the shipped constants were not fitted to,
     they are the shipped ones.
     """
-    skipped: dict[str, int] = {}
-
-    def skip(path: str, reason: str) -> None:
-        skipped[reason] = skipped.get(reason, 0) + 1
-
     machine = machine_of(load_cluster(CLUSTER))
     seen: list[Observation] = []
-    files = [folder] if os.path.isfile(folder) else folder_files(folder)
-    for log in read_logs(files, skip):
+    for log in logs:
         try:
-            plan = plan_of_log(log, model_with(log.parameters), lengths_beside(log.source))
+            plan = plan_of_log(log, model_with(log.parameters), lengths_of(log))
             seen.append(observe(log, plan, machine))
         except ValueError as error:
             skip(log.source, str(error).removeprefix(f"{log.source}: "))
@@ -186,23 +203,29 @@ def rows(folder: str) -> tuple[tuple[Row, ...], dict[str, int]]:
         layout = one.plan.layout
         tags = {"layout": f"tp{layout.tp} dp{layout.dp} pp{layout.pp}", "constants": fitted}
         found.append(Row(name, one.measured_s, predicted_s, tags))
-    return tuple(found), skipped
+    return tuple(found)
 
 
-def peaks(folder: str) -> tuple[StagePeak, ...]:
+def peaks(logs: Sequence[RunLog]) -> tuple[StagePeak, ...]:
     """Peak memory of every stage of every run with a gpustat log beside it."""
     gpu = load_cluster(CLUSTER).gpu
-    files = [folder] if os.path.isfile(folder) else folder_files(folder)
     found: list[StagePeak] = []
-    for log in read_logs(files, lambda path, reason: None):
+    for log in logs:
         try:
-            found += stage_peaks(log, model_with(log.parameters), gpu, lengths_beside(log.source))
+            found += stage_peaks(log, model_with(log.parameters), gpu, lengths_of(log))
         except ValueError:  # told of by rows()
             continue
     return tuple(found)
 
 
 def measure_folder(folder: str) -> Measurements:
-    found, skipped = rows(folder)
-    note = "a run's configuration and its steps' lengths are used; nothing that was timed in it"
-    return Measurements(columns(found), skipped, figures=dict(figures(peaks(folder))), notes=(note,))
+    skipped: dict[str, int] = {}
+
+    def skip(path: str, reason: str) -> None:
+        skipped[reason] = skipped.get(reason, 0) + 1
+
+    logs = read_folder(folder, skip)
+    found = rows(logs, skip)
+    notes = ["a run's configuration and its steps' lengths are used; nothing that was timed in it"]
+    notes += [f"{os.path.basename(log.source)}: {told}" for log in logs for told in log.warnings]
+    return Measurements(columns(found), skipped, figures=dict(figures(peaks(logs))), notes=tuple(notes))

@@ -38,6 +38,9 @@ LOSS_PASSES = (2, 4)  # over the logits: log-softmax; its gradient
 # tensor parallelism) reads the gradient twice and writes it once, through temporaries.
 ADAM_PASSES, CLIP_PASSES = 14, 5
 ACCUMULATION_BYTES = 12  # per parameter: read the old and the new gradient, write the sum
+# DistributedDataParallel without gradient_as_bucket_view copies a gradient into its bucket when it is ready,
+# and back when all buckets are reduced (torch/csrc/distributed/c10d/reducer.cpp): each a read and a write.
+BUCKET_PASSES = 2
 # Share of the memory's peak that element-wise kernels reach.
 MEMORY_EFFICIENCY = 0.85
 
@@ -50,7 +53,7 @@ class Machine:
     matrix_flops: float  # fp32
     memory_bytes_per_s: float
     launch_s: float  # the shortest a kernel takes
-    all_reduce_s: Callable[[int, float], float]  # (ranks next to each other, bytes) -> seconds
+    all_reduce_s: Callable[[range, float], float]  # (ranks, bytes) -> seconds
     hop_bytes_per_s: Callable[[int, int], float]  # (rank, rank) -> bytes per second
 
     def __post_init__(self) -> None:
@@ -83,7 +86,7 @@ class Work(NamedTuple):
 
     host_s: float
     device_s: dict[str, float]
-    reduced_bytes: float = 0.0  # gradients that data parallelism reduces once this is done
+    gradients: float = 0.0  # of so many parameters are ready once this is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +167,7 @@ class _Layer:
             machine.move_s(passes * tokens * model.hidden + 2 * scores), UNTIMED_KERNELS * machine.launch_s
         )
         size_bytes = tokens * model.hidden * FP32_BYTES
-        self.reduce_s = machine.all_reduce_s(tp, size_bytes) if tp > 1 else 0.0
+        self.reduce_s = machine.all_reduce_s(range(tp), size_bytes) if tp > 1 else 0.0
 
     def _matmul_s(self, weights: float) -> float:
         return matmul_s(weights, self.plan.tokens, self.machine, self.constants.matmul_efficiency)
@@ -187,7 +190,7 @@ class _Layer:
         }
         work = _shared(self.backward_host_s, parts, share)
         adding_s = self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES)
-        return Work(work.host_s, work.device_s | {"accumulation": adding_s}, weights * FP32_BYTES)
+        return Work(work.host_s, work.device_s | {"accumulation": adding_s}, weights)
 
     def _backward_reduce_s(self) -> float:
         """Each of q, k, v, gate and up reduces its own input gradient while the next of them computes."""
@@ -222,7 +225,7 @@ def _embed_backward(plan: OptimusPlan, machine: Machine, constants: Constants, a
     parts = {"unhooked": machine.move_s(plan.head_weights)}  # the dense gradient is zeroed
     if again:
         parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
-    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights * FP32_BYTES)
+    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)
 
 
 def _head(plan: OptimusPlan, machine: Machine, constants: Constants) -> Work:
@@ -243,4 +246,4 @@ def _head_backward(plan: OptimusPlan, machine: Machine, constants: Constants, ag
     }
     if again:
         parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
-    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights * FP32_BYTES)
+    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)
