@@ -8,9 +8,10 @@ import pytest
 
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.hardware.catalog import load_gpu
+from stepcast.inputs.optimus.beside import read_logs
 from stepcast.models.columns import model_of_columns
 from stepcast.units import GIB
-from stepcast.validate.optimus import peaks, read_logs
+from stepcast.validate.optimus import peaks
 from tests.cost.memory_rows import Row, eager_model, eager_strategy, published_overhead, published_strategy
 from tests.shared import DATA, needs_shared
 

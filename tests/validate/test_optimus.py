@@ -7,24 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.analyze.optimus.fit import fit, observe
-from stepcast.analyze.optimus.plan import plan_of_log
-from stepcast.analyze.optimus.program import step_s
 from stepcast.cli.main import main
 from stepcast.hardware import load_cluster
 from stepcast.inputs.errors import FormatError
+from stepcast.inputs.optimus.beside import read_logs
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.runlog import RunLog
-from stepcast.validate.optimus import (
-    calibrated_of,
-    lengths_of,
-    machine_of,
-    measure_folder,
-    model_with,
-    read_logs,
-    shipped,
-)
+from stepcast.optimus.calibration import calibrated_of, shipped
+from stepcast.optimus.fit import fit
+from stepcast.optimus.machine import machine_of
+from stepcast.optimus.program import step_s
+from stepcast.optimus.runs import lengths_of, model_with, observed
+from stepcast.validate.optimus import measure_folder
 from stepcast.validate.scoreboard import Row, scoreboard
 from tests.shared import DATA, ROOT, needs_shared
 
@@ -136,10 +131,8 @@ def _fail(path: str, reason: str) -> None:
 def test_a_whole_layout_left_out(tp: int, worst: float) -> None:
     """The model carries over to tensor-parallel sizes that it was never fitted to."""
     machine = machine_of(load_cluster("a40-pcie"))
-    seen = []
-    for log in read_logs([str(path) for path in sorted(SWEEP.glob("*_log.txt"))], _fail):
-        plan = plan_of_log(log, model_with(log.parameters), lengths_of(log))
-        seen.append(observe(log, plan, machine))
+    logs = read_logs([str(path) for path in sorted(SWEEP.glob("*_log.txt"))], _fail)
+    seen = [observed(log, machine) for log in logs]
     constants = fit([one for one in seen if one.plan.layout.tp != tp], machine).constants
     left_out = [one for one in seen if one.plan.layout.tp == tp]
     errors = [step_s(one.plan, machine, constants) / one.measured_s - 1 for one in left_out]

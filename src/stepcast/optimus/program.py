@@ -16,16 +16,15 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.analyze.intervals import union_of
-from stepcast.analyze.optimus.cost import (
+from stepcast.optimus.cost import (
     BUCKET_PASSES,
-    FP32_BYTES,
     Constants,
-    Machine,
     StageWork,
     Work,
     stage_work,
 )
-from stepcast.analyze.optimus.plan import OptimusPlan
+from stepcast.optimus.machine import FP32_BYTES, Machine
+from stepcast.optimus.plan import OptimusPlan
 from stepcast.simulation.arrays import Program, Segment, TimedOp, Times
 from stepcast.simulation.builder import ProgramBuilder
 from stepcast.simulation.engine import simulate, task_times

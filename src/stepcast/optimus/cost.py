@@ -6,15 +6,14 @@ unless micro-batches are large. What is physics here is priced from the machine;
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
-from stepcast.analyze.optimus.plan import OptimusPlan, StagePlan
 from stepcast.ir.check import require
+from stepcast.optimus.machine import FP32_BYTES, Machine
+from stepcast.optimus.plan import OptimusPlan, StagePlan
 
-FP32_BYTES = 4
 # Host work of one layer, forward, backward and optimizer, counted in plain operators: times of PyTorch 2.5.1
 # with Transformers 4.46.2 on a CPU over a process group that does nothing, divided by the time of a plain
 # operator there (tools/optimus_host_work.py: 111, 138, 65 and sharded 664, 877, 403 to 620), and one more for
@@ -41,27 +40,6 @@ ACCUMULATION_BYTES = 12  # per parameter: read the old and the new gradient, wri
 # DistributedDataParallel without gradient_as_bucket_view copies a gradient into its bucket when it is ready,
 # and back when all buckets are reduced (torch/csrc/distributed/c10d/reducer.cpp): each a read and a write.
 BUCKET_PASSES = 2
-# Share of the memory's peak that element-wise kernels reach.
-MEMORY_EFFICIENCY = 0.85
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The numbers of a host that a step depends on; the catalogue has them."""
-
-    name: str
-    matrix_flops: float  # fp32
-    memory_bytes_per_s: float
-    launch_s: float  # the shortest a kernel takes
-    all_reduce_s: Callable[[range, float], float]  # (ranks, bytes) -> seconds
-    hop_bytes_per_s: Callable[[int, int], float]  # (rank, rank) -> bytes per second
-
-    def __post_init__(self) -> None:
-        require(self.matrix_flops > 0 and self.memory_bytes_per_s > 0, "rates must be above zero")
-
-    def move_s(self, values: float) -> float:
-        """Read or write that many fp32 values."""
-        return FP32_BYTES * values / (MEMORY_EFFICIENCY * self.memory_bytes_per_s)
 
 
 @dataclass(frozen=True, slots=True)

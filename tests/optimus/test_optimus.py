@@ -6,16 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.analyze.optimus.analysis import analyze_optimus
-from stepcast.analyze.optimus.cost import Constants, Machine, efficiency_of, matmul_s, slowest_of, stage_work
-from stepcast.analyze.optimus.fit import FITTED, Observation, fit, observe
-from stepcast.analyze.optimus.lengths import shuffled_length
-from stepcast.analyze.optimus.plan import OptimusPlan, plan, plan_of_log
-from stepcast.analyze.optimus.program import PARTS, predict_step, step_s
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.runlog import RunLog
 from stepcast.models.catalog import load_model
+from stepcast.optimus.analysis import analyze_optimus
+from stepcast.optimus.cost import Constants, efficiency_of, matmul_s, slowest_of, stage_work
+from stepcast.optimus.fit import FITTED, Observation, fit, observe
+from stepcast.optimus.lengths import shuffled_length
+from stepcast.optimus.machine import Machine
+from stepcast.optimus.plan import OptimusPlan, plan, plan_of_log
+from stepcast.optimus.program import PARTS, predict_step, step_s
 from stepcast.report.optimus import optimus_text
 from tests.shared import ROOT
 
@@ -225,7 +226,7 @@ def test_one_run_cannot_tell_the_constants_apart(log: RunLog) -> None:
 
 
 def test_the_explanation_sums_to_the_measured_step(log: RunLog) -> None:
-    found = analyze_optimus(log, MODEL, MACHINE, CONSTANTS, LENGTHS)
+    found = analyze_optimus(log, plan_of_log(log, MODEL, LENGTHS), MACHINE, CONSTANTS)
     facts = found.facts()
     assert facts["step_s"] == pytest.approx(1.61334, abs=1e-5)
     assert sum(facts["breakdown_s"].values()) == pytest.approx(facts["step_s"], abs=1e-12)
@@ -256,7 +257,10 @@ def test_a_slow_stage_is_named(log: RunLog) -> None:
     slow = times.total_s.copy()
     slow[times.stage_of == 3] *= 1.6
     found = analyze_optimus(
-        replace(log, layer_times=replace(times, total_s=slow)), MODEL, MACHINE, CONSTANTS, LENGTHS
+        replace(log, layer_times=replace(times, total_s=slow)),
+        plan_of_log(log, MODEL, LENGTHS),
+        MACHINE,
+        CONSTANTS,
     )
     assert [(one["stage"], one["rank"]) for one in found.stragglers] == [(3, 3)]
     assert found.stragglers[0]["factor"] == pytest.approx(1.6, rel=0.1)
@@ -264,10 +268,13 @@ def test_a_slow_stage_is_named(log: RunLog) -> None:
 
 def test_a_launch_bound_run_says_so(log: RunLog) -> None:
     slow_host = replace(CONSTANTS, host_op_s=1e-4)
-    found = analyze_optimus(log, MODEL, MACHINE, slow_host, LENGTHS)
+    found = analyze_optimus(log, plan_of_log(log, MODEL, LENGTHS), MACHINE, slow_host)
     assert any(warning.startswith("launch-bound") for warning in found.warnings)
 
 
 def test_a_log_without_batches_is_refused(log: RunLog) -> None:
+    silent = replace(log, batches=())
     with pytest.raises(ValueError, match="no batch"):
-        analyze_optimus(replace(log, batches=()), MODEL, MACHINE, CONSTANTS, LENGTHS)
+        plan_of_log(silent, MODEL, LENGTHS)
+    with pytest.raises(ValueError, match="no batch"):
+        analyze_optimus(silent, plan_of_log(log, MODEL, LENGTHS), MACHINE, CONSTANTS)
