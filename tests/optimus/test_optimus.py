@@ -173,7 +173,7 @@ def test_shuffled_steps_are_longer_than_those_in_order() -> None:
     """Rows in order share texts, so that as many drawn at random have more of them to be longest."""
     usual = sum(LENGTHS) / len(LENGTHS)
     assert shuffled_length(LENGTHS, 32, 32.0, 32) > shuffled_length(LENGTHS, 32, 4.0, 32) > usual
-    assert shuffled_length(LENGTHS, 32, 1.0, 32) == pytest.approx(usual)
+    assert shuffled_length(LENGTHS, 32, 1.0, 32) == round(usual)
     assert shuffled_length(LENGTHS, 32, 1.0, 128) > shuffled_length(LENGTHS, 32, 1.0, 64) > usual
     assert shuffled_length((50.0, 50.0), 32, 4.0, 4096) == 50.0
 
@@ -270,6 +270,12 @@ def test_a_launch_bound_run_says_so(log: RunLog) -> None:
     slow_host = replace(CONSTANTS, host_op_s=1e-4)
     found = analyze_optimus(log, plan_of_log(log, MODEL, LENGTHS), MACHINE, slow_host)
     assert any(warning.startswith("launch-bound") for warning in found.warnings)
+
+
+def test_an_estimated_length_is_told(log: RunLog) -> None:
+    shared = replace(log, layout=replace(log.layout, dp=2))
+    found = analyze_optimus(shared, plan_of_log(shared, MODEL, LENGTHS), MACHINE, CONSTANTS)
+    assert any("116 tokens is what is to be expected" in warning for warning in found.warnings)
 
 
 def test_a_log_without_batches_is_refused(log: RunLog) -> None:

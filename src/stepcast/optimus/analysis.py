@@ -130,7 +130,7 @@ def analyze_optimus(
         stages=stages,
         operations_s=operations(log),
         stragglers=tuple(stragglers(log)),
-        warnings=(*log.warnings, *_doubts(predicted)),
+        warnings=(*log.warnings, *_doubts(plan, predicted)),
     )
 
 
@@ -165,9 +165,14 @@ def stragglers(log: RunLog) -> list[dict[str, float]]:
     ]
 
 
-def _doubts(predicted: PredictedStep) -> list[str]:
+def _doubts(plan: OptimusPlan, predicted: PredictedStep) -> list[str]:
     parts = predicted.busiest.parts_s
     doubts = ["the log times forward modules alone; every other part is the model's"]
+    if plan.layout.dp > 1:
+        doubts.append(
+            "data parallelism shuffles the samples: unless their lengths were given, "
+            f"{plan.sequence:g} tokens is what is to be expected, not what was run"
+        )
     if parts["host"] > LAUNCH_BOUND_SHARE * predicted.step_s:
         doubts.append(
             f"launch-bound: the GPU of stage {predicted.busiest.stage} waits for its host for "

@@ -14,4 +14,4 @@ def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: floa
     """
     texts = 1 + (in_order - 1) / rows_per_text
     scale = math.sqrt(6) / math.pi * pstdev(lengths)
-    return max(1.0, fmean(lengths) + scale * math.log(drawn / texts))
+    return max(1.0, float(round(fmean(lengths) + scale * math.log(drawn / texts))))
