@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"units", "ir"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "profile"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
+    "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze"},
     "validate": {
         "units",
         "ir",
@@ -33,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "simulation",
         "analyze",
         "forecast",
+        "optimus",
     },
     # cli, __init__ and __main__ may import everything
 }
