@@ -16,6 +16,7 @@ from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
+from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import Throughput
 from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
@@ -44,6 +45,7 @@ def predict(
     batch, further = strategy.global_batch, strategy.further_tokens
     flops = model_flops(model, strategy.seq, batch, causal=True, further_tokens=further)
     per_gpu = flops / report.step_s / strategy.layout.gpus
+    split = assumed_split(model, strategy)
     throughput = Throughput(
         tokens_per_s=strategy.tokens / report.step_s,
         tflops_per_gpu=per_gpu / TFLOPS,
@@ -60,6 +62,7 @@ def predict(
                 *_precision_warnings(cluster, str(strategy.precision)),
                 *_transfer_warnings(strategy),
             ),
+            assumptions=(*((split,) if split else ()), *report.assumptions),
         ),
     )
 
