@@ -7,7 +7,7 @@ from functools import cached_property
 
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
-from stepcast.hardware import Cluster
+from stepcast.hardware import Cluster, Place
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
@@ -50,6 +50,8 @@ class Options:
     once_per_node: int | None = None
     # Price communication by its slowest link alone, without latency or protocol.
     ideal_communication: bool = False
+    # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
+    place: Place = Place.EVEN
 
 
 DEFAULTS = Options()
@@ -97,6 +99,7 @@ def simulate(
         options.algorithms,
         once_per_node=options.once_per_node,
         ideal=options.ideal_communication,
+        place=options.place,
     )
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
@@ -121,7 +124,11 @@ def simulate(
             low_s=low_s,
             high_s=high_s,
             sources=pricer.sources(),
-            warnings=(*workload.warnings, *_body_warnings(workload, options)),
+            warnings=(
+                *workload.warnings,
+                *_body_warnings(workload, options),
+                *pricer.placement_warnings(),
+            ),
             assumptions=tuple(assumptions),
         ),
         step,
