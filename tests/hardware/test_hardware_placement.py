@@ -69,11 +69,11 @@ def test_tensor_groups_stay_in_one_rack() -> None:
     assert group_path(RACKS, RankGrid(tp=16, dp=32), "tp", Place.PACKED).nodes == 2
 
 
-@pytest.mark.parametrize("tp", [1, 8])
-def test_512_gpus_are_no_slower_than_504_or_576(tp: int) -> None:
+@pytest.mark.parametrize(("tp", "slower"), [(1, 1.03), (8, 1.2)])
+def test_512_gpus_are_no_slower_than_504_or_576(tp: int, slower: float) -> None:
     around = max(step_s(504, Place.EVEN, tp), step_s(576, Place.EVEN, tp))
-    assert step_s(512, Place.EVEN, tp) < 1.03 * around
-    assert step_s(512, Place.PACKED, tp) > 1.2 * around
+    assert step_s(512, Place.EVEN, tp) < 1.01 * around
+    assert step_s(512, Place.PACKED, tp) > slower * around
     for gpus in (504, 576):
         assert step_s(gpus, Place.PACKED, tp) == step_s(gpus, Place.EVEN, tp)
 
