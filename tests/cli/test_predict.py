@@ -195,7 +195,7 @@ def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*SMALL, "--tp", "16"), "tp 16 exceeds 8 kv heads"),
+        ((*SMALL, "--tp", "64"), "tp 64 does not divide heads 32: the nearest legal tp is 32"),
         ((*SMALL, "--tp", "3"), "64 GPUs are not a multiple of tp x cp x pp = 3"),
         ((*SMALL, "--recompute", "some"), "expected none, selective, full, or block:N"),
         ((*SMALL, "--recompute", "selective:some"), "'some' is no module; expected core-attention"),

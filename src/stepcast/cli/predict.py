@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.output import new_file, terminal_width, write_file
+from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import add_strategy_arguments, recomputable, strategy_of
 
@@ -25,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
+    add_place_argument(parser)
     add_strategy_arguments(parser)
     parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
     parser.add_argument(
@@ -40,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepcast.forecast.predict import predict
-    from stepcast.hardware import load_cluster
+    from stepcast.forecast.simulate import Options
+    from stepcast.hardware import Place, load_cluster
     from stepcast.ir.strategy import Execution
     from stepcast.models.catalog import load_model
 
@@ -55,12 +58,13 @@ def run(args: argparse.Namespace) -> int:
         module_list=", ".join(sorted(modules)) or "none",
         predicts_further=model.next_token_layers > 0,
         corrects=corrects,
+        racks=has_racks(args),
     )
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
     assumptions: list[str] = []
     strategy = strategy_of(args, model, assumptions)
-    prediction = predict(model, cluster, strategy, calibration=calibration)
+    prediction = predict(model, cluster, strategy, Options(place=Place(args.place)), calibration)
     report = replace(prediction.report, assumptions=(*assumptions, *prediction.report.assumptions))
     if args.to_workload:
         _write_workload(Path(args.to_workload), model, strategy, cluster, calibration)

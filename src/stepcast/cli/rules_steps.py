@@ -1,6 +1,6 @@
 """What options of ``predict`` and ``simulate`` need to have an effect."""
 
-from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, Facts, Rule
+from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, PLACE, Facts, Rule
 from stepcast.cli.strategy import MODULES
 from stepcast.ir.group import Group
 
@@ -8,6 +8,7 @@ PIPELINED = ("interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
 SIMAI_NAMES = ("nvlink_gb_per_s", "nic_gb_per_s", "gpus_per_server", "nics_per_server", "overlap")
 FAST_NAMES = (
     "set",
+    "place",
     "schedule",
     "body",
     "messages",
@@ -129,6 +130,7 @@ PREDICT = (
         "one replica reduces no gradients",
         harmless=True,
     ),
+    PLACE,
     CORRECTIONS,
     JITTER,
     DRAWING,
@@ -177,6 +179,7 @@ SIMULATE = (
         "this workload has one pipeline stage",
         harmless=True,
     ),
+    PLACE,
     JITTER,
     DRAWING,
 )

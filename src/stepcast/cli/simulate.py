@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.numbers import check_multiple, gpu_count, rate
+from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import SCHEDULES
 from stepcast.ir.group import Group
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
+    add_place_argument(parser)
     parser.add_argument(
         "--gpus", type=gpu_count, metavar="N", help="GPUs in all; data parallelism takes what is left"
     )
@@ -134,6 +136,7 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
         group_list=", ".join(sorted(groups)) or "none",
         all_reduces=bool(reductions),
         stages=workload.layout.pp,
+        racks=has_racks(args),
     )
 
 
@@ -153,6 +156,7 @@ def _exchanges(workload: Workload, gpus: int | None) -> set[Collective | Transfe
 def _options(args: argparse.Namespace) -> "Options":
     from stepcast.cost.collectives import Algorithm
     from stepcast.forecast.simulate import Options
+    from stepcast.hardware import Place
     from stepcast.simulation.chunks import Body
     from stepcast.simulation.messages import Send
     from stepcast.simulation.step import Conditions
@@ -170,6 +174,7 @@ def _options(args: argparse.Namespace) -> "Options":
         algorithms=forced,
         ideal_communication=args.ideal_communication,
         conditions=Conditions(stages, groups),
+        place=Place(args.place),
     )
 
 

@@ -169,7 +169,7 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         sequence_parallel=layout.tp > 1 and not args.no_sequence_parallel,
         context=ContextKind(args.context),
         schedule=ScheduleKind(schedule),
-        stage_layers=_stage_layers(args, model, layout.pp * layout.vpp, assumptions),
+        stage_layers=() if args.stage_layers is None else _numbers(args.stage_layers),
         sharding=Sharding(args.sharding),
         recompute=_recompute(args.recompute),
         precision=DType(args.precision),
@@ -205,21 +205,6 @@ def _batch(
         global_batch = layout.dp * args.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
         assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")
     return seq, global_batch
-
-
-def _stage_layers(
-    args: argparse.Namespace, model: "Model", pieces: int, assumptions: list[str]
-) -> tuple[int, ...]:
-    """Layers of each piece of the pipeline; none where they divide evenly."""
-    from stepcast.ir.stages import even_layers
-
-    if args.stage_layers is not None:
-        return _numbers(args.stage_layers)
-    if model.layers % pieces == 0 or model.layers < pieces:
-        return ()
-    layers = even_layers(model.layers, pieces, args.further_tokens)
-    assumptions.append(f"{model.layers} layers over {pieces} pieces as {_runs(layers)} (--stage-layers)")
-    return layers
 
 
 def _layout(args: argparse.Namespace) -> "Layout":
@@ -295,14 +280,3 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
         raise ValueError(f"--stage-layers {text!r}: expected whole numbers, such as 7,8,8,7")
     return tuple(int(part) for part in parts)
-
-
-def _runs(numbers: tuple[int, ...]) -> str:
-    """``7, 14 x 8, 7``"""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1][0] += 1
-        else:
-            runs.append([1, number])
-    return ", ".join(f"{count} x {number}" if count > 1 else str(number) for count, number in runs)

@@ -9,14 +9,15 @@ from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.dispatch import EXPERT_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.memory import StageMemory, memory
-from stepcast.cost.price import Price
+from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
-from stepcast.ir.step import Throughput
+from stepcast.ir.stages import assumed_split
+from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
 from stepcast.ir.workload import Manner, Phase, Workload
@@ -44,6 +45,7 @@ def predict(
     batch, further = strategy.global_batch, strategy.further_tokens
     flops = model_flops(model, strategy.seq, batch, causal=True, further_tokens=further)
     per_gpu = flops / report.step_s / strategy.layout.gpus
+    split = assumed_split(model, strategy)
     throughput = Throughput(
         tokens_per_s=strategy.tokens / report.step_s,
         tflops_per_gpu=per_gpu / TFLOPS,
@@ -60,7 +62,9 @@ def predict(
                 *report.warnings,
                 *_precision_warnings(cluster, str(strategy.precision)),
                 *_transfer_warnings(strategy),
+                *_scaled_warnings(report, cluster, str(strategy.precision)),
             ),
+            assumptions=(*((split,) if split else ()), *report.assumptions),
         ),
     )
 
@@ -121,6 +125,15 @@ def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
     return [
         f"{cluster.gpu.name} has no {precision} matrix units: matrix products run as {used}; "
         f"it has {', '.join(cluster.gpu.matrix_flops)}"
+    ]
+
+
+def _scaled_warnings(report: StepReport, cluster: Cluster, precision: str) -> list[str]:
+    if PriceSource.SCALED not in (report.sources.get("matmul"), report.sources.get("groupedmatmul")):
+        return []
+    return [
+        f"nobody measured {cluster.gpu.runs_as(precision)} products on {cluster.gpu.name} or its kind: "
+        "their times are scaled from other GPUs; 'stepcast profile' measures yours"
     ]
 
 

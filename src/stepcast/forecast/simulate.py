@@ -7,7 +7,7 @@ from functools import cached_property
 
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
-from stepcast.hardware import Cluster
+from stepcast.hardware import Cluster, Place
 from stepcast.ir.edits import with_layout
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
@@ -51,6 +51,8 @@ class Options:
     once_per_node: int | None = None
     # Price communication by its slowest link alone, without latency or protocol.
     ideal_communication: bool = False
+    # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
+    place: Place = Place.EVEN
 
 
 DEFAULTS = Options()
@@ -102,6 +104,7 @@ def simulate(
         options.algorithms,
         once_per_node=options.once_per_node,
         ideal=options.ideal_communication,
+        place=options.place,
     )
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
@@ -127,7 +130,11 @@ def simulate(
             high_s=high_s,
             run={"cluster": cluster.name, **workload.layout.facts()},
             sources=pricer.sources(),
-            warnings=(*workload.warnings, *_body_warnings(workload, options)),
+            warnings=(
+                *workload.warnings,
+                *_body_warnings(workload, options),
+                *pricer.placement_warnings(),
+            ),
             assumptions=tuple(assumptions),
         ),
         step,

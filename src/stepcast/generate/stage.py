@@ -163,6 +163,8 @@ class StageMaker:
 def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:
     """What other stages send is gathered from the tensor ranks before it is used."""
     size = sizes.activation_bytes
+    if not units:  # an empty piece hands on what arrives
+        return units
     if not piece.embedding:
         layers = units[0].layers
         gather = collective("arriving tp all-gather", CollectiveKind.ALL_GATHER, size, Group.TP)

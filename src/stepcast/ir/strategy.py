@@ -187,7 +187,7 @@ class Strategy:
     sequence_parallel: bool = False
     context: ContextKind = ContextKind.RING
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
-    # Layers of each stage and chunk in model order; empty means an even split.
+    # Layers of each stage and chunk in model order, none of them where it is 0; empty means an even split.
     stage_layers: tuple[int, ...] = ()
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = NO_RECOMPUTE
@@ -246,6 +246,8 @@ class Strategy:
             raise StrategyError(
                 f"stage layers need pp x vpp = {chunks} numbers, not {len(self.stage_layers)}"
             )
+        if min(self.stage_layers, default=0) < 0:
+            raise StrategyError(f"a stage holds 0 layers or more, not {min(self.stage_layers)}")
         if (self.lora_rank > 0) != (self.training is TrainingKind.LORA):
             raise StrategyError("lora_rank goes with training 'lora', and only with it")
         if self.expert_imbalance < 1:

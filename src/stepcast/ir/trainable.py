@@ -74,8 +74,7 @@ def _attention_widths(model: Model, tp: int) -> list[int]:
     latent, hidden = model.latent, model.hidden
     output = model.heads * model.value_dim // tp + hidden
     if latent is None:
-        kv = max(model.kv_width // tp, model.head_dim)
-        return [hidden + model.query_width // tp + 2 * kv, output]
+        return [hidden + (model.query_width + 2 * model.kv_width) // tp, output]
     widths = [hidden + latent.kv_rank + latent.rope_dim]
     widths.append(latent.kv_rank + model.heads * (latent.nope_dim + latent.value_dim) // tp)
     if latent.query_rank:

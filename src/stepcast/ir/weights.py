@@ -3,6 +3,7 @@
 Every parameter count is a sum over these, so a count, its share per part and its share per rank cannot
 disagree. Splitting follows Megatron-LM (Shoeybi et al. 2019, section 3): the first matrix of a pair is
 split by columns with its bias, the second by rows while its bias stays whole, the embedding by vocabulary;
+fewer kv heads than ranks are split all the same, and their results gathered (``generate.attention``);
 norms, position embeddings, routers and the down-projections of latent attention are on every rank.
 """
 
@@ -44,7 +45,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """*most_ways* bounds the tensor split: 8 kv heads cannot be split 16 ways, so they are repeated."""
+    """*most_ways* bounds the tensor split: 8 Mamba groups cannot be split 16 ways, so they are repeated."""
 
     name: str
     part: Part
@@ -97,12 +98,11 @@ def _linear(
     split: Split = Split.NONE,
     *,
     by_rows: bool = False,
-    most_ways: int = 0,
 ) -> list[Weight]:
     """A matrix and, where asked, its bias, which is split only along with the columns."""
-    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, most_ways)]
+    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split)]
     if bias:
-        weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split, most_ways))
+        weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split))
     return weights
 
 
@@ -182,10 +182,10 @@ def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) 
 
 
 def _attention(model: Architecture) -> list[Weight]:
-    part, bias, kv_heads = Part.ATTENTION, model.biases.qkv, model.kv_heads
+    part, bias = Part.ATTENTION, model.biases.qkv
     weights = _linear("attention.query", part, model.hidden, model.query_width, bias, Split.TENSOR)
     for name in ("attention.key", "attention.value"):
-        weights += _linear(name, part, model.hidden, model.kv_width, bias, Split.TENSOR, most_ways=kv_heads)
+        weights += _linear(name, part, model.hidden, model.kv_width, bias, Split.TENSOR)
     output = model.biases.attention_output
     weights += _linear(
         "attention.output", part, model.query_width, model.hidden, output, Split.TENSOR, by_rows=True

@@ -71,4 +71,4 @@ def _largest_unit(model: Model, strategy: Strategy, piece: Piece) -> int:
         units.append(Piece(none, True, False))
     if piece.head:
         units.append(Piece(none, False, True))
-    return max(held_shard(model, strategy, unit).total for unit in units)
+    return max((held_shard(model, strategy, unit).total for unit in units), default=0)
