@@ -1,6 +1,6 @@
 """ZeRO and FSDP: weights that are gathered from their shards, and gradients that are not reduced yet."""
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepcast.cost.memory.states import whole_bytes
@@ -19,11 +19,18 @@ class Collected:
     gradients: float
 
 
+NONE = Collected(0.0, 0.0)
+
+
 def collected(model: Model, strategy: Strategy, piece: Piece, orientations: int) -> Collected:
     """What is whole at the fullest moment."""
+    plan = plan_of(strategy)
+    if not (plan.by_unit or plan.splits_gradients):
+        return NONE
+    units = _units(model, piece)
     return Collected(
-        _weights(model, strategy, piece, orientations),
-        _gradients(model, strategy, piece),
+        _weights(model, strategy, piece, units, orientations),
+        _gradients(model, strategy, piece, units),
     )
 
 
@@ -32,37 +39,38 @@ def keeps_weights(plan: Plan) -> bool:
     return plan.gathered in (Gathered.EACH_MICRO_BATCH, Gathered.ONCE)
 
 
-def _weights(model: Model, strategy: Strategy, piece: Piece, orientations: int) -> float:
+def _weights(
+    model: Model, strategy: Strategy, piece: Piece, units: Sequence[Piece], orientations: int
+) -> float:
     """The unit at work and, as it was gathered, the next one; or all of them."""
     plan = plan_of(strategy)
     if keeps_weights(plan):
         return whole_bytes(strategy, plan.collected(held_shard(model, strategy, piece)), orientations)
     if plan.gathered is not Gathered.EACH_PASS:
         return 0.0
-    units = [plan.collected(held_shard(model, strategy, unit)) for unit in _units(model, piece)]
-    return max(whole_bytes(strategy, unit, orientations) + gathered_bytes(strategy, unit) for unit in units)
+    shards = [plan.collected(held_shard(model, strategy, unit)) for unit in units]
+    return max(whole_bytes(strategy, each, orientations) + gathered_bytes(strategy, each) for each in shards)
 
 
-def _gradients(model: Model, strategy: Strategy, piece: Piece) -> float:
+def _gradients(model: Model, strategy: Strategy, piece: Piece, units: Sequence[Piece]) -> float:
     """Those of the unit at work, as they are computed, and where they are reduced once all sums so far."""
     plan = plan_of(strategy)
-    if not plan.splits_gradients:
-        return 0.0
-    units = (plan.unreduced(trained_shard(model, strategy, unit)) for unit in _units(model, piece))
-    fresh = max(unit.total for unit in units) * strategy.stored.bytes
+    shards = (plan.unreduced(trained_shard(model, strategy, unit)) for unit in units)
+    fresh = max(each.total for each in shards) * strategy.stored.bytes
     if plan.reduced is Reduced.EACH_MICRO_BATCH:
         return fresh
     split = plan.unreduced(trained_shard(model, strategy, piece))
     return fresh + (split.total - plan.share(split)) * strategy.gradient_dtype.bytes
 
 
-def _units(model: Model, piece: Piece) -> Iterator[Piece]:
+def _units(model: Model, piece: Piece) -> list[Piece]:
     """One of each kind that is gathered and reduced by itself: layers, and either end."""
-    kinds = {model.blocks[layer]: layer for layer in piece.layers}
-    for layer in kinds.values():
-        yield Piece(range(layer, layer + 1), False, False)
+    blocks = model.blocks
+    kinds = {blocks[layer]: layer for layer in piece.layers}
     none = range(piece.layers.start, piece.layers.start)
+    units = [Piece(range(layer, layer + 1), False, False) for layer in kinds.values()]
     if piece.embedding:
-        yield Piece(none, True, False)
+        units.append(Piece(none, True, False))
     if piece.head:
-        yield Piece(none, False, True)
+        units.append(Piece(none, False, True))
+    return units
