@@ -65,7 +65,6 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
         {"pp": 4, "schedule": ScheduleKind.DUALPIPE, "global_batch": 6},
         "at least 2 x pp = 8",
     ),
-    ("zero-3 and pp", {"pp": 4, "sharding": Sharding.ZERO_3}, "zero-3 does not run with pp 4"),
     ("hybrid without shard", {"dp": 16, "sharding": Sharding.HYBRID_FSDP}, "use shard 8"),
     ("shard", {"dp": 8, "shard": 3, "sharding": Sharding.FSDP}, "shard 3 does not divide dp x cp = 8"),
     ("ep without experts", {"ep": 2}, "ep 2 needs experts"),
@@ -98,6 +97,10 @@ def test_illegal_strategies_name_the_rule_and_a_legal_value(
         ({"ep": 8, "dp": 4}, "does not divide tp x cp x dp = 4: the nearest legal ep is 4"),
         ({"ep": 2, "tp": 2, "dp": 2}, "experts with tp 2 need sequence parallelism"),
         ({"tp": 2}, "experts with tp 2 need sequence parallelism: switch it on, or use tp 1"),
+        (
+            {"ep": 8, "dp": 32, "shard": 2, "sharding": Sharding.ZERO_1},
+            "makes 16 copies .* 4 replicas of each expert: the nearest legal shard is 8",
+        ),
     ],
 )
 def test_experts(changes: dict[str, Any], message: str) -> None:
@@ -125,6 +128,7 @@ def test_experts_spread_over_tensor_ranks_when_each_is_whole() -> None:
         ({"pp": 4, "stage_layers": (8, 8)}, "need pp x vpp = 4 numbers"),
         ({"pp": 2, "stage_layers": (33, -1)}, "0 layers or more, not -1"),
         ({"bucket_bytes": 0}, "at least 1 byte"),
+        ({"fp8_parameters": True}, "go with precision fp8 or mxfp8, not bf16"),
     ],
 )
 def test_inconsistent_strategies(changes: dict[str, Any], message: str) -> None:

@@ -125,6 +125,16 @@ PREDICT = (
         harmless=True,
     ),
     Rule(
+        ("reshard",),
+        lambda f: f["sharding"] in ("zero-3", "fsdp", "hybrid-fsdp"),
+        "it frees gathered parameters, and --sharding {sharding} keeps them whole; leave one of them out",
+    ),
+    Rule(
+        ("fp8_params",),
+        lambda f: f["precision"] in ("fp8", "mxfp8"),
+        "{precision} multiplies nothing in fp8; give --precision fp8 or mxfp8, or leave it out",
+    ),
+    Rule(
         ("bucket_mb",),
         lambda f: _replicas(f) > 1,
         "one replica reduces no gradients",

@@ -82,6 +82,14 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
         help=f"{', '.join(SHARDINGS)}; default zero-1, the distributed optimizer",
     )
     how.add_argument(
+        "--reshard",
+        action=argparse.BooleanOptionalAction,
+        help="ZeRO-3, FSDP: free gathered parameters after each forward; default: yes, but in a pipeline",
+    )
+    how.add_argument(
+        "--fp8-params", action="store_true", help="keep and gather parameters in fp8, without a bf16 copy"
+    )
+    how.add_argument(
         "--recompute",
         default="none",
         metavar="KIND",
@@ -184,6 +192,8 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         dropout=args.dropout,
         fused_experts=args.fused_experts,
         further_tokens=args.further_tokens,
+        reshard=args.reshard,
+        fp8_parameters=args.fp8_params,
     )
     if strategy.micro_batches > MOST_MICRO_BATCHES:
         raise ValueError(

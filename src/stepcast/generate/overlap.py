@@ -1,15 +1,17 @@
 """Where data-parallel communication runs: beside which layers of which micro-batches."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
 from stepcast.generate.data import broadcast_ops, buckets, gather_ops, reduce_ops
 from stepcast.generate.parts import K, Ops, waiting
 from stepcast.generate.sizes import Sizes
-from stepcast.ir.strategy import Kernels, Sharding
-from stepcast.ir.weights import Shard
-from stepcast.ir.work import Elementwise, streamed
+from stepcast.ir.dtype import DType
+from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, plan_of
+from stepcast.ir.strategy import Kernels
+from stepcast.ir.weights import NOTHING, Shard
+from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Variation
 
 
@@ -34,11 +36,13 @@ class Once:
 
 
 def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
-    """ZeRO-3 and FSDP: parameters gathered for the forward and again for the backward of each unit.
+    """ZeRO-3 and FSDP: parameters gathered for the forward of each unit, and again for its backward where
+    they are freed in between.
 
     Overlapped, they are gathered while the unit before runs, so that only the first wait is exposed.
     """
     ahead, end, gathered = sizes.strategy.overlap.parameters, len(units) - 1, []
+    again = plan_of(sizes.strategy).gathered is Gathered.EACH_PASS
 
     def requests(phase: str, first: int) -> list[Ops]:
         """Each unit's gathers; the one that runs first asks for its own and for the next one's."""
@@ -48,69 +52,87 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     forward, backward = requests("forward", 0), requests("backward", end)
     for index, unit in enumerate(units):
         layers = list(unit.layers)
-        copied = _copied_out(sizes, unit.held)
+        made = _made_whole(sizes, unit.held)
         following = forward[index + 1] if ahead and index < end else ()
         begins = not ahead or index == 0
-        own = copied + layers[0].forward
+        own = made + layers[0].forward
         layers[0] = replace(layers[0], forward=_fed(own, forward[index], following, begins))
-        following = backward[index - 1] if ahead and index else ()
-        begins = not ahead or index == end
-        own = copied + layers[-1].input_gradient
-        layers[-1] = replace(layers[-1], input_gradient=_fed(own, backward[index], following, begins))
+        if again:
+            following = backward[index - 1] if ahead and index else ()
+            begins = not ahead or index == end
+            own = made + layers[-1].input_gradient
+            layers[-1] = replace(layers[-1], input_gradient=_fed(own, backward[index], following, begins))
         gathered.append(replace(unit, layers=tuple(layers)))
     return gathered
 
 
 def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     """ZeRO 2 and 3, FSDP: gradients reduced with every micro-batch, when a unit's backward is done."""
+    return [
+        replace(unit, layers=(_ending(unit.layers[0], _unit_reductions(sizes, unit)), *unit.layers[1:]))
+        for unit in units
+    ]
+
+
+def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
+    """The gradients of one unit, in buckets of its own."""
     blocking = not sizes.strategy.overlap.gradients
-    reduced = []
-    for unit in units:
-        ops = tuple(
-            op
-            for _, number, shard in buckets(sizes, [unit.trained])
-            for op in (*_copied_in(sizes, shard), *reduce_ops(sizes, f"gradients {number}", shard, blocking))
-        )
-        reduced.append(replace(unit, layers=(_ending(unit.layers[0], ops), *unit.layers[1:])))
-    return reduced
+    return tuple(
+        op
+        for _, number, shard in buckets(sizes, [unit.trained])
+        for op in (*_copied_in(sizes, shard), *reduce_ops(sizes, f"gradients {number}", shard, blocking))
+    )
 
 
-def _copied_out(sizes: Sizes, shard: Shard) -> Ops:
-    """FSDP2 splits each parameter by itself: what is gathered is copied to where the layers expect it
-    (PyTorch, torch/distributed/fsdp/_fully_shard: split_with_sizes_copy).
+def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
+    """What a rank does with what it gathered. FSDP2 splits each parameter by itself and copies it to where
+    the layers expect it (PyTorch, torch/distributed/fsdp/_fully_shard: split_with_sizes_copy); a rank that
+    shares with nobody casts its fp32 weights.
     """
-    if not _by_parameter(sizes, shard):
-        return ()
-    return (Op("parameters copy out", streamed(K.COPY, 1, shard.total, 1, 1, sizes.stored)),)
+    strategy, ops = sizes.strategy, []
+    for part, each in plan_of(strategy).kinds(shard):
+        size = float(gathered_bytes(strategy, each))
+        if part.ways > 1 and strategy.kernels is Kernels.COMPILED:
+            copied = Elementwise(K.COPY, 1, each.total, size, size, dtype=sizes.stored)
+            ops.append(Op("parameters copy out", copied))
+        elif part.ways == 1 and part.collected:
+            read = DType.FP32.bytes * each.total
+            ops.append(
+                Op("parameters cast", Elementwise(K.CAST, 1, each.total, read, size, dtype=DType.FP32))
+            )
+    return tuple(ops)
 
 
 def _copied_in(sizes: Sizes, shard: Shard) -> Ops:
-    """And gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
-    if not _by_parameter(sizes, shard):
+    """FSDP2: gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
+    if sizes.strategy.kernels is not Kernels.COMPILED:
         return ()
-    read, write = float(shard.total * sizes.element), float(shard.total * sizes.gradient)
-    work = Elementwise(K.COPY, 1, shard.total, read, write, dtype=sizes.stored)
-    return (Op("gradients copy in", work),)
-
-
-def _by_parameter(sizes: Sizes, shard: Shard) -> bool:
-    layout, compiled = sizes.strategy.layout, sizes.strategy.kernels is Kernels.COMPILED
-    return compiled and shard.total > 0 and layout.dp * layout.cp > 1
+    split = plan_of(sizes.strategy).unreduced(shard).total
+    if not split:
+        return ()
+    read, write = float(split * sizes.element), float(split * sizes.gradient)
+    return (Op("gradients copy in", Elementwise(K.COPY, 1, split, read, write, dtype=sizes.stored)),)
 
 
 def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:
-    """Gradients without ZeRO-2 are reduced beside the last backward, parameters under ZeRO 1 and 2 gathered
-    beside the first forward, bucket by bucket; or after the step.
+    """Gradients that are reduced once go beside the last backward, parameters that are gathered once beside
+    the first forward, bucket by bucket or unit by unit; or both beside nothing.
     """
-    sharding, overlap = sizes.strategy.sharding, sizes.strategy.overlap
+    plan, overlap = plan_of(sizes.strategy), sizes.strategy.overlap
     first: dict[int, Layer] = {}
     last: dict[int, Layer] = {}
     reduce: Ops = ()
     gather: Ops = ()
-    if not sharding.splits_gradients:
+    if plan.reduced is Reduced.ONCE:
         last, reduce = _reduced_once(sizes, units, overlap.gradients)
-    if sharding in (Sharding.ZERO_1, Sharding.ZERO_2):
+    if plan.gathered is Gathered.AFTER_UPDATE:
         first, gather = _gathered_once(sizes, units, overlap.parameters)
+    elif plan.gathered is Gathered.ONCE:
+        first = {
+            place: whole.layers[0]
+            for place, unit, whole in zip(_places(units), units, gathering(sizes, units), strict=True)
+            if whole.layers[0] != unit.layers[0]
+        }
     final = sizes.strategy.micro_batches - 1
     if final == 0:
         first = first | {
@@ -124,27 +146,39 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:
 
 
 def _reduced_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+    """The units that end with reductions, or what is reduced after all of them."""
     places, last = _places(units), {}
     alone: Ops = ()
-    backward = [unit.trained for unit in reversed(units)]
-    for index, parts in groupby(buckets(sizes, backward), key=lambda bucket: bucket[0]):
-        ops = tuple(
-            op
-            for _, number, shard in parts
-            for op in reduce_ops(sizes, f"gradients {number}", shard, blocking=not beside)
-        )
-        unit = len(units) - 1 - index
+    for index, ops in _reductions(sizes, units):
         if beside and ops:
-            last[places[unit]] = _ending(units[unit].layers[0], ops)
+            last[places[index]] = _ending(units[index].layers[0], ops)
         else:
             alone += ops
     return last, alone
 
 
+def _reductions(sizes: Sizes, units: Sequence[Unit]) -> Iterator[tuple[int, Ops]]:
+    """The unit whose backward completes them, and the reductions."""
+    if plan_of(sizes.strategy).by_unit:
+        for index in reversed(range(len(units))):
+            yield index, _unit_reductions(sizes, units[index])
+        return
+    blocking = not sizes.strategy.overlap.gradients
+    backward = [unit.trained for unit in reversed(units)]
+    for index, parts in groupby(buckets(sizes, backward), key=lambda bucket: bucket[0]):
+        yield (
+            len(units) - 1 - index,
+            tuple(
+                op
+                for _, number, shard in parts
+                for op in reduce_ops(sizes, f"gradients {number}", shard, blocking)
+            ),
+        )
+
+
 def _gathered_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
     if sizes.strategy.owners_broadcast:
-        dense, experts = (sum(getattr(unit.trained, part) for unit in units) for part in ("dense", "experts"))
-        return {}, broadcast_ops(sizes, Shard(dense, experts))
+        return {}, broadcast_ops(sizes, sum((unit.trained for unit in units), start=NOTHING))
     groups: list[tuple[int, Ops]] = []
     start = 0
     for index, parts in groupby(

@@ -17,16 +17,16 @@ from stepcast.ir.group import Group
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
+from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
-from stepcast.ir.weights import Part, Shard
+from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Stage
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
 LONGEST_PATTERN = 12
-NOTHING = Shard(0, 0)
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
 UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine")
 
@@ -40,9 +40,10 @@ class StageMaker:
         units = self._units(piece)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
-        if self.strategy.sharding.splits_parameters:
+        plan = plan_of(self.strategy)
+        if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
             units = gathering(self.sizes, units)
-        if self.strategy.sharding.splits_gradients:
+        if plan.reduced is Reduced.EACH_MICRO_BATCH:
             units = reducing(self.sizes, units)
         once = once_per_step(self.sizes, units)
         return Stage(
@@ -178,7 +179,8 @@ def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:
 
 
 def _less(shard: Shard, other: Shard) -> Shard:
-    return Shard(max(0, shard.dense - other.dense), shard.experts - other.experts)
+    rest = shard - other
+    return Shard(max(0, rest.dense), rest.experts, max(0, rest.unquantised))
 
 
 def _folded(units: Sequence[tuple[Layer, ...]]) -> tuple[Block, ...]:

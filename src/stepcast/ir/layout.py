@@ -50,8 +50,14 @@ class Layout:
     def shard_size(self) -> int:
         return min(self.shard, self.dp * self.cp) or self.dp * self.cp
 
+    @property
+    def copies(self) -> int:
+        """Copies of the states, each split over the ranks of a shard."""
+        return self.dp * self.cp // self.shard_size
+
     def size(self, group: Group) -> int:
         """Ranks in one set of *group*."""
+        expert_shard = max(1, self.expert_dp // self.copies)
         sizes = {
             Group.TP: self.tp,
             Group.CP: self.cp,
@@ -63,6 +69,8 @@ class Layout:
             Group.WORLD: self.gpus,
             Group.EXPERT_TP: self.expert_tp_size,
             Group.SHARD: self.shard_size,
-            Group.REPLICA: self.dp * self.cp // self.shard_size,
+            Group.REPLICA: self.copies,
+            Group.EXPERT_SHARD: expert_shard,
+            Group.EXPERT_REPLICA: self.expert_dp // expert_shard,
         }
         return sizes[group]

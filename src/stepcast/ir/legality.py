@@ -1,12 +1,14 @@
 """Which strategies suit a model: each rule in one place, each message with the nearest value that is legal.
 
 The rules are those of Megatron-Core (``transformer_config.py``, ``parallel_state.py``,
-``training/arguments.py``), DeepSpeed (ZeRO-2 and 3 not with pipelines; Ulysses) and DualPipe.
+``training/arguments.py``), DeepSpeed (Ulysses) and DualPipe. DeepSpeed's pipelines refuse ZeRO-2 and 3, those
+of Megatron-FSDP and torch.distributed.pipelining run them.
 """
 
 from collections.abc import Callable
 from itertools import takewhile
 
+from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer, PositionKind
 from stepcast.ir.stages import pieces
@@ -203,11 +205,6 @@ def _schedule(strategy: Strategy) -> str:
 
 def _sharding(model: Model, strategy: Strategy) -> str:
     layout, sharding = strategy.layout, strategy.sharding
-    if sharding in (Sharding.ZERO_2, Sharding.ZERO_3) and layout.pp > 1:
-        return (
-            f"{sharding} does not run with pp {layout.pp}, where each micro-batch would reduce all "
-            "gradients: use zero-1 or fsdp, or pp 1"
-        )
     ranks = layout.dp * layout.cp
     if layout.shard and sharding is Sharding.NONE:
         return f"shard {layout.shard} splits states among ranks and needs sharding: use zero-1 or hybrid-fsdp"
@@ -218,7 +215,21 @@ def _sharding(model: Model, strategy: Strategy) -> str:
         return (
             f"hybrid-fsdp needs shard, the ranks that split one copy: use shard {nearest_divisor(ranks, 8)}"
         )
+    if model.experts is not None and layout.expert_dp % layout.copies:
+        near = _shard_of_experts(layout)
+        return (
+            f"shard {layout.shard} makes {layout.copies} copies of the states, which do not divide the "
+            f"{layout.expert_dp} replicas of each expert: the nearest legal shard is {near}"
+        )
     return ""
+
+
+def _shard_of_experts(layout: Layout) -> int:
+    """The shard closest to the layout's with a whole number of each expert's replicas in every copy."""
+    ranks = layout.dp * layout.cp
+    copies = [count for count in range(1, ranks + 1) if ranks % count == 0 and layout.expert_dp % count == 0]
+    legal = [ranks // count for count in copies]
+    return min(legal, key=lambda ways: (abs(ways - layout.shard_size), ways))
 
 
 def _training(model: Model, strategy: Strategy) -> str:

@@ -18,6 +18,8 @@ PART_OF_GROUP = {
     "expert-dp": "dp",
     "shard": "dp",
     "replica": "dp",
+    "expert-shard": "dp",
+    "expert-replica": "dp",
     "pp": "pp",
     "embedding": "dp",
     "world": "other",

@@ -88,7 +88,7 @@ class Sharding(StrEnum):
     ZERO_2 = "zero-2"  # and gradients
     ZERO_3 = "zero-3"  # and parameters
     FSDP = "fsdp"  # as ZeRO-3; the sharded weights are the fp32 ones, gathered in the training precision
-    HYBRID_FSDP = "hybrid-fsdp"  # FSDP inside a node, replicas across nodes
+    HYBRID_FSDP = "hybrid-fsdp"  # FSDP inside a node, replicas across nodes; experts likewise
 
     @property
     def splits_gradients(self) -> bool:
@@ -171,6 +171,8 @@ STORED_AS: dict[DType, DType] = {
     DType.NVFP4: DType.BF16,
 }
 PRECISIONS = tuple(STORED_AS)
+# Formats in which weights can be kept instead of beside a bf16 copy (Megatron-LM's --fp8-param-gather).
+PARAMETER_FORMATS = (DType.FP8, DType.MXFP8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,11 @@ class Strategy:
     # How often the model's module for further tokens runs (multi-token prediction, DeepSeek-V3, 2024,
     # section 2.2); 0 leaves it out.
     further_tokens: int = 0
+    # ZeRO 3 and FSDP: free a layer's gathered parameters after each forward and gather them again for its
+    # backward, or keep them. None: free them but in a pipeline (torchtitan's fsdp_reshard_after_forward).
+    reshard: bool | None = None
+    # Weights of matmuls are kept and gathered in fp8, with no bf16 copy; the optimizer's stay as they are.
+    fp8_parameters: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
@@ -234,6 +241,10 @@ class Strategy:
         if self.precision not in PRECISIONS:
             raise StrategyError(
                 f"precision {self.precision} cannot train; use one of {', '.join(PRECISIONS)}"
+            )
+        if self.fp8_parameters and self.precision not in PARAMETER_FORMATS:
+            raise StrategyError(
+                f"parameters in fp8 go with precision {' or '.join(PARAMETER_FORMATS)}, not {self.precision}"
             )
         if self.global_batch % per_round:
             near = max(1, round(self.global_batch / per_round)) * per_round
@@ -271,6 +282,17 @@ class Strategy:
     def stored(self) -> DType:
         """The format of weights and activations in memory."""
         return STORED_AS[self.precision]
+
+    @property
+    def reshards(self) -> bool:
+        """Whether gathered parameters are freed after each forward."""
+        return self.layout.pp == 1 if self.reshard is None else self.reshard
+
+    @property
+    def keeps_fp32_weights(self) -> bool:
+        """Whether the weights that are kept are the optimizer's (FSDP), cast before they are gathered."""
+        fsdp = self.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
+        return fsdp and self.optimizer.master_weights
 
     @property
     def outer_ways(self) -> int:

@@ -74,14 +74,37 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Parameters one rank holds: *dense* ones have replicas in the dp group, *experts* in expert-dp."""
+    """Parameters one rank holds: *dense* ones have replicas in the dp group, *experts* in expert-dp.
+
+    *unquantised* are those of the dense ones that no product in fp8 or fp4 reads.
+    """
 
     dense: int
     experts: int
+    unquantised: int = 0
 
     @property
     def total(self) -> int:
         return self.dense + self.experts
+
+    @property
+    def quantised(self) -> int:
+        return self.total - self.unquantised
+
+    def __add__(self, other: "Shard") -> "Shard":
+        return Shard(
+            self.dense + other.dense, self.experts + other.experts, self.unquantised + other.unquantised
+        )
+
+    def __sub__(self, other: "Shard") -> "Shard":
+        return Shard(
+            self.dense - other.dense, self.experts - other.experts, self.unquantised - other.unquantised
+        )
+
+
+NOTHING = Shard(0, 0)
+# Parts whose matrices are multiplied in fp8 or fp4 where the strategy says so.
+MULTIPLIED = (Part.ATTENTION, Part.MAMBA, Part.MLP, Part.SHARED_EXPERTS)
 
 
 def whole(weights: Iterable[Weight]) -> int:
@@ -271,30 +294,27 @@ def _experts(model: Architecture) -> list[Weight]:
 
 
 def _shard(model: Architecture, weights: Iterable[Weight], tp: int, ep: int, expert_tp: int) -> Shard:
-    vocab, dense, experts = model.padded_vocab(tp), 0, 0
+    vocab, shard = model.padded_vocab(tp), NOTHING
     for weight in weights:
         elements = weight.on_rank(tp, ep, expert_tp, vocab)
         if weight.part is Part.EXPERTS:
-            experts += elements
+            shard += Shard(0, elements)
         else:
-            dense += elements
-    return Shard(dense, experts)
+            quantised = weight.part in MULTIPLIED and len(weight.shape) > 1
+            shard += Shard(elements, 0, 0 if quantised else elements)
+    return shard
 
 
 @lru_cache(maxsize=1024)
-def _running(
-    model: Architecture, tp: int, ep: int, expert_tp: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dense and expert parameters of all layers before each layer."""
+def _running(model: Architecture, tp: int, ep: int, expert_tp: int) -> tuple[Shard, ...]:
+    """Parameters of all layers before each layer."""
     shards: dict[tuple[Mixer, FeedForward], Shard] = {}
     for block in model.blocks:
         kind = (block.mixer, block.feed_forward)
         if kind not in shards:
             shards[kind] = _shard(model, block_weights(model, *kind), tp, ep, expert_tp)
-    layers = [shards[block.mixer, block.feed_forward] for block in model.blocks]
-    return (
-        tuple(accumulate((shard.dense for shard in layers), initial=0)),
-        tuple(accumulate((shard.experts for shard in layers), initial=0)),
+    return tuple(
+        accumulate((shards[block.mixer, block.feed_forward] for block in model.blocks), initial=NOTHING)
     )
 
 
@@ -309,12 +329,9 @@ def range_shard(
     model: Architecture, layers: range, tp: int, ep: int, expert_tp: int, embedding: bool, head: bool
 ) -> Shard:
     """What one rank holds of consecutive *layers*; see Model.shard_of."""
-    dense, experts = _running(model, tp, ep, expert_tp)
+    before = _running(model, tp, ep, expert_tp)
     ends: list[Weight] = embedding_weights(model) if embedding else []
     if head:
         own_copy = not (model.tied and embedding)
         ends = ends + final_weights(model) + (head_weights(model) if own_copy else head_weights(model)[1:])
-    return Shard(
-        dense[layers.stop] - dense[layers.start] + _shard(model, ends, tp, ep, expert_tp).dense,
-        experts[layers.stop] - experts[layers.start],
-    )
+    return before[layers.stop] - before[layers.start] + _shard(model, ends, tp, ep, expert_tp)

@@ -10,8 +10,9 @@ def default_in_flight(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
     """For each stage, the micro-batches that each of its pieces holds."""
     layout, batches = strategy.layout, strategy.micro_batches
     stages = range(layout.pp)
-    if layout.pp == 1:
-        return ((1,) * layout.vpp,)
+    if layout.pp == 1:  # forward and backward of each micro-batch in turn, unless all forwards come first
+        held = batches if strategy.schedule is ScheduleKind.GPIPE else 1
+        return ((held,) * layout.vpp,)
     match strategy.schedule:
         case ScheduleKind.GPIPE:
             counts = [(batches,) * layout.vpp for _ in stages]
