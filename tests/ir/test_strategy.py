@@ -118,7 +118,7 @@ def test_experts_spread_over_tensor_ranks_when_each_is_whole() -> None:
         ({"lora_rank": 8}, "goes with training 'lora'"),
         ({"expert_imbalance": 0.5}, "1 \\(even\\) or more"),
         ({"pp": 4, "stage_layers": (8, 8)}, "need pp x vpp = 4 numbers"),
-        ({"bucket_bytes": 0}, "at least 1 byte"),
+        ({"bucket_bytes": -1}, "at least 1 byte"),
     ],
 )
 def test_inconsistent_strategies(changes: dict[str, Any], message: str) -> None:

@@ -78,25 +78,30 @@ def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
     return tuple(ops)
 
 
-def buckets(sizes: Sizes, shards: Sequence[Shard]) -> Iterator[tuple[int, int, Shard]]:
-    """(index of the last of its shards, number, contents) of each bucket, filled in the given order.
+def buckets(limit: int | None, shards: Sequence[Shard]) -> list[tuple[int, int, Shard]]:
+    """(index of the last of its shards, number, contents) of each bucket of at most *limit* parameters or one
+    shard's, filled in the given order.
 
-    A shard larger than a bucket is cut into equal ones.
+    Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger
+    than a bucket is cut into equal ones.
     """
-    limit, number = sizes.strategy.bucket_bytes, 0
-    dense = experts = 0
-    for index, shard in enumerate(shards):
-        dense += shard.dense
-        experts += shard.experts
-        size = (dense + experts) * sizes.gradient
-        last = index == len(shards) - 1
+    found = [(index, Shard(size, 0)) for index, size in _filled(limit, [shard.dense for shard in shards])]
+    found += [(index, Shard(0, size)) for index, size in _filled(limit, [shard.experts for shard in shards])]
+    ordered = sorted(found, key=lambda bucket: bucket[0])
+    return [(index, number, shard) for number, (index, shard) in enumerate(ordered)]
+
+
+def _filled(limit: int | None, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(index of the last one in it, size) of each bucket."""
+    size = 0
+    for index, added in enumerate(sizes):
+        size += added
+        last = index == len(sizes) - 1
         if not size or not (last or (limit is not None and size >= limit)):
             continue
         count = 1 if limit is None else max(1, size // limit)
-        for part in range(count):
-            yield index, number, Shard(_part(dense, count, part), _part(experts, count, part))
-            number += 1
-        dense = experts = 0
+        yield from ((index, _part(size, count, part)) for part in range(count))
+        size = 0
 
 
 def _part(total: int, count: int, part: int) -> int:

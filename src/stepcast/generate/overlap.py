@@ -22,6 +22,10 @@ class Unit:
     trained: Shard
 
 
+Bucket = tuple[int, int, Shard]
+"""(the first of the units in it, number, contents)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Once:
     """What happens once per step: layers of one micro-batch that differ from the usual by what overlaps
@@ -43,7 +47,9 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     def requests(phase: str, first: int) -> list[Ops]:
         """Each unit's gathers; the one that runs first asks for its own and for the next one's."""
         names = [f"{phase} first" if ahead and index == first else phase for index in range(len(units))]
-        return [gather_ops(sizes, name, unit.held, False) for name, unit in zip(names, units, strict=True)]
+        return [
+            gather_ops(sizes, name, unit.held, not ahead) for name, unit in zip(names, units, strict=True)
+        ]
 
     forward, backward = requests("forward", 0), requests("backward", end)
     for index, unit in enumerate(units):
@@ -63,12 +69,15 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 
 def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     """ZeRO 2 and 3, FSDP: gradients reduced with every micro-batch, when a unit's backward is done."""
-    blocking = not sizes.strategy.overlap.gradients
+    blocking, limit = (
+        not sizes.strategy.overlap.gradients,
+        sizes.strategy.bucket_parameters(first_piece=False),
+    )
     reduced = []
     for unit in units:
         ops = tuple(
             op
-            for _, number, shard in buckets(sizes, [unit.trained])
+            for _, number, shard in buckets(limit, [unit.trained])
             for op in (*_copied_in(sizes, shard), *reduce_ops(sizes, f"gradients {number}", shard, blocking))
         )
         reduced.append(replace(unit, layers=(_ending(unit.layers[0], ops), *unit.layers[1:])))
@@ -98,19 +107,23 @@ def _by_parameter(sizes: Sizes, shard: Shard) -> bool:
     return compiled and shard.total > 0 and layout.dp * layout.cp > 1
 
 
-def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:
+def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Once:
     """Gradients without ZeRO-2 are reduced beside the last backward, parameters under ZeRO 1 and 2 gathered
     beside the first forward, bucket by bucket; or after the step.
     """
     sharding, overlap = sizes.strategy.sharding, sizes.strategy.overlap
+    # Parameters are gathered in the buckets of their gradients.
+    limit = sizes.strategy.bucket_parameters(first_piece)
+    filled = buckets(limit, [unit.trained for unit in reversed(units)])
+    beginning = [(len(units) - 1 - index, number, shard) for index, number, shard in filled]
     first: dict[int, Layer] = {}
     last: dict[int, Layer] = {}
     reduce: Ops = ()
     gather: Ops = ()
     if not sharding.splits_gradients:
-        last, reduce = _reduced_once(sizes, units, overlap.gradients)
+        last, reduce = _reduced_once(sizes, units, beginning, overlap.gradients)
     if sharding in (Sharding.ZERO_1, Sharding.ZERO_2):
-        first, gather = _gathered_once(sizes, units, overlap.parameters)
+        first, gather = _gathered_once(sizes, units, beginning, overlap.parameters)
     final = sizes.strategy.micro_batches - 1
     if final == 0:
         first = first | {
@@ -123,17 +136,17 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:
     return Once(tuple(variations), reduce, gather)
 
 
-def _reduced_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+def _reduced_once(
+    sizes: Sizes, units: Sequence[Unit], beginning: Sequence[Bucket], beside: bool
+) -> tuple[dict[int, Layer], Ops]:
     places, last = _places(units), {}
     alone: Ops = ()
-    backward = [unit.trained for unit in reversed(units)]
-    for index, parts in groupby(buckets(sizes, backward), key=lambda bucket: bucket[0]):
+    for unit, parts in groupby(beginning, key=lambda bucket: bucket[0]):
         ops = tuple(
             op
             for _, number, shard in parts
             for op in reduce_ops(sizes, f"gradients {number}", shard, blocking=not beside)
         )
-        unit = len(units) - 1 - index
         if beside and ops:
             last[places[unit]] = _ending(units[unit].layers[0], ops)
         else:
@@ -141,23 +154,21 @@ def _reduced_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[di
     return last, alone
 
 
-def _gathered_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+def _gathered_once(
+    sizes: Sizes, units: Sequence[Unit], beginning: Sequence[Bucket], beside: bool
+) -> tuple[dict[int, Layer], Ops]:
     if sizes.strategy.owners_broadcast:
         dense, experts = (sum(getattr(unit.trained, part) for unit in units) for part in ("dense", "experts"))
         return {}, broadcast_ops(sizes, Shard(dense, experts))
     groups: list[tuple[int, Ops]] = []
-    start = 0
-    for index, parts in groupby(
-        buckets(sizes, [unit.trained for unit in units]), key=lambda bucket: bucket[0]
-    ):
+    for unit, parts in groupby(reversed(beginning), key=lambda bucket: bucket[0]):
         ops = tuple(
             op
             for _, number, shard in parts
             for op in gather_ops(sizes, f"parameters {number}", shard, blocking=not beside)
         )
         if ops:
-            groups.append((start, ops))
-        start = index + 1
+            groups.append((unit, ops))
     everything = tuple(op for _, ops in groups for op in ops)
     if not beside or not groups:
         return {}, everything

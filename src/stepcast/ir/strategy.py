@@ -157,7 +157,7 @@ class Optimizer:
 
 
 ADAM = Optimizer()
-NO_OVERLAP = Overlap(gradients=False, parameters=False, transfers=False)
+NO_OVERLAP = Overlap(gradients=False, parameters=False, tensor_gradients=False, transfers=False)
 USUAL_OVERLAP = Overlap()
 NO_RECOMPUTE = Recompute()
 # The format in which weights and activations are stored, by the format of the matmuls.
@@ -199,8 +199,9 @@ class Strategy:
     lora_rank: int = 0
     flash_attention: bool = True
     overlap: Overlap = USUAL_OVERLAP
-    # None: one reduction for all gradients. Megatron-LM's default grows with dp; DDP's is 25 MiB.
-    bucket_bytes: int | None = 40_000_000 * 4
+    # Of gradients reduced together; 0: all of a stage's. None: what frameworks do by themselves, see
+    # bucket_parameters.
+    bucket_bytes: int | None = None
     execution: Execution = Execution.GRAPHS
     kernels: Kernels = Kernels.FUSED
     # Tokens of the busiest expert rank as a multiple of an even share.
@@ -252,8 +253,10 @@ class Strategy:
             raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
         if self.expert_capacity is not None and self.expert_capacity <= 0:
             raise StrategyError(f"expert capacity is above 0, not {self.expert_capacity}")
-        if self.bucket_bytes is not None and self.bucket_bytes < 1:
-            raise StrategyError(f"gradient buckets hold at least 1 byte, not {self.bucket_bytes}")
+        if self.bucket_bytes is not None and self.bucket_bytes < 0:
+            raise StrategyError(
+                f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}"
+            )
 
     @property
     def micro_batches(self) -> int:
@@ -269,6 +272,19 @@ class Strategy:
     def stored(self) -> DType:
         """The format of weights and activations in memory."""
         return STORED_AS[self.precision]
+
+    def bucket_parameters(self, first_piece: bool) -> int | None:
+        """Parameters whose gradients are reduced together; None: all of a stage's, or of a sharded layer's.
+
+        Unless told otherwise, buckets grow with the ranks that reduce them, and only the first chunk of the
+        first stage has any, where reductions overlap: the other stages end before it (Megatron-Core's
+        distributed_data_parallel.py). ZeRO-2, ZeRO-3 and FSDP reduce layer by layer.
+        """
+        if self.bucket_bytes is not None:
+            return -(-self.bucket_bytes // int(self.gradient_dtype.bytes)) or None
+        if not (first_piece and self.overlap.gradients) or self.sharding.splits_gradients:
+            return None
+        return max(40_000_000, 1_000_000 * self.layout.dp * self.layout.cp)
 
     @property
     def outer_ways(self) -> int:
