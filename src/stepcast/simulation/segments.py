@@ -124,7 +124,7 @@ def segment_of_ops(
     lost_s: Seconds | None = None,
 ) -> Segment:
     """A segment of one slot, or of two that are interleaved; input and output k belong to stream k."""
-    build = _Build(lanes, seconds, len(streams), issue_s, lost_s)
+    build = _Build(lanes, seconds, streams, issue_s, lost_s)
     for stream, issued in _interleaved(streams, seconds):
         build.issue(stream, issued)
     outputs = [build.output(stream) for stream in range(len(streams))]
@@ -153,7 +153,7 @@ class _Build:
         self,
         lanes: Lanes,
         seconds: Seconds,
-        streams: int,
+        streams: Sequence[Sequence[Issued]],
         issue_s: IssueSeconds | None,
         lost_s: Seconds | None = None,
     ) -> None:
@@ -162,10 +162,12 @@ class _Build:
         self.ops: list[TimedOp] = []
         # Per stream: the last computation, the blocking communication that the next op waits for, and the
         # op that makes what is handed on.
-        self.computed: list[int | None] = [None] * streams
-        self.awaited: list[tuple[int, ...]] = [()] * streams
-        self.made: list[int | None] = [None] * streams
-        self.named: dict[str, int] = {}
+        self.computed: list[int | None] = [None] * len(streams)
+        self.awaited: list[tuple[int, ...]] = [()] * len(streams)
+        self.made: list[int | None] = [None] * len(streams)
+        self.named: list[dict[str, int]] = [{} for _ in streams]
+        self.streams = streams
+        self.elsewhere: dict[str, tuple[int, ...]] | None = None
         # What the host waits for before it issues more.
         self.read: tuple[int, ...] = ()
 
@@ -176,7 +178,7 @@ class _Build:
         if communicates and duration_s == 0:
             return
         name = layer.op_name(issued.op)
-        after, lanes = self._named_waits(issued.op)
+        after, lanes = self._named_waits(stream, issued.op)
         after += self.awaited[stream] + self._issued(issued)
         if communicates:
             assert isinstance(work, Collective | Transfer)
@@ -195,7 +197,7 @@ class _Build:
             at = self._add(stream, name, duration_s, COMPUTE, after, lanes)
             self.computed[stream] = at
             self.awaited[stream] = ()
-        self.named[issued.op.name] = at
+        self.named[stream][issued.op.name] = at
         if issued.op.host_reads:
             self.read = (at,)
         if issued.op.blocking or not communicates:
@@ -219,12 +221,27 @@ class _Build:
         self.ops.append(TimedOp("issue", duration_s, host, before))
         return (len(self.ops) - 1,)
 
-    def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ops of this segment that *op* names, and the lanes to wait for where an op was issued earlier."""
-        here = tuple(self.named[name] for name in op.after if name in self.named)
-        if len(here) == len(op.after):
-            return here, ()
-        return here, self.lanes.collectives
+    def _named_waits(self, stream: int, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ops of this segment that *op* names, and the lanes of those that were issued in an earlier one."""
+        if not op.after:
+            return (), ()
+        named = self.named[stream]
+        here = tuple(named[name] for name in op.after if name in named)
+        earlier = [name for name in op.after if name not in named]
+        return here, tuple(dict.fromkeys(lane for name in earlier for lane in self._issued_in(name)))
+
+    def _issued_in(self, name: str) -> tuple[int, ...]:
+        """The lane of the communication called *name* in another phase of these layers; unknown, any."""
+        if self.elsewhere is None:
+            layers = {id(issued.layer): issued.layer for stream in self.streams for issued in stream}
+            self.elsewhere = {
+                op.name: (self.lanes.of(op.work.group),)
+                for layer in layers.values()
+                for phase in Phase
+                for op in layer.ops(phase)
+                if isinstance(op.work, Collective | Transfer)
+            }
+        return self.elsewhere.get(name, self.lanes.collectives)
 
     def _add(
         self,
