@@ -25,6 +25,7 @@ from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_check import peak_in_flight
 from stepcast.simulation.schedules.table import ONLY_CHUNKS, make_schedule
 from stepcast.simulation.segments import IssueSeconds
+from stepcast.simulation.slowed import slowed
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 
@@ -110,9 +111,12 @@ def simulate(
         send=options.send,
         conditions=conditions,
         issue_s=options.issue_s,
-        lost_s=pricer.lost_s if options.contention else None,
+        takes=pricer.lost_share if options.contention else None,
     )
     run = run_program(step.program)
+    if options.contention:
+        step = replace(step, program=slowed(run))
+        run = run_program(step.program) if step.program is not run.program else run
     report = _report(step, run, workload)
     low_s, high_s = _band(report, workload, pricer)
     return Prediction(

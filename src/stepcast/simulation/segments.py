@@ -121,10 +121,13 @@ def segment_of_ops(
     lanes: Lanes,
     seconds: Seconds,
     issue_s: IssueSeconds | None = None,
-    lost_s: Seconds | None = None,
+    takes: Seconds | None = None,
 ) -> Segment:
-    """A segment of one slot, or of two that are interleaved; input and output k belong to stream k."""
-    build = _Build(lanes, seconds, streams, issue_s, lost_s)
+    """A segment of one slot, or of two that are interleaved; input and output k belong to stream k.
+
+    *takes* is the share of the computing beside it that a work costs; None: nothing.
+    """
+    build = _Build(lanes, seconds, streams, issue_s, takes)
     for stream, issued in _interleaved(streams, seconds):
         build.issue(stream, issued)
     outputs = [build.output(stream) for stream in range(len(streams))]
@@ -155,9 +158,9 @@ class _Build:
         seconds: Seconds,
         streams: Sequence[Sequence[Issued]],
         issue_s: IssueSeconds | None,
-        lost_s: Seconds | None = None,
+        takes: Seconds | None = None,
     ) -> None:
-        self.lanes, self.seconds, self.lost_s = lanes, seconds, lost_s
+        self.lanes, self.seconds, self.takes = lanes, seconds, takes
         self.issue_s = issue_s
         self.ops: list[TimedOp] = []
         # Per stream: the last computation, the blocking communication that the next op waits for, and the
@@ -188,11 +191,10 @@ class _Build:
                 lanes += (COMPUTE,)
             lane = self.lanes.of(work.group)
             ahead = not issued.op.blocking
-            at = self._add(stream, name, duration_s + layer.process_s, lane, after, lanes, ahead)
+            takes = self.takes(work) if self.takes else 0.0
+            at = self._add(stream, name, duration_s + layer.process_s, lane, after, lanes, ahead, takes)
             if issued.op.blocking:
                 self.awaited[stream] = (at,)
-            elif self.lost_s is not None:
-                self._slow_down(name, self.lost_s(work))
         else:
             at = self._add(stream, name, duration_s, COMPUTE, after, lanes)
             self.computed[stream] = at
@@ -202,11 +204,6 @@ class _Build:
             self.read = (at,)
         if issued.op.blocking or not communicates:
             self.made[stream] = at
-
-    def _slow_down(self, name: str, lost_s: float) -> None:
-        """Computing that takes longer because of what runs beside it, as one op where that is issued."""
-        if lost_s > 0:
-            self.ops.append(TimedOp(f"slowed by {name}", lost_s, COMPUTE))
 
     def _issued(self, issued: Issued) -> tuple[int, ...]:
         """The host's own op, which an eager host ends before the work can start.
@@ -252,11 +249,12 @@ class _Build:
         after: tuple[int, ...],
         lanes: tuple[int, ...],
         ahead: bool = False,
+        takes: float = 0.0,
     ) -> int:
         """Append an op. The first ops of a stream wait for its input, unless they run *ahead* of it."""
         begins = self.computed[stream] is None and not self.awaited[stream]
         inputs = (stream,) if begins and not ahead else ()
-        self.ops.append(TimedOp(name, duration_s, lane, tuple(dict.fromkeys(after)), inputs, lanes))
+        self.ops.append(TimedOp(name, duration_s, lane, tuple(dict.fromkeys(after)), inputs, lanes, takes))
         return len(self.ops) - 1
 
     def wait_for_the_rest(self) -> None:
