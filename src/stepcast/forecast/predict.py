@@ -41,8 +41,15 @@ def predict(
     prediction = simulate(workload, cluster, _as_strategy_says(options, model, strategy), compute)
     report = prediction.report
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
-    batch, further = strategy.global_batch, strategy.further_tokens
-    flops = model_flops(model, strategy.seq, batch, causal=True, further_tokens=further)
+    flops = model_flops(
+        model,
+        strategy.seq,
+        strategy.global_batch,
+        causal=True,
+        further_tokens=strategy.further_tokens,
+        lora_rank=strategy.lora_rank,
+        kept_share=strategy.kept_share,
+    )
     per_gpu = flops / report.step_s / strategy.layout.gpus
     throughput = Throughput(
         tokens_per_s=strategy.tokens / report.step_s,

@@ -298,6 +298,11 @@ class Strategy:
         return share if self.expert_capacity is None else min(share, self.expert_capacity)
 
     @property
+    def kept_share(self) -> float:
+        """Of what is routed to experts, the most that they take; what exceeds their capacity is dropped."""
+        return 1.0 if self.expert_capacity is None else min(1.0, self.expert_capacity)
+
+    @property
     def local_tokens(self) -> int:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.micro_batch * self.seq // self.layout.cp

@@ -10,7 +10,7 @@ import numpy as np
 
 from stepcast.simulation.arrays import Floats, Ints, Program, Segment
 from stepcast.simulation.distinct import distinct, distinct_rows
-from stepcast.simulation.engine import Run
+from stepcast.simulation.engine import Run, latest
 from stepcast.simulation.segments import COMPUTE
 
 # Two calls begin alike when their lanes and inputs differ by less than this.
@@ -59,7 +59,7 @@ def op_times(segment: Segment, begins_s: Floats) -> tuple[Floats, Floats]:
     nodes[: shape.first_op] = begins_s[:, : shape.first_op].T
     starts = np.empty((shape.ops, len(begins_s)))
     for op, before in enumerate(shape.waits):
-        starts[op] = np.max(nodes[list(before)], axis=0)
+        starts[op] = latest(nodes, before)
         nodes[shape.first_op + op] = starts[op] + segment.duration_s[op]
     return starts, nodes[shape.first_op :]
 

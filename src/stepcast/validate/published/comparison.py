@@ -134,7 +134,7 @@ def measured_step_s(setup: Setup) -> float:
     if run.tokens_per_s_per_gpu is not None:
         return run.global_batch * strategy.seq / (run.tokens_per_s_per_gpu * run.gpus)
     if run.flops_per_gpu is not None:
-        flops = model_flops(setup.model, strategy.seq, run.global_batch)
+        flops = model_flops(setup.model, strategy.seq, run.global_batch, lora_rank=strategy.lora_rank)
         if run.tflops_kind.startswith("hardware"):
             flops *= 4 / 3  # the forward once more
         return flops / (run.flops_per_gpu * run.gpus)
