@@ -76,6 +76,7 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Opt
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),
+        pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
         issue_s=options.issue_s if strategy.execution is Execution.GRAPHS else _eager_issue_s,
         once_per_node=experts.top_k if experts else options.once_per_node,

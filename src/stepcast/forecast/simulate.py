@@ -23,6 +23,7 @@ from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_check import peak_in_flight
+from stepcast.simulation.schedules.paired import paired
 from stepcast.simulation.schedules.table import ONLY_CHUNKS, make_schedule
 from stepcast.simulation.segments import IssueSeconds
 from stepcast.simulation.slowed import slowed
@@ -41,6 +42,8 @@ class Options:
     gpus: int | None = None
     body: Body = Body.STAGE
     send: Send = Send.EAGER
+    # Forwards interleaved with backwards of other micro-batches.
+    pairs: bool = False
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
     conditions: Conditions = HEALTHY
     # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
@@ -219,7 +222,8 @@ def _schedule(workload: Workload, options: Options, assumptions: list[str]) -> S
             f"{workload.micro_batches}: all forwards run before the backwards"
         )
     chunks = ONLY_CHUNKS.get(name, layout.vpp)
-    return make_schedule(name, layout.pp, workload.micro_batches, chunks if layout.pp > 1 else 1)
+    made = make_schedule(name, layout.pp, workload.micro_batches, chunks if layout.pp > 1 else 1)
+    return paired(made) if options.pairs else made
 
 
 def _boundary_bytes(workload: Workload, assumptions: list[str]) -> int:

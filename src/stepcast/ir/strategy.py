@@ -138,7 +138,8 @@ class Overlap:
     # Sums of input gradients over tensor ranks beside the weight gradients; Megatron-LM does since 2022.
     tensor_gradients: bool = True
     transfers: bool = True  # sends between stages beside the next micro-batch
-    experts: bool = False  # dispatch and combine beside another micro-batch
+    # Dispatch and combine beside another micro-batch: see Strategy.pairs_micro_batches.
+    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +297,17 @@ class Strategy:
         """Tokens at the busiest expert rank as a multiple of an even share: imbalance, capacity at most."""
         share = self.expert_imbalance if self.layout.ep > 1 else 1.0
         return share if self.expert_capacity is None else min(share, self.expert_capacity)
+
+    @property
+    def pairs_micro_batches(self) -> bool:
+        """Whether forwards run beside backwards of other micro-batches, to hide the experts' exchanges.
+
+        Without chunks a pipeline's stages would wait for each other pair by pair; Megatron-Core refuses it
+        (overlap_moe_expert_parallel_comm). DualPipe has pairs of its own.
+        """
+        layout = self.layout
+        pipelined = layout.pp > 1 and not (layout.vpp > 1 and self.schedule is ScheduleKind.INTERLEAVED)
+        return self.overlap.experts and layout.ep > 1 and not pipelined
 
     @property
     def kept_share(self) -> float:
