@@ -127,8 +127,8 @@ def test_experts_spread_over_tensor_ranks_when_each_is_whole() -> None:
         ({"expert_imbalance": 0.5}, "1 \\(even\\) or more"),
         ({"pp": 4, "stage_layers": (8, 8)}, "need pp x vpp = 4 numbers"),
         ({"pp": 2, "stage_layers": (33, -1)}, "0 layers or more, not -1"),
-        ({"bucket_bytes": 0}, "at least 1 byte"),
         ({"fp8_parameters": True}, "go with precision fp8 or mxfp8, not bf16"),
+        ({"bucket_bytes": -1}, "at least 1 byte"),
     ],
 )
 def test_inconsistent_strategies(changes: dict[str, Any], message: str) -> None:

@@ -1,8 +1,6 @@
 """Workloads through the pipeline: closed forms, breakdowns that sum, and what each condition does."""
 
 import math
-from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -245,28 +243,3 @@ def test_an_eager_host_holds_up_short_work_and_hides_behind_long_work() -> None:
         assert result.makespan_s == pytest.approx(step_s)
         assert stage.host_s == pytest.approx(host_s)
         assert stage.total_s == pytest.approx(result.makespan_s)
-
-
-def test_computing_slows_down_beside_communication() -> None:
-    beside = Op("gather", Collective(CollectiveKind.ALL_GATHER, 2, Group.DP), blocking=False)
-    computed = layer(5.0, 5.0, 5.0)
-    work = workload(replace(computed, forward=(beside, *computed.forward)), pp=1, micro_batches=4)
-
-    def step_s(lost_s: Callable[[Work], float] | None, conditions: Conditions = HEALTHY) -> float:
-        step = build_step(
-            work,
-            make_schedule("1f1b", 1, 4, 1),
-            seconds,
-            lambda source, target: 0.0,
-            conditions=conditions,
-            lost_s=lost_s,
-        )
-        result = simulate(step.program)
-        assert stage_times(step, result)[0].total_s == pytest.approx(result.makespan_s)
-        return result.makespan_s
-
-    assert step_s(None) == pytest.approx(4 * 15.0)
-    assert step_s(lambda work: 0.25) == pytest.approx(4 * 15.25)
-    # A slow group's exchange lasts longer, and slows computing down for as long.
-    slow = Conditions(slow_groups={Group.DP: 2.0})
-    assert step_s(lambda work: 0.25, slow) == pytest.approx(4 * 15.5)

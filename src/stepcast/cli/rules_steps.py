@@ -102,6 +102,12 @@ PREDICT = (
         "{kernels} kernels sum input gradients beside nothing; leave the word tensor-gradients out",
     ),
     Rule(
+        ("overlap",),
+        lambda f: f["pp"] == 1 or f["vpp"] > 1 or f["schedule"] == "dualpipe" or not _overlaps(f, "experts"),
+        "stages of one chunk run no two micro-batches beside each other; give --vpp 2 or more, "
+        "--schedule dualpipe, or leave the word experts out",
+    ),
+    Rule(
         ("schedule",),
         lambda f: f["pp"] > 1 or f["schedule"] not in PIPELINED,
         "{schedule} orders the work of pipeline stages, and pp is 1; give --pp 2 or more, or leave it out",

@@ -105,7 +105,9 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--overlap", metavar="A,B,...", help=f"what runs beside computation: {', '.join(OVERLAPS)}, or none"
     )
-    how.add_argument("--bucket-mb", type=amount, metavar="X", help="size of gradient buckets; 0: one for all")
+    how.add_argument(
+        "--bucket-mb", type=amount, metavar="X", help="size of gradient buckets; 0: one for a stage"
+    )
 
 
 def _add_experts(how: "argparse._ArgumentGroup") -> None:
@@ -244,7 +246,7 @@ def _with_overlap(strategy: "Strategy", args: argparse.Namespace) -> "Strategy":
         chosen = {name.replace("-", "_"): name in words for name in OVERLAPS}
         strategy = replace(strategy, overlap=Overlap(**chosen))
     if args.bucket_mb is not None:
-        strategy = replace(strategy, bucket_bytes=round(args.bucket_mb * 1e6) or None)
+        strategy = replace(strategy, bucket_bytes=round(args.bucket_mb * 1e6))
     return strategy
 
 

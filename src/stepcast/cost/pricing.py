@@ -94,11 +94,11 @@ class Pricer:
             case _:
                 return self.compute(work)
 
-    def lost_s(self, work: Work) -> float:
-        """Seconds of computing that *work* takes from what it runs beside."""
+    def lost_share(self, work: Work) -> float:
+        """Seconds of computing lost for each second of *work* beside it."""
         if not isinstance(work, Collective):
             return 0.0
-        return self.seconds(work) * lost_share(work, self.route(work.group), self.cluster.gpu.sms)
+        return lost_share(work, self.route(work.group), self.cluster.gpu.sms)
 
     def route(self, group: Group) -> Route:
         """The links that the slowest set of *group* crosses."""

@@ -42,8 +42,15 @@ def predict(
     prediction = simulate(workload, cluster, _as_strategy_says(options, model, strategy), compute)
     report = prediction.report
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
-    batch, further = strategy.global_batch, strategy.further_tokens
-    flops = model_flops(model, strategy.seq, batch, causal=True, further_tokens=further)
+    flops = model_flops(
+        model,
+        strategy.seq,
+        strategy.global_batch,
+        causal=True,
+        further_tokens=strategy.further_tokens,
+        lora_rank=strategy.lora_rank,
+        kept_share=strategy.kept_share,
+    )
     per_gpu = flops / report.step_s / strategy.layout.gpus
     split = assumed_split(model, strategy)
     throughput = Throughput(
@@ -98,6 +105,7 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Opt
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),
+        pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
         issue_s=options.issue_s if strategy.execution is Execution.GRAPHS else _eager_issue_s,
         once_per_node=experts.top_k if experts else options.once_per_node,

@@ -24,8 +24,10 @@ from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_check import peak_in_flight
+from stepcast.simulation.schedules.paired import paired
 from stepcast.simulation.schedules.table import schedule_for, usual_schedule
 from stepcast.simulation.segments import IssueSeconds
+from stepcast.simulation.slowed import slowed
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 
@@ -41,6 +43,8 @@ class Options:
     gpus: int | None = None
     body: Body = Body.STAGE
     send: Send | None = None
+    # Forwards interleaved with backwards of other micro-batches.
+    pairs: bool = False
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
     conditions: Conditions = HEALTHY
     # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
@@ -118,9 +122,12 @@ def simulate(
         send=options.send or Send.EAGER,
         conditions=conditions,
         issue_s=options.issue_s,
-        lost_s=pricer.lost_s if options.contention else None,
+        takes=pricer.lost_share if options.contention else None,
     )
     run = run_program(step.program)
+    if options.contention:
+        step = replace(step, program=slowed(run))
+        run = run_program(step.program) if step.program is not run.program else run
     report = _report(step, run, workload)
     low_s, high_s = _band(report, workload, pricer)
     return Prediction(
@@ -246,7 +253,8 @@ def _schedule(workload: Workload, options: Options, assumptions: list[str]) -> S
             f"interleaving needs as many micro-batches as stages ({layout.pp}) and there are "
             f"{micro_batches}: all forwards run before the backwards"
         )
-    return schedule_for(layout, micro_batches, options.schedule)
+    made = schedule_for(layout, micro_batches, options.schedule)
+    return paired(made) if options.pairs else made
 
 
 def _boundary_bytes(workload: Workload, assumptions: list[str]) -> int:

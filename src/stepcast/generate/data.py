@@ -64,23 +64,29 @@ def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
     return tuple(ops)
 
 
-def buckets(sizes: Sizes, shards: Sequence[Shard]) -> Iterator[tuple[int, int, Shard]]:
-    """(index of the last of its shards, number, contents) of each bucket, filled in the given order.
+def buckets(limit: int | None, shards: Sequence[Shard]) -> list[tuple[int, int, Shard]]:
+    """(index of the last of its shards, number, contents) of each bucket of at most *limit* parameters or one
+    shard's, filled in the given order.
 
-    A shard larger than a bucket is cut into equal ones.
+    Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger
+    than a bucket is cut into equal ones.
     """
-    limit, number = sizes.strategy.bucket_bytes, 0
+    dense = _filled(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards])
+    experts = _filled(limit, [Shard(0, shard.experts) for shard in shards])
+    ordered = sorted([*dense, *experts], key=lambda bucket: bucket[0])
+    return [(index, number, shard) for number, (index, shard) in enumerate(ordered)]
+
+
+def _filled(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Shard]]:
+    """(index of the last one in it, contents) of each bucket."""
     filled = NOTHING
     for index, shard in enumerate(shards):
         filled += shard
-        size = filled.total * sizes.gradient
-        last = index == len(shards) - 1
+        size, last = filled.total, index == len(shards) - 1
         if not size or not (last or (limit is not None and size >= limit)):
             continue
         count = 1 if limit is None else max(1, size // limit)
-        for part in range(count):
-            yield index, number, _part(filled, count, part)
-            number += 1
+        yield from ((index, _part(filled, count, part)) for part in range(count))
         filled = NOTHING
 
 

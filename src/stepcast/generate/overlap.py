@@ -1,6 +1,6 @@
 """Where data-parallel communication runs: beside which layers of which micro-batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 
@@ -22,6 +22,10 @@ class Unit:
     layers: tuple[Layer, ...]
     held: Shard
     trained: Shard
+
+
+Bucket = tuple[int, int, Shard]
+"""(the first of the units in it, number, contents)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,9 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     def requests(phase: str, first: int) -> list[Ops]:
         """Each unit's gathers; the one that runs first asks for its own and for the next one's."""
         names = [f"{phase} first" if ahead and index == first else phase for index in range(len(units))]
-        return [gather_ops(sizes, name, unit.held, False) for name, unit in zip(names, units, strict=True)]
+        return [
+            gather_ops(sizes, name, unit.held, not ahead) for name, unit in zip(names, units, strict=True)
+        ]
 
     forward, backward = requests("forward", 0), requests("backward", end)
     for index, unit in enumerate(units):
@@ -76,10 +82,15 @@ def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 
 def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
     """The gradients of one unit, in buckets of its own."""
+    limit = sizes.strategy.bucket_parameters(first_piece=False)
+    return _reductions(sizes, buckets(limit, [unit.trained]))
+
+
+def _reductions(sizes: Sizes, filled: Iterable[Bucket]) -> Ops:
     blocking = not sizes.strategy.overlap.gradients
     return tuple(
         op
-        for _, number, shard in buckets(sizes, [unit.trained])
+        for _, number, shard in filled
         for op in (*_copied_in(sizes, shard), *reduce_ops(sizes, f"gradients {number}", shard, blocking))
     )
 
@@ -114,19 +125,23 @@ def _copied_in(sizes: Sizes, shard: Shard) -> Ops:
     return (Op("gradients copy in", Elementwise(K.COPY, 1, split, read, write, dtype=sizes.stored)),)
 
 
-def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:
+def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Once:
     """Gradients that are reduced once go beside the last backward, parameters that are gathered once beside
     the first forward, bucket by bucket or unit by unit; or both beside nothing.
     """
     plan, overlap = plan_of(sizes.strategy), sizes.strategy.overlap
+    # Parameters are gathered in the buckets of their gradients.
+    limit = sizes.strategy.bucket_parameters(first_piece)
+    filled = buckets(limit, [unit.trained for unit in reversed(units)])
+    beginning = [(len(units) - 1 - index, number, shard) for index, number, shard in filled]
     first: dict[int, Layer] = {}
     last: dict[int, Layer] = {}
     reduce: Ops = ()
     gather: Ops = ()
     if plan.reduced is Reduced.ONCE:
-        last, reduce = _reduced_once(sizes, units, overlap.gradients)
+        last, reduce = _reduced_once(sizes, units, beginning)
     if plan.gathered is Gathered.AFTER_UPDATE:
-        first, gather = _gathered_once(sizes, units, overlap.parameters)
+        first, gather = _gathered_once(sizes, units, beginning, overlap.parameters)
     elif plan.gathered is Gathered.ONCE:
         first = {
             place: whole.layers[0]
@@ -145,53 +160,40 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:
     return Once(tuple(variations), reduce, gather)
 
 
-def _reduced_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+def _reduced_once(
+    sizes: Sizes, units: Sequence[Unit], beginning: Sequence[Bucket]
+) -> tuple[dict[int, Layer], Ops]:
     """The units that end with reductions, or what is reduced after all of them."""
     places, last = _places(units), {}
     alone: Ops = ()
-    for index, ops in _reductions(sizes, units):
-        if beside and ops:
-            last[places[index]] = _ending(units[index].layers[0], ops)
+    reductions: Iterable[tuple[int, Ops]]
+    if plan_of(sizes.strategy).by_unit:
+        reductions = ((index, _unit_reductions(sizes, units[index])) for index in reversed(range(len(units))))
+    else:
+        groups = groupby(beginning, key=lambda bucket: bucket[0])
+        reductions = ((unit, _reductions(sizes, parts)) for unit, parts in groups)
+    for unit, ops in reductions:
+        if sizes.strategy.overlap.gradients and ops:
+            last[places[unit]] = _ending(units[unit].layers[0], ops)
         else:
             alone += ops
     return last, alone
 
 
-def _reductions(sizes: Sizes, units: Sequence[Unit]) -> Iterator[tuple[int, Ops]]:
-    """The unit whose backward completes them, and the reductions."""
-    if plan_of(sizes.strategy).by_unit:
-        for index in reversed(range(len(units))):
-            yield index, _unit_reductions(sizes, units[index])
-        return
-    blocking = not sizes.strategy.overlap.gradients
-    backward = [unit.trained for unit in reversed(units)]
-    for index, parts in groupby(buckets(sizes, backward), key=lambda bucket: bucket[0]):
-        yield (
-            len(units) - 1 - index,
-            tuple(
-                op
-                for _, number, shard in parts
-                for op in reduce_ops(sizes, f"gradients {number}", shard, blocking)
-            ),
-        )
-
-
-def _gathered_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+def _gathered_once(
+    sizes: Sizes, units: Sequence[Unit], beginning: Sequence[Bucket], beside: bool
+) -> tuple[dict[int, Layer], Ops]:
     if sizes.strategy.owners_broadcast:
         return {}, broadcast_ops(sizes, sum((unit.trained for unit in units), start=NOTHING))
     groups: list[tuple[int, Ops]] = []
-    start = 0
-    for index, parts in groupby(
-        buckets(sizes, [unit.trained for unit in units]), key=lambda bucket: bucket[0]
-    ):
+    for unit, parts in groupby(reversed(beginning), key=lambda bucket: bucket[0]):
         ops = tuple(
             op
             for _, number, shard in parts
             for op in gather_ops(sizes, f"parameters {number}", shard, blocking=not beside)
         )
         if ops:
-            groups.append((start, ops))
-        start = index + 1
+            groups.append((unit, ops))
     everything = tuple(op for _, ops in groups for op in ops)
     if not beside or not groups:
         return {}, everything

@@ -45,7 +45,7 @@ class StageMaker:
             units = gathering(self.sizes, units)
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
             units = reducing(self.sizes, units)
-        once = once_per_step(self.sizes, units)
+        once = once_per_step(self.sizes, units, first_piece=piece.embedding)
         return Stage(
             body=_folded([unit.layers for unit in units]),
             epilogue=epilogue(self.sizes, self._end(piece), once.reduce, once.gather),

@@ -138,7 +138,8 @@ class Overlap:
     # Sums of input gradients over tensor ranks beside the weight gradients; Megatron-LM does since 2022.
     tensor_gradients: bool = True
     transfers: bool = True  # sends between stages beside the next micro-batch
-    experts: bool = False  # dispatch and combine beside another micro-batch
+    # Dispatch and combine beside another micro-batch: see Strategy.pairs_micro_batches.
+    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class Optimizer:
 
 
 ADAM = Optimizer()
-NO_OVERLAP = Overlap(gradients=False, parameters=False, transfers=False)
+NO_OVERLAP = Overlap(gradients=False, parameters=False, tensor_gradients=False, transfers=False)
 USUAL_OVERLAP = Overlap()
 NO_RECOMPUTE = Recompute()
 # The format in which weights and activations are stored, by the format of the matmuls.
@@ -201,8 +202,9 @@ class Strategy:
     lora_rank: int = 0
     flash_attention: bool = True
     overlap: Overlap = USUAL_OVERLAP
-    # None: one reduction for all gradients. Megatron-LM's default grows with dp; DDP's is 25 MiB.
-    bucket_bytes: int | None = 40_000_000 * 4
+    # Of gradients reduced together; 0: all of a stage's. None: what frameworks do by themselves, see
+    # bucket_parameters.
+    bucket_bytes: int | None = None
     execution: Execution = Execution.GRAPHS
     kernels: Kernels = Kernels.FUSED
     # Tokens of the busiest expert rank as a multiple of an even share.
@@ -265,8 +267,10 @@ class Strategy:
             raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
         if self.expert_capacity is not None and self.expert_capacity <= 0:
             raise StrategyError(f"expert capacity is above 0, not {self.expert_capacity}")
-        if self.bucket_bytes is not None and self.bucket_bytes < 1:
-            raise StrategyError(f"gradient buckets hold at least 1 byte, not {self.bucket_bytes}")
+        if self.bucket_bytes is not None and self.bucket_bytes < 0:
+            raise StrategyError(
+                f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}"
+            )
 
     @property
     def micro_batches(self) -> int:
@@ -282,6 +286,19 @@ class Strategy:
     def stored(self) -> DType:
         """The format of weights and activations in memory."""
         return STORED_AS[self.precision]
+
+    def bucket_parameters(self, first_piece: bool) -> int | None:
+        """Parameters whose gradients are reduced together; None: all of a stage's, or of a sharded layer's.
+
+        Unless told otherwise, buckets grow with the ranks that reduce them, and only the first chunk of the
+        first stage has any, where reductions overlap: the other stages end before it (Megatron-Core's
+        distributed_data_parallel.py). ZeRO-2, ZeRO-3 and FSDP reduce layer by layer.
+        """
+        if self.bucket_bytes is not None:
+            return -(-self.bucket_bytes // int(self.gradient_dtype.bytes)) or None
+        if not (first_piece and self.overlap.gradients) or self.sharding.splits_gradients:
+            return None
+        return max(40_000_000, 1_000_000 * self.layout.dp * self.layout.cp)
 
     @property
     def reshards(self) -> bool:
@@ -304,6 +321,22 @@ class Strategy:
         """Tokens at the busiest expert rank as a multiple of an even share: imbalance, capacity at most."""
         share = self.expert_imbalance if self.layout.ep > 1 else 1.0
         return share if self.expert_capacity is None else min(share, self.expert_capacity)
+
+    @property
+    def pairs_micro_batches(self) -> bool:
+        """Whether forwards run beside backwards of other micro-batches, to hide the experts' exchanges.
+
+        Without chunks a pipeline's stages would wait for each other pair by pair; Megatron-Core refuses it
+        (overlap_moe_expert_parallel_comm). DualPipe has pairs of its own.
+        """
+        layout = self.layout
+        pipelined = layout.pp > 1 and not (layout.vpp > 1 and self.schedule is ScheduleKind.INTERLEAVED)
+        return self.overlap.experts and layout.ep > 1 and not pipelined
+
+    @property
+    def kept_share(self) -> float:
+        """Of what is routed to experts, the most that they take; what exceeds their capacity is dropped."""
+        return 1.0 if self.expert_capacity is None else min(1.0, self.expert_capacity)
 
     @property
     def local_tokens(self) -> int:

@@ -8,7 +8,7 @@ and everything it waits for has ended; the first op of a lane starts at 0. Nothi
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import TypeAlias, TypeVar
@@ -43,6 +43,8 @@ class TimedOp:
     """Inputs of the segment."""
     lanes: tuple[int, ...] = ()
     """Lanes whose work issued so far, in this call or before it, must have ended."""
+    takes: float = 0.0
+    """Seconds that work in other lanes loses for each second beside it (see ``slowed``)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,11 +104,12 @@ class Shape:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A shape with the durations of its ops."""
+    """A shape with the durations of its ops, and what they take from work beside them."""
 
     name: str
     shape: Shape
     duration_s: Floats
+    takes: Floats
 
     def __post_init__(self) -> None:
         if self.duration_s.shape != (self.shape.ops,):
@@ -122,18 +125,21 @@ class Segment:
     ) -> "Segment":
         """The segment of *ops*, listed in the order in which they are issued."""
         shape = _shape(name, ops, lanes, inputs, outputs)
-        return cls(name, shape, np.array([op.duration_s for op in ops], np.float64))
+        duration_s, takes = (
+            np.array(each, np.float64) for each in ([op.duration_s for op in ops], [op.takes for op in ops])
+        )
+        return cls(name, shape, duration_s, takes)
 
     def scaled(self, factor: float) -> "Segment":
         """The same ops, each *factor* times as long."""
-        return Segment(self.name, self.shape, self.duration_s * factor)
+        return replace(self, duration_s=self.duration_s * factor)
 
     def giving(self, outputs: Sequence[int]) -> "Segment":
         """The same ops with only these of its outputs, in this order."""
         old = self.shape
         kept = old.outputs[np.array(outputs, np.int64)]
         shape = Shape(old.lanes, old.inputs, old.names, old.lane, old.before, old.before_start, kept)
-        return Segment(self.name, shape, self.duration_s)
+        return replace(self, shape=shape)
 
     def then(self, other: "Segment", bind: Mapping[int, int] | None = None) -> "Segment":
         """Both in one: the ops of *other* issued after these.
@@ -142,7 +148,8 @@ class Segment:
         inputs of this segment, its outputs after the outputs.
         """
         shape = _join(self.shape, other.shape, bind or {})
-        return Segment(self.name, shape, np.concatenate([self.duration_s, other.duration_s]))
+        duration_s = np.concatenate([self.duration_s, other.duration_s])
+        return Segment(self.name, shape, duration_s, np.concatenate([self.takes, other.takes]))
 
 
 def _shape(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: Sequence[int]) -> Shape:

@@ -12,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.group import Group
-from stepcast.simulation.arrays import Floats, Ints, Program, Segment
-from stepcast.simulation.distinct import distinct, distinct_rows
+from stepcast.simulation.alike import alike, op_times
+from stepcast.simulation.arrays import Floats, Ints, Segment
 from stepcast.simulation.engine import Run
 from stepcast.simulation.segments import COMPUTE, Lanes
 from stepcast.simulation.step import Step
 
-# Two calls begin alike when their lanes and inputs differ by less than this.
-ALIKE_S = 1e-11
 OPTIMIZER_WORD = "optimizer"
 
 
@@ -50,15 +48,12 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     """The breakdown of every stage of *run*, the simulation of *step*."""
     program, lanes = step.program, step.lanes
     groups = tuple(dict.fromkeys([Group.PP, *lanes.groups]))
-    same = _same_segments(program)
-    calls, pattern_of = _patterns(run, same)
+    patterns = alike(run)
+    calls, pattern_of = patterns.first, patterns.of_call
     spent = np.zeros((len(calls), 3 + len(groups)))  # computing, optimizer, host, exposed per group
     idle_s = np.zeros(len(calls))
-    segments = same[program.segment[calls]]
-    begins = _beginnings(run, calls)
-    for number in distinct(segments).values:
-        rows = np.flatnonzero(segments == number)
-        spent[rows], idle_s[rows] = _spent(program.segments[number], begins[rows], lanes, groups)
+    for segment, rows, begins in patterns.by_segment():
+        spent[rows], idle_s[rows] = _spent(segment, begins, lanes, groups)
     per_call = spent[pattern_of]
     # What a stage does itself while a message is under way counts as that, not as waiting for it.
     per_call[:, 3] += np.minimum(_message_waits_s(step, run), idle_s[pattern_of])
@@ -92,43 +87,6 @@ def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Gro
     return totals
 
 
-def _beginnings(run: Run, calls: Ints) -> Floats:
-    """When each lane is free and each input there, counted from the compute lane's turn.
-
-    What happens beside computation before that turn cannot take longer than all of it together, so how much
-    earlier than that a lane is free or an input there makes no difference.
-    """
-    program = run.program
-    beside_s = np.array(
-        [segment.duration_s[segment.shape.lane != COMPUTE].sum() for segment in program.segments]
-    )
-    entry_s = run.entry_s[calls]
-    begins: Floats = np.maximum(
-        entry_s - entry_s[:, COMPUTE : COMPUTE + 1], -beside_s[program.segment[calls], None]
-    )
-    return begins
-
-
-def _same_segments(program: Program) -> Ints:
-    """For each segment the first one that is equal to it: stages that do the same share their segments."""
-    known: dict[tuple[object, ...], int] = {}
-    same = [
-        known.setdefault((segment.shape.key, segment.shape.names, segment.duration_s.tobytes()), number)
-        for number, segment in enumerate(program.segments)
-    ]
-    return np.array(same, np.int64)
-
-
-def _patterns(run: Run, same: Ints) -> tuple[Ints, Ints]:
-    """One call for each distinct beginning, and the beginning of every call."""
-    begins = _beginnings(run, np.arange(run.program.calls))
-    keys = np.concatenate(
-        [same[run.program.segment][:, None], np.rint(begins / ALIKE_S).astype(np.int64)], axis=1
-    )
-    found = distinct_rows(keys)
-    return found.first, found.inverse
-
-
 def _spent(
     segment: Segment, begins: Floats, lanes: Lanes, groups: tuple[Group, ...]
 ) -> tuple[Floats, Floats]:
@@ -137,13 +95,7 @@ def _spent(
     """
     shape = segment.shape
     rows = len(begins)
-    nodes = np.empty((shape.first_op + shape.ops, rows))
-    nodes[: shape.first_op] = begins[:, : shape.first_op].T
-    starts = np.empty((shape.ops, rows))
-    for op, before in enumerate(shape.waits):
-        starts[op] = np.max(nodes[list(before)], axis=0)
-        nodes[shape.first_op + op] = starts[op] + segment.duration_s[op]
-    ends = nodes[shape.first_op :]
+    starts, ends = op_times(segment, begins)
     spent = np.zeros((rows, 3 + len(groups)))
     computing = np.flatnonzero(shape.lane == COMPUTE)
     optimizing = np.array([OPTIMIZER_WORD in shape.names[op] for op in computing.tolist()], bool)

@@ -63,7 +63,7 @@ def fold(program: Program) -> Floats:
         nodes = np.full((shape.first_op + shape.ops, columns, len(members)), -np.inf)
         nodes[np.arange(shape.first_op), np.arange(shape.first_op)] = 0.0
         for op, before in enumerate(shape.waits):
-            np.add(_latest(nodes, before), durations[op], out=nodes[shape.first_op + op])
+            np.add(latest(nodes, before), durations[op], out=nodes[shape.first_op + op])
         kept = np.concatenate([_exits(shape), shape.first_op + shape.outputs])
         maps[members, :, : len(kept)] = nodes[kept].transpose(2, 1, 0)
     return maps
@@ -75,12 +75,12 @@ def _exits(shape: Shape) -> Ints:
     return np.where(last < 0, np.arange(shape.lanes), shape.first_op + last)
 
 
-def _latest(nodes: Floats, before: tuple[int, ...]) -> Floats:
+def latest(nodes: Floats, before: tuple[int, ...]) -> Floats:
     """The maximum over the nodes *before*."""
-    latest: Floats = nodes[before[0]]
+    found: Floats = nodes[before[0]]
     for node in before[1:]:
-        latest = np.maximum(latest, nodes[node])
-    return latest
+        found = np.maximum(found, nodes[node])
+    return found
 
 
 def _plan(program: Program, columns: int, rows: int) -> tuple[Ints, list[int], NDArray[np.intp]]:
@@ -180,7 +180,7 @@ def task_times(run: Run) -> Times:
         nodes[: shape.first_op] = run.entry_s[calls, : shape.first_op].T
         starts = np.empty((shape.ops, len(calls)))
         for op, before in enumerate(shape.waits):
-            starts[op] = _latest(nodes, before)
+            starts[op] = latest(nodes, before)
             np.add(starts[op], durations[op][row], out=nodes[shape.first_op + op])
         tasks = program.task_start[calls][:, None] + np.arange(shape.ops)
         start_s[tasks] = starts.T

@@ -6,7 +6,7 @@ the activation or gradient that it needs, and the one that it makes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import numpy as np
@@ -195,7 +195,7 @@ class _Build:
 
 def _named(framed: Framed, phases: tuple[Phase, ...]) -> Segment:
     name = "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in phases) or "messages"
-    return Segment(name, framed.segment.shape, framed.segment.duration_s)
+    return replace(framed.segment, name=name)
 
 
 def _calls(

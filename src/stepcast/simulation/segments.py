@@ -121,10 +121,13 @@ def segment_of_ops(
     lanes: Lanes,
     seconds: Seconds,
     issue_s: IssueSeconds | None = None,
-    lost_s: Seconds | None = None,
+    takes: Seconds | None = None,
 ) -> Segment:
-    """A segment of one slot, or of two that are interleaved; input and output k belong to stream k."""
-    build = _Build(lanes, seconds, len(streams), issue_s, lost_s)
+    """A segment of one slot, or of two that are interleaved; input and output k belong to stream k.
+
+    *takes* is the share of the computing beside it that a work costs; None: nothing.
+    """
+    build = _Build(lanes, seconds, streams, issue_s, takes)
     for stream, issued in _interleaved(streams, seconds):
         build.issue(stream, issued)
     outputs = [build.output(stream) for stream in range(len(streams))]
@@ -133,17 +136,63 @@ def segment_of_ops(
 
 
 def _interleaved(streams: Sequence[Sequence[Issued]], seconds: Seconds) -> list[tuple[int, Issued]]:
-    """Ops of all streams, each stream in its own order, taken in proportion to the computation done."""
+    """Ops of all streams, each stream in its own order: always the op that can start first, so that one
+    stream computes while the other communicates (DeepSeek-V3, 2024, section 3.2.1); of two the one whose
+    stream has done less.
+    """
     if len(streams) == 1:
         return [(0, issued) for issued in streams[0]]
+    orders = [_Order(stream, seconds) for stream in streams]
+    free_s: dict[Group | None, float] = {}
     placed = []
-    for stream, listed in enumerate(streams):
-        total_s = sum(seconds(issued.op.work) for issued in listed) or 1.0
-        done_s = 0.0
-        for at, issued in enumerate(listed):
-            placed.append((done_s / total_s, stream, at, issued))
-            done_s += seconds(issued.op.work)
-    return [(stream, issued) for _, stream, _, issued in sorted(placed, key=lambda item: item[:3])]
+    while any(order.left for order in orders):
+        starts = [
+            (order.start_s(free_s), order.done_share, number)
+            for number, order in enumerate(orders)
+            if order.left
+        ]
+        start_s, _, number = min(starts)
+        placed.append((number, orders[number].take(start_s, free_s)))
+    return placed
+
+
+class _Order:
+    """One stream of ops, as far as it has been issued."""
+
+    def __init__(self, ops: Sequence[Issued], seconds: Seconds) -> None:
+        self.ops, self.at = ops, 0
+        self.lengths_s = [seconds(issued.op.work) for issued in ops]
+        self.total_s = sum(self.lengths_s) or 1.0
+        self.done_s = self.ready_s = 0.0
+        self.ended_s: dict[str, float] = {}
+
+    @property
+    def left(self) -> bool:
+        return self.at < len(self.ops)
+
+    @property
+    def done_share(self) -> float:
+        return self.done_s / self.total_s
+
+    def start_s(self, free_s: dict[Group | None, float]) -> float:
+        """When the next op can start: its lane is free, and what it waits for has ended."""
+        op = self.ops[self.at].op
+        named_s = max((self.ended_s.get(name, 0.0) for name in op.after), default=0.0)
+        return max(self.ready_s, free_s.get(_lane_key(op), 0.0), named_s)
+
+    def take(self, start_s: float, free_s: dict[Group | None, float]) -> Issued:
+        issued, length_s = self.ops[self.at], self.lengths_s[self.at]
+        end_s = start_s + length_s
+        free_s[_lane_key(issued.op)] = self.ended_s[issued.op.name] = end_s
+        if issued.op.blocking or not isinstance(issued.op.work, Collective | Transfer):
+            self.ready_s = end_s
+        self.done_s += length_s
+        self.at += 1
+        return issued
+
+
+def _lane_key(op: Op) -> Group | None:
+    return op.work.group if isinstance(op.work, Collective | Transfer) else None
 
 
 class _Build:
@@ -153,19 +202,21 @@ class _Build:
         self,
         lanes: Lanes,
         seconds: Seconds,
-        streams: int,
+        streams: Sequence[Sequence[Issued]],
         issue_s: IssueSeconds | None,
-        lost_s: Seconds | None = None,
+        takes: Seconds | None = None,
     ) -> None:
-        self.lanes, self.seconds, self.lost_s = lanes, seconds, lost_s
+        self.lanes, self.seconds, self.takes = lanes, seconds, takes
         self.issue_s = issue_s
         self.ops: list[TimedOp] = []
         # Per stream: the last computation, the blocking communication that the next op waits for, and the
         # op that makes what is handed on.
-        self.computed: list[int | None] = [None] * streams
-        self.awaited: list[tuple[int, ...]] = [()] * streams
-        self.made: list[int | None] = [None] * streams
-        self.named: dict[str, int] = {}
+        self.computed: list[int | None] = [None] * len(streams)
+        self.awaited: list[tuple[int, ...]] = [()] * len(streams)
+        self.made: list[int | None] = [None] * len(streams)
+        self.named: list[dict[str, int]] = [{} for _ in streams]
+        self.streams = streams
+        self.elsewhere: dict[str, tuple[int, ...]] | None = None
         # What the host waits for before it issues more.
         self.read: tuple[int, ...] = ()
 
@@ -176,7 +227,7 @@ class _Build:
         if communicates and duration_s == 0:
             return
         name = layer.op_name(issued.op)
-        after, lanes = self._named_waits(issued.op)
+        after, lanes = self._named_waits(stream, issued.op)
         after += self.awaited[stream] + self._issued(issued)
         if communicates:
             assert isinstance(work, Collective | Transfer)
@@ -186,25 +237,19 @@ class _Build:
                 lanes += (COMPUTE,)
             lane = self.lanes.of(work.group)
             ahead = not issued.op.blocking
-            at = self._add(stream, name, duration_s + layer.process_s, lane, after, lanes, ahead)
+            takes = self.takes(work) if self.takes else 0.0
+            at = self._add(stream, name, duration_s + layer.process_s, lane, after, lanes, ahead, takes)
             if issued.op.blocking:
                 self.awaited[stream] = (at,)
-            elif self.lost_s is not None:
-                self._slow_down(name, self.lost_s(work))
         else:
             at = self._add(stream, name, duration_s, COMPUTE, after, lanes)
             self.computed[stream] = at
             self.awaited[stream] = ()
-        self.named[issued.op.name] = at
+        self.named[stream][issued.op.name] = at
         if issued.op.host_reads:
             self.read = (at,)
         if issued.op.blocking or not communicates:
             self.made[stream] = at
-
-    def _slow_down(self, name: str, lost_s: float) -> None:
-        """Computing that takes longer because of what runs beside it, as one op where that is issued."""
-        if lost_s > 0:
-            self.ops.append(TimedOp(f"slowed by {name}", lost_s, COMPUTE))
 
     def _issued(self, issued: Issued) -> tuple[int, ...]:
         """The host's own op, which an eager host ends before the work can start.
@@ -219,12 +264,27 @@ class _Build:
         self.ops.append(TimedOp("issue", duration_s, host, before))
         return (len(self.ops) - 1,)
 
-    def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Ops of this segment that *op* names, and the lanes to wait for where an op was issued earlier."""
-        here = tuple(self.named[name] for name in op.after if name in self.named)
-        if len(here) == len(op.after):
-            return here, ()
-        return here, self.lanes.collectives
+    def _named_waits(self, stream: int, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Ops of this segment that *op* names, and the lanes of those that were issued in an earlier one."""
+        if not op.after:
+            return (), ()
+        named = self.named[stream]
+        here = tuple(named[name] for name in op.after if name in named)
+        earlier = [name for name in op.after if name not in named]
+        return here, tuple(dict.fromkeys(lane for name in earlier for lane in self._issued_in(name)))
+
+    def _issued_in(self, name: str) -> tuple[int, ...]:
+        """The lane of the communication called *name* in another phase of these layers; unknown, any."""
+        if self.elsewhere is None:
+            layers = {id(issued.layer): issued.layer for stream in self.streams for issued in stream}
+            self.elsewhere = {
+                op.name: (self.lanes.of(op.work.group),)
+                for layer in layers.values()
+                for phase in Phase
+                for op in layer.ops(phase)
+                if isinstance(op.work, Collective | Transfer)
+            }
+        return self.elsewhere.get(name, self.lanes.collectives)
 
     def _add(
         self,
@@ -235,11 +295,12 @@ class _Build:
         after: tuple[int, ...],
         lanes: tuple[int, ...],
         ahead: bool = False,
+        takes: float = 0.0,
     ) -> int:
         """Append an op. The first ops of a stream wait for its input, unless they run *ahead* of it."""
         begins = self.computed[stream] is None and not self.awaited[stream]
         inputs = (stream,) if begins and not ahead else ()
-        self.ops.append(TimedOp(name, duration_s, lane, tuple(dict.fromkeys(after)), inputs, lanes))
+        self.ops.append(TimedOp(name, duration_s, lane, tuple(dict.fromkeys(after)), inputs, lanes, takes))
         return len(self.ops) - 1
 
     def wait_for_the_rest(self) -> None:

@@ -81,18 +81,16 @@ def build_step(
     send: Send = Send.EAGER,
     conditions: Conditions = HEALTHY,
     issue_s: IssueSeconds | None = None,
-    lost_s: Seconds | None = None,
+    takes: Seconds | None = None,
 ) -> Step:
     """The program of *workload* under *schedule*, one rank for each stage.
 
     *issue_s* paces each rank by a host that issues its work op by op; None: by captured graphs.
-    *lost_s* is what computing loses to work that runs beside it; None: nothing.
+    *takes* is what computing loses to each second of a work beside it (see ``slowed``); None: nothing.
     """
     lanes = Lanes(used_groups(workload.stages), receives=send is Send.BLOCKING, host=issue_s is not None)
     chunks = chunks_of(workload, schedule, body)
     priced = {stage: conditions.seconds(stage, seconds) for stage in range(schedule.stages)}
-    # What a slow group exchanges lasts longer, and so does what it takes from computing.
-    lost = {stage: conditions.seconds(stage, lost_s) if lost_s else None for stage in priced}
     slow_messages = conditions.slow_groups.get(Group.PP, 1.0)
 
     built: dict[tuple[object, ...], Segment] = {}
@@ -104,7 +102,7 @@ def build_step(
         key = (conditions.slow_stages.get(stage, 1.0), *map(id, layers), *kinds)
         if key not in built:
             streams = [phase_ops(each, kind) for each, kind in zip(layers, kinds, strict=True)]
-            built[key] = segment_of_ops("", streams, lanes, priced[stage], issue_s, lost[stage])
+            built[key] = segment_of_ops("", streams, lanes, priced[stage], issue_s, takes)
         return built[key]
 
     def message(kind: Kind, source: Place, target: Place) -> float:

@@ -49,14 +49,17 @@ def _weights(
     if plan.gathered is not Gathered.EACH_PASS:
         return 0.0
     shards = [plan.collected(held_shard(model, strategy, unit)) for unit in units]
-    return max(whole_bytes(strategy, each, orientations) + gathered_bytes(strategy, each) for each in shards)
+    return max(
+        (whole_bytes(strategy, each, orientations) + gathered_bytes(strategy, each) for each in shards),
+        default=0.0,
+    )
 
 
 def _gradients(model: Model, strategy: Strategy, piece: Piece, units: Sequence[Piece]) -> float:
     """Those of the unit at work, as they are computed, and where they are reduced once all sums so far."""
     plan = plan_of(strategy)
     shards = (plan.unreduced(trained_shard(model, strategy, unit)) for unit in units)
-    fresh = max(each.total for each in shards) * strategy.stored.bytes
+    fresh = max((each.total for each in shards), default=0) * strategy.stored.bytes
     if plan.reduced is Reduced.EACH_MICRO_BATCH:
         return fresh
     split = plan.unreduced(trained_shard(model, strategy, piece))

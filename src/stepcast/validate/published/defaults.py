@@ -19,7 +19,7 @@ from stepcast.validate.published.software import AttentionKernel
 NONE, FULL = Recompute(), Recompute(RecomputeKind.FULL)
 SELECTIVE = Recompute(RecomputeKind.SELECTIVE)
 # Autograd's own order, Megatron-LM's before 2022: both gradients of a matmul, then the sum over tensor ranks.
-EARLY_OVERLAP = replace(NO_OVERLAP, tensor_gradients=False)
+EARLY_OVERLAP = NO_OVERLAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             "context parallelism by all-to-all (SimuMax, docs/b200)",
             sharding=Sharding.ZERO_1,
             sequence_parallel=True,
-            overlap=NO_OVERLAP,
+            overlap=replace(NO_OVERLAP, tensor_gradients=True),
             context=ContextKind.ALL_TO_ALL,
             seq=4096,
         ),
