@@ -76,7 +76,7 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
     micro_batch = _micro_batch(run, seq, assumptions)
     precision = _word(run.precision, PRECISIONS, known.precision, "precision")
     recipe = recipe_of(run, layout, precision, model.layers, _release(run))
-    strategy = Strategy(
+    return Strategy(
         layout=layout,
         micro_batch=micro_batch,
         global_batch=_global_batch(run, micro_batch * layout.dp, assumptions),
@@ -102,22 +102,12 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         fused_experts=recipe.fused_experts,
         forwarded_experts=recipe.forwarded_experts or run.forwards_experts,
         further_tokens=0 if run.further_tokens is False else _further_tokens(model, recipe),
+        reshard=run.reshard,
     )
-    return _resharded(run, strategy, assumptions)
 
 
 def _further_tokens(model: Model, recipe: Recipe) -> int:
     return min(1, model.next_token_layers) * recipe.further_tokens
-
-
-def _resharded(run: PublishedRun, strategy: Strategy, assumptions: list[str]) -> Strategy:
-    """*strategy* with weights that stay gathered between forward and backward, where it can say so."""
-    if run.reshard is not False:
-        return strategy
-    if "reshard" in Strategy.__dataclass_fields__:
-        return replace(strategy, reshard=False)  # type: ignore[call-arg]
-    assumptions.append("weights gathered again before each backward, though the run kept them")
-    return strategy
 
 
 def _as_of(run: PublishedRun, known: Defaults) -> Defaults:
