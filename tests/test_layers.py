@@ -12,7 +12,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ir": {"units"},
     "hardware": {"units"},
     "inputs": {"units", "ir"},
-    "outputs": {"units", "ir", "inputs"},
+    "outputs": {"units", "ir", "hardware", "inputs", "simulation"},
     "models": {"units", "ir", "inputs"},
     "generate": {"units", "ir"},
     "cost": {"units", "ir", "hardware"},
@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"units", "ir"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "profile"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
+    "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze"},
     "validate": {
         "units",
         "ir",
@@ -33,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "simulation",
         "analyze",
         "forecast",
+        "optimus",
     },
     # cli, __init__ and __main__ may import everything
 }

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
     from stepcast.hardware import Cluster as Cluster
+    from stepcast.hardware import Place as Place
     from stepcast.hardware import load_cluster as load_cluster
     from stepcast.inputs.errors import FormatError as FormatError
     from stepcast.inputs.table import read as read
@@ -29,6 +30,7 @@ PUBLIC = {
     "Layout": ("stepcast.ir.layout", "Layout"),
     "Model": ("stepcast.ir.model", "Model"),
     "Options": ("stepcast.forecast.simulate", "Options"),
+    "Place": ("stepcast.hardware", "Place"),
     "Prediction": ("stepcast.forecast.simulate", "Prediction"),
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),

@@ -32,6 +32,43 @@ def device_timeline(
     return builder.build(measured=True, rebase=False)
 
 
+def host_ahead(
+    steps: int, kernels: int, kernel_us: float, host_us: float, backlog: int
+) -> list[dict[str, Any]]:
+    """Marked steps of a host that never waits for its GPU, which still runs *backlog* kernels of before.
+
+    Half of the backlog was launched before the trace began: its launches are not in it.
+    """
+    events = []
+    free_us = 0.0
+    for number in range(backlog):
+        call, kernel = launch_and_work("gemm", 7, number - 100.0, free_us, kernel_us, number)
+        events += [call, kernel] if number >= backlog / 2 else [kernel]
+        free_us += kernel_us
+    for step in range(steps):
+        events.append(mark(step, step * host_us, host_us))
+        for number in range(kernels):
+            call_us = step * host_us + number * host_us / kernels
+            free_us = max(free_us, call_us + 10.0)
+            events += launch_and_work("gemm", 7, call_us, free_us, kernel_us, 100 + step * kernels + number)
+            free_us += kernel_us
+    return events
+
+
+def mark(step: int, start_us: float, length_us: float) -> dict[str, Any]:
+    place = {"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "pid": 1, "tid": 1}
+    return {**place, "ts": start_us, "dur": length_us}
+
+
+def launch_and_work(
+    name: str, stream: int, call_us: float, start_us: float, length_us: float, correlation: int
+) -> list[dict[str, Any]]:
+    tied = {"ph": "X", "args": {"correlation": correlation}}
+    call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": call_us, "dur": 5.0}
+    kernel = {"cat": "kernel", "name": name, "pid": 0, "tid": stream, "ts": start_us, "dur": length_us}
+    return [{**tied, **call}, {**tied, **kernel}]
+
+
 def write_ranks(folder: Path) -> None:
     """Eight ranks that meet in an all-reduce after each layer; rank 5 computes half as long again.
 

@@ -10,6 +10,20 @@ from typing import Any
 
 HIDDEN, SEQ, MICRO_BATCH = 64, 32, 1
 ACTIVATION = f"[{SEQ}, {MICRO_BATCH}, {HIDDEN}]"
+EXPERTS, TOP_K = 8, 2
+REDUCE = (
+    f"trace_src_func=allreduce,{{times}},input__shape=[{SEQ}, {HIDDEN}],input__dtype=torch.float32,"
+    "func_name=linear_fwd,group=tp,comm_func=allreduce"
+)
+# As Echo writes the exchange of tokens: no func_name, and the rows that this rank hands in.
+EXCHANGE = (
+    "trace_src_func=_profiled_all_to_all_single,{{times}},input__shape=[{rows}, {hidden}],"
+    "input__dtype=torch.float32,group=exp,comm_func=all_to_all"
+)
+COUNTS = (
+    f"trace_src_func=_gather_along_first_dim_expert_parallel,{{times}},input__shape=[{EXPERTS}],"
+    "input__dtype=torch.int64,func_name=gather_along_first_dim_expert_parallel,group=exp,comm_func=allgather"
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +43,14 @@ class Pipeline:
     gradients_ms: float = 4.0  # all-reduce of the gradients over two replicas
     optimizer_ms: float = 12.0
     gap_ms: float = 0.1
+    ep: int = 0  # ranks that share experts; 0: a dense model
+    # Of every 8 tokens, how many each member of an expert group gets; one row after the other by layer.
+    routing: tuple[tuple[int, ...], ...] = ()
+    token_ms: float = 0.05
+    idle_expert_ms: float = 0.2  # what experts take for no token at all
+    exchange_ms: float = 0.6
+    backward_exchange_ms: float = 0.6
+    file_name: str = "wd{world}_tp{tp}_pp{pp}_numl{layers}_bs{batch}_T_rank{rank}.txt"
     slow: dict[int, float] = field(default_factory=dict)
     clock_ms: dict[int, float] = field(default_factory=dict)  # of each rank
 
@@ -40,7 +62,7 @@ class Pipeline:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-# A step of an operation: ("work", ms) or ("meet", key, members, ms, name).
+# A step of an operation: ("work", ms) or ("meet", key, members, ms, line of the trace).
 Step = tuple[object, ...]
 
 
@@ -50,7 +72,7 @@ class _Operation:
     steps: list[Step]
     start_ms: float = 0.0
     end_ms: float = 0.0
-    inner: list[tuple[str, float, float]] = field(default_factory=list)  # name, start, end
+    inner: list[tuple[str, float, float]] = field(default_factory=list)  # line, start, end
 
 
 class _Rank:
@@ -114,8 +136,32 @@ class _Rank:
             steps.append(("work", self.run.half_layer_ms * factor * self.pace))
             if self.run.tp > 1:
                 key = (name, peers, batch, number)
-                steps.append(("meet", key, peers, self.run.reduce_ms, "linear_fwd"))
+                steps.append(("meet", key, peers, self.run.reduce_ms, REDUCE))
+            if self.run.ep and number % 2:
+                steps += self._experts(batch, name, number // 2, factor)
         return [*steps, ("work", 0.2 * self.pace)]
+
+    def _experts(self, batch: int, name: str, layer: int, factor: float) -> list[Step]:
+        """Tokens go out, are worked on and come back; the backward does the same with their gradients."""
+        run, first = self.run, self.replica // self.run.ep * self.run.ep
+        peers = tuple(self.at(self.stage, replica) for replica in range(first, first + run.ep))
+        shares = run.routing[(layer + batch) % len(run.routing)]
+        sent = SEQ * MICRO_BATCH * TOP_K
+        received = sent * run.ep * shares[self.replica - first] // sum(shares)
+
+        exchange_ms = run.exchange_ms if name == "forward" else run.backward_exchange_ms
+
+        def meet(what: str, line: str) -> Step:
+            return ("meet", (name, what, peers, self.tensor, batch, layer), peers, exchange_ms, line)
+
+        work_ms = (run.idle_expert_ms + run.token_ms * received) * factor * self.pace
+        counts = [meet("counts", COUNTS)] if name == "forward" else []
+        return [
+            *counts,
+            meet("out", EXCHANGE.format(rows=sent, hidden=HIDDEN)),
+            ("work", work_ms),
+            meet("back", EXCHANGE.format(rows=received, hidden=HIDDEN)),
+        ]
 
     def _forward(self, batch: int) -> None:
         steps = self._layers(batch, "forward", 1.0)
@@ -218,8 +264,14 @@ def write(run: Pipeline, folder: Path, keep: Callable[[int], bool] = lambda rank
             continue
         clock = 1e6 + run.clock_ms.get(rank.rank, 0.0)
         lines = [line for operation in rank.operations for line in _lines(rank, operation, clock)]
-        name = (
-            f"wd{run.ranks}_tp{run.tp}_pp{run.pp}_numl{sum(run.layers)}_bs{MICRO_BATCH}_T_rank{rank.rank}.txt"
+        name = run.file_name.format(
+            world=run.ranks,
+            tp=run.tp,
+            pp=run.pp,
+            ep=run.ep,
+            layers=sum(run.layers),
+            batch=MICRO_BATCH,
+            rank=rank.rank,
         )
         path = folder / name
         path.write_text("\n".join(lines) + "\n")
@@ -229,10 +281,8 @@ def write(run: Pipeline, folder: Path, keep: Callable[[int], bool] = lambda rank
 
 def _lines(rank: _Rank, operation: _Operation, clock: float) -> list[str]:
     parts = ", ".join(
-        f"'trace_src_func=allreduce,duration={end - start:.4f},timestamp={clock + end:.4f},"
-        f"input__shape=[{SEQ}, {HIDDEN}],input__dtype=torch.float32,func_name={name},group=tp,"
-        "comm_func=allreduce'"
-        for name, start, end in operation.inner
+        "'" + line.format(times=f"duration={end - start:.4f},timestamp={clock + end:.4f}") + "'"
+        for line, start, end in operation.inner
     )
     return [
         f"rank:{rank.rank}:{name}(stage_id={rank.stage},batch_id={batch},mg_state=steady,"

@@ -50,6 +50,22 @@ def test_what_cannot_be_compared_is_told() -> None:
         compare(PREDICTED, {"breakdown_s": {}})
 
 
+def test_only_what_both_say_tells_two_runs_apart() -> None:
+    found = compare(PREDICTED, MEASURED)
+    assert found.same_run
+    assert any("nothing that both say" in text for text in found.warnings)
+    run = {"model": "one", "parameters": 7, "layers": 2, "hidden": 4, "precision": "tf32", "pp": 2}
+    named = compare(
+        PREDICTED | {"run": run},
+        MEASURED | {"pp": 2, "configuration": {**run, "model": "two", "dtype": "fp32"}},
+    )
+    assert named.same_run
+    assert not any("nothing that both say" in text for text in named.warnings)
+    other = compare(PREDICTED | {"run": run}, MEASURED | {"pp": 3, "configuration": {"parameters": {"0": 5}}})
+    assert [(one.name, one.predicted, one.measured) for one in other.differences] == [("pp", 2, 3)]
+    assert other.facts()["error"] is None
+
+
 def test_nothing_measured_has_no_error() -> None:
     rows = {row.name: row for row in compare({"step_s": 1, "breakdown_s": {"tp": 1}}, MEASURED).parts}
     assert rows["tp"].error is None

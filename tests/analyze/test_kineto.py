@@ -1,6 +1,8 @@
 """Profiler traces taken apart: against points of time one by one, a made-up run of eight ranks, real traces."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +27,9 @@ from tests.analyze.kineto_traces import (
     TRANSFER_US,
     US,
     device_timeline,
+    host_ahead,
+    launch_and_work,
+    mark,
     write_ranks,
 )
 from tests.shared import ROOT
@@ -73,13 +78,74 @@ def test_one_rank_against_points_of_time(spans: list[tuple[int, SpanKind, int, i
 def test_a_marked_step_is_the_window(
     spans: list[tuple[int, SpanKind, int, int]], start: int, length: int
 ) -> None:
+    """Without launches work counts when it starts; the step begins once its busiest stream is free."""
     begin = start + 0.5  # between two starts, so that rounding decides nothing
     rank = analyze_kineto(device_timeline(spans, [(begin, length)])).ranks[0]
-    ends = [at + lasts for _, _, at, lasts in spans if begin <= at <= begin + length]
-    window = max([begin + length, *ends]) - begin
-    assert rank.step_s == near(length)
-    assert rank.window_s == near(window)
-    assert sum(breakdown(rank).values()) == near(window)
+    inside = [span for span in spans if begin <= span[2] <= begin + length]
+    busy = {stream: sum(lasts for other, *_, lasts in inside if other == stream) for stream, *_ in inside}
+    # Of streams as busy as each other the first that was seen.
+    order = list(dict.fromkeys(stream for stream, *_ in spans))
+    busiest = max(order, key=lambda stream: busy.get(stream, 0))
+    earlier = [at + lasts for stream, _, at, lasts in spans if stream == busiest and at < begin]
+    own = [at for stream, _, at, _ in inside if stream == busiest]
+    first = max(begin, min(max(earlier), min(own))) if earlier and own else begin
+    last = max([begin + length, *(at + lasts for _, _, at, lasts in inside)])
+    assert rank.step_s == near(last - first)
+    assert rank.window_s == near(last - first)
+    assert sum(breakdown(rank).values()) == near(last - first)
+
+
+def analysed(events: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    path = folder / "trace.json"
+    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": events}))
+    timeline = read(path)
+    assert isinstance(timeline, Timeline)
+    return analyze_kineto(timeline).facts()
+
+
+@pytest.mark.parametrize("backlog", [0, 2])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_step_lasts_until_the_kernels_it_launched_have_ended(
+    steps: int, backlog: int, tmp_path: Path
+) -> None:
+    """Eight kernels of 12 ms a step; the host needs 78.8 ms to launch them and never waits."""
+    events = host_ahead(steps=steps, kernels=8, kernel_us=12_000.0, host_us=78_800.0, backlog=backlog)
+    found = analysed(events, tmp_path)
+    lag = 0 if backlog else 10e-6  # from the first launch to its kernel
+    assert found["step_s"] == pytest.approx(96e-3 + lag / steps)
+    assert found["compute_s"] == pytest.approx(96e-3)
+    assert found["operations_s"]["matmul"] == pytest.approx(96e-3)
+    assert found["bubble_s"] == pytest.approx(lag / steps, abs=1e-9)
+    assert found["ranks"][0]["launches_per_step"] == 8
+    assert found["kernels"][0]["count"] == 8 * steps
+
+
+def test_what_no_marked_step_launched_is_not_counted(tmp_path: Path) -> None:
+    """Kernels and copies launched before the first mark and after the last one, on a stream of their own."""
+    events = host_ahead(steps=2, kernels=4, kernel_us=10_000.0, host_us=30_000.0, backlog=0)
+    alone = analysed(events, tmp_path)
+    last_us = max(event["ts"] + event["dur"] for event in events)
+    for number, (call_us, start_us) in enumerate([(-500.0, 200.0), (last_us + 1.0, last_us + 50.0)]):
+        pair = launch_and_work("Memcpy DtoH", 9, call_us, start_us, 5_000.0, 900 + number)
+        pair[1]["cat"] = "gpu_memcpy"
+        events += pair
+        events += launch_and_work("elementwise_kernel", 11, call_us, start_us, 300.0, 950 + number)
+    found = analysed(events, tmp_path)
+    assert found["operations_s"] == alone["operations_s"] == {"matmul": pytest.approx(40e-3)}
+    assert found["step_s"] == alone["step_s"]
+    assert found["copy_s"] == 0
+
+
+def test_kernels_of_graphs_belong_to_the_launch_of_their_graph(tmp_path: Path) -> None:
+    events = [mark(0, 0.0, 100.0), *launch_and_work("gemm", 7, 10.0, 50.0, 40.0, 1)]
+    # Of the same graph, and one whose launch the trace does not hold.
+    events += [launch_and_work("gemm", 7, 10.0, at, 40.0, 1)[1] for at in (95.0, 140.0)]
+    events += [launch_and_work("triton_poi_fused_add_0", 7, 20.0, 185.0, 15.0, 2)[1]]
+    found = analysed(events, tmp_path)
+    assert found["step_s"] == pytest.approx(200e-6)
+    assert found["ranks"][0]["launches_per_step"] == 1
+    assert found["ranks"][0]["breakdown_s"]["idle: host"] == pytest.approx(55e-6)
+    assert found["ranks"][0]["breakdown_s"]["idle: between kernels"] == pytest.approx(10e-6)
 
 
 def launched(lags: list[tuple[int, int, int]]) -> Timeline:
@@ -87,8 +153,8 @@ def launched(lags: list[tuple[int, int, int]]) -> Timeline:
     builder = TimelineBuilder()
     thread, stream = builder.lane(0, "cpu thread 1"), builder.lane(0, "stream 7")
     for launch, start, length in lags:
-        builder.add("cudaLaunchKernel", thread, launch * US, 5 * US, kind=SpanKind.HOST)
-        builder.add("gemm", stream, start * US, length * US)
+        call = builder.add("cudaLaunchKernel", thread, launch * US, 5 * US, kind=SpanKind.HOST)
+        builder.flow(call, builder.add("gemm", stream, start * US, length * US))
     return builder.build(measured=True, rebase=False)
 
 
@@ -252,24 +318,83 @@ def test_a_real_trace_of_a_gpu() -> None:
     assert "other" not in found.classes_s
 
 
-@pytest.mark.parametrize(
-    ("name", "label"),
-    [
-        ("nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN", "matmul"),
-        ("ampere_sgemm_128x64_tn", "matmul"),
-        ("Cijk_Ailk_Bljk_BBS_BH_MT128x128x32", "matmul"),
-        ("void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>", "matmul"),
-        ("flash_fwd_kernel<Flash_fwd_kernel_traits<128>>", "attention"),
-        ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16", "attention"),
-        ("void multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>>", "optimizer"),
-        ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16>", "norm"),
-        ("cunn_SoftMaxForward<4, float, float>", "softmax and loss"),
-        ("void at::native::elementwise_kernel<128, 4>", "element-wise"),
-        ("triton_poi_fused_add_mul_0", "element-wise"),
-        ("something_nobody_has_seen", "other"),
+KERNELS = {
+    "matmul": [
+        "nvjet_sm90_tst_128x256_64x4_2x1_v_bz_coopA_NTN",
+        "ampere_sgemm_128x64_tn",
+        "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1",
+        "void gemmSN_TN_kernel<float, 128, 16, 2, 4, 10, 11, false>",
+        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 4>",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16>",
+        "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32",
+        "void ck::kernel_gemm_xdl_cshuffle_v3<ck::GridwiseGemm_xdl_cshuffle_v3>",
+        "void cutlass::Kernel2<cutlass_80_wmma_tensorop_bf16_s161616gemm>",
+        "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int>>>",
+        "void fbgemm_gpu::gen_ai::quantize::kernel_gemm<cutlass::gemm::kernel::GemmUniversal>",
+        "void deep_gemm::sm90_fp8_gemm_1d2d_impl<7168u, 2048u>",
+        "triton_tem_fused_mm_0",
+        "triton_tem_fused_addmm_relu_12",
+        "fused_moe_kernel",
+        "_grouped_matmul_kernel",
     ],
+    "attention": [
+        "flash_fwd_kernel<Flash_fwd_kernel_traits<128>>",
+        "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90>>",
+        "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16",
+        "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+        "_ZN5aiter12fmha_bwd_hd128_bf16_causalE",
+        "void flashinfer::BatchPrefillWithPagedKVCacheKernel<128>",
+        "triton_tem_fused_flex_attention_0",
+        "attn_fwd",
+    ],
+    "optimizer": [
+        "void multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>>",
+        "void multi_tensor_apply_kernel<TensorListMetadata<4>, transformer_engine::multi_tensor_adam::AdamFunctor>",
+    ],
+    "norm": [
+        "void at::native::vectorized_layer_norm_kernel<c10::BFloat16>",
+        "void at::native::GammaBetaBackwardCUDAKernelTemplate<float>",
+        "void transformer_engine::normalization::rmsnorm_fwd_tuned_kernel",
+        "void flashinfer::norm::RMSNormKernel<8u, __nv_bfloat16>",
+        "triton_red_fused_native_layer_norm_3",
+    ],
+    "softmax and loss": [
+        "cunn_SoftMaxForward<4, float, float>",
+        "triton_per_fused__log_softmax_nll_loss_forward_2",
+        "liger_cross_entropy_kernel",
+    ],
+    "state-space scan": ["_chunk_scan_fwd_kernel", "_bmm_chunk_fwd_kernel", "causal_conv1d_fwd_kernel"],
+    "embedding and sort": [
+        "void split_embedding_codegen_forward_unweighted_kernel<float, float, float, long, 64ul>",
+        "void split_embedding_backward_codegen_rowwise_adagrad_unweighted_kernel_warp_per_row_1<float>",
+        "void fbgemm_gpu::bounds_check_indices_kernel_v1<long>",
+        "void fbgemm_gpu::permute_2D_lengths_kernel<int>",
+        "void at::native::(anonymous namespace)::indexSelectSmallIndex<c10::BFloat16>",
+        "void at_cuda_detail::cub::DeviceRadixSortOnesweepKernel<Policy800>",
+        "void at::native::sbtopk::gatherTopK<float, unsigned int, 2, false>",
+        "void moe_permute_kernel<__nv_bfloat16>",
+    ],
+    "element-wise": [
+        "void at::native::elementwise_kernel<128, 4>",
+        "void fbgemm_gpu::_float_to_FP8rowwise_cuda_kernel<float>",
+        "void fbgemm_gpu::quantize_float_per_row<float>",
+        "triton_poi_fused_add_mul_0",
+        "triton_poi_fused_addmm_gelu_0",
+        "triton_poi_fused_embedding_mm_1",
+        "triton_red_fused_mean_mm_mul_pow_rsqrt_4",
+        "void vllm::rotary_embedding_kernel<__nv_bfloat16, true>",
+        "void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16>",
+        "void transformer_engine::cast_transpose_kernel<float>",
+    ],
+    "other": ["something_nobody_has_seen", "void fbgemm_gpu::unheard_of_kernel<float>"],
+}
+
+
+@pytest.mark.parametrize(
+    ("label", "name"), [(label, name) for label, names in KERNELS.items() for name in names]
 )
-def test_kernel_classes(name: str, label: str) -> None:
+def test_kernel_classes(label: str, name: str) -> None:
     assert kernel_class(name) == label
 
 

@@ -85,6 +85,37 @@ def test_replay_grows_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "write dp=64" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "work", "gpus", "layers"),
+    [
+        ("micro-batches=16", 4.0, 1, 6),
+        ("dp=2", 2.0, 2, 6),
+        ("stage.1.layers=-1", 1.0, 1, 5),
+        ("compute=0.5x", 1.0, 1, 6),
+    ],
+)
+def test_replay_compares_work_per_second(
+    change: str, work: float, gpus: int, layers: int, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["replay", str(run), "--what-if", change, "--cluster", "dgx-a100"][: None if gpus > 1 else 4]
+    found = printed(capsys, *words)
+    ratio = found["replayed_step_s"] / found["step_s"]
+    assert found["work_factor"] == work
+    assert found["step_factor"] == pytest.approx(1 / ratio)
+    assert found["speedup"] == pytest.approx(work * ratio)
+    assert found["speedup_per_gpu"] == pytest.approx(work * ratio / gpus)
+    rates = found["sequences_per_s"]
+    assert rates["before"] == pytest.approx(4 / found["replayed_step_s"])  # micro-batches of one sequence
+    assert rates["after"] / rates["before"] == pytest.approx(found["speedup"])
+    assert found["layers"] == {"before": 6, "after": layers}
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert ("x as fast" in text) == (work == 1)
+    assert (f"for {work:g}x the sequences" in text) == ("\nthroughput" in text) == (work != 1)
+    assert ("; of each GPU" in text) == (gpus > 1)
+    assert ("5 layers in place of 6: not the same work" in text) == (layers == 5)
+
+
 def test_replay_on_another_gpu(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, "replay", run, "--what-if", "gpu=h100-sxm", "--gpu", "a100-sxm-80gb")
     # Dense tf32 peaks, 156 and 494.7 TFLOP/s.
@@ -114,6 +145,57 @@ def test_compare_two_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert b'"second"' in trace.read_bytes()
     assert main(["compare", str(healthy), str(run)]) == 0
     assert "part of the step" in capsys.readouterr().out
+
+
+PREDICT = ["predict", "--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--tp", "2"]
+
+
+@pytest.mark.parametrize(
+    ("more", "differing"),
+    [
+        ([], []),
+        (["--recompute", "full"], []),
+        (["--model", "llama-3.1-8b"], ["model", "parameters", "layers", "hidden"]),
+        (["--pp", "2"], ["micro_batches", "dp", "pp"]),
+        (["--global-batch", "64"], ["micro_batches", "global_batch"]),
+        (["--seq", "4096"], ["seq"]),
+        (["--precision", "fp8"], ["precision"]),
+        (["--cluster", "dgx-a100"], ["cluster"]),
+    ],
+)
+def test_two_runs_that_are_not_the_same_have_no_error(
+    more: list[str], differing: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    usual = ["--global-batch", "32", "--seq", "2048"]
+    first.write_text(json.dumps(printed(capsys, *PREDICT, *usual)))
+    second.write_text(json.dumps(printed(capsys, *PREDICT, *usual, *more)))
+    status = main(["compare", str(first), str(second), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert [one["name"] for one in found["differences"]] == differing
+    assert found["same_run"] is (not differing)
+    assert status == (1 if differing else 0)
+    assert (found["error"] is None) == bool(differing)
+    assert all((row["error"] is None) >= bool(differing) for row in found["parts"])
+    assert main(["compare", str(first), str(second)]) == status
+    text = capsys.readouterr().out
+    assert ("%" in text) == ("error" in text) == (not differing)
+    assert ("not the same run" in text) == bool(differing)
+
+
+def test_a_prediction_of_another_layout_than_the_measured_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also what a replay with more micro-batches printed, against the run as it was."""
+    path = tmp_path / "other.json"
+    path.write_text(json.dumps(printed(capsys, *PREDICT, "--pp", "2", "--global-batch", "32")))
+    assert main(["compare", str(path), str(run)]) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "layers 16 against 6; hidden 2048 against 64;" in text
+    assert "dp 2 against 1; pp 2 against 3; gpus 8 against 6" in text
+    path.write_text(json.dumps(printed(capsys, "replay", run, "--what-if", "micro-batches=8")))
+    assert main(["compare", str(path), str(run)]) == 1
+    assert "not the same run micro_batches 8 against 4" in " ".join(capsys.readouterr().out.split())
 
 
 def test_compare_takes_what_a_verb_printed(

@@ -48,6 +48,8 @@ ERRORS = [
         "leave the word tensor-gradients out",
     ),
     ((*PREDICT, "--schedule", "zb-h1"), "--schedule", "give --pp 2 or more"),
+    ((*PREDICT, "--no-reshard"), "--reshard", "--sharding zero-1 keeps them whole"),
+    ((*PREDICT, "--fp8-params"), "--fp8-params", "give --precision fp8 or mxfp8"),
     ((*PREDICT, "--runs", "5"), "--runs", "give --jitter"),
     ((*SIMULATE, "--seed", "5"), "--seed", "give --jitter"),
     ((*SIMULATE, "--slow-group", "ep=2"), "--slow-group", "it has dp, expert-dp, pp, tp"),
@@ -102,6 +104,7 @@ NOTES = [
 EFFECTIVE: list[tuple[str, ...]] = [
     (*PREDICT, "--cp", "2", "--context", "all-to-all"),
     (*PREDICT, "--schedule", "gpipe"),
+    (*PREDICT, "--sharding", "fsdp", "--no-reshard", "--precision", "fp8", "--fp8-params"),
     (*PREDICT, "--tp", "2", "--no-sequence-parallel"),
     (*EXPERTS, "--ep", "8", "--expert-imbalance", "1.5"),
     (*EXPERTS, "--fused-experts", "--execution", "partial-graphs", "--recompute", "selective:norms"),

@@ -66,7 +66,7 @@ def test_overflow_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_workload_is_packed_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "workload.et.gz"
     assert run(capsys, *PREDICT, "--to-workload", str(path))[0] == 0
-    gzip.decompress(path.read_bytes())
+    gzip.decompress((tmp_path / "workload.0.et.gz").read_bytes())
     assert read(path).layout.dp == 64
 
 

@@ -100,6 +100,27 @@ def test_options_of_experts_change_the_step(
     assert with_it["step_s"] != without["step_s"]
 
 
+def test_gathered_parameters_are_freed_or_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """Freed by default; in a pipeline kept, which saves the gathers of all micro-batches but the first."""
+    for shape, usual, other in (((), True, "--no-reshard"), (("--pp", "4"), False, "--reshard")):
+        default = run_json(capsys, "predict", *SMALL, *shape, "--sharding", "fsdp")
+        stated = "--reshard" if usual else "--no-reshard"
+        same = run_json(capsys, "predict", *SMALL, *shape, "--sharding", "fsdp", stated)
+        changed = run_json(capsys, "predict", *SMALL, *shape, "--sharding", "fsdp", other)
+        assert same["memory_bytes"] == default["memory_bytes"]
+        assert same["step_s"] == default["step_s"]
+        communicated, less = (one["communication_s"]["dp"]["total"] for one in (changed, default))
+        needed, more = (one["memory_bytes"]["temporary"] for one in (changed, default))
+        assert (communicated < less) == (needed > more) == usual
+
+
+def test_parameters_in_fp8_need_less_memory_and_communication(capsys: pytest.CaptureFixture[str]) -> None:
+    base = ("predict", *SMALL, "--precision", "fp8")
+    without, with_it = run_json(capsys, *base), run_json(capsys, *base, "--fp8-params")
+    assert with_it["memory_bytes"]["parameters"] < without["memory_bytes"]["parameters"]
+    assert with_it["communication_s"]["dp"]["total"] < without["communication_s"]["dp"]["total"]
+
+
 def test_recomputed_modules_need_less_memory(capsys: pytest.CaptureFixture[str]) -> None:
     kinds = ("none", "selective:norms", "selective:norms,latent-up", "selective:norms,latent-up,experts")
     found = [run_json(capsys, "predict", *SPREAD, "--recompute", kind) for kind in kinds]
@@ -195,7 +216,7 @@ def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((*SMALL, "--tp", "16"), "tp 16 exceeds 8 kv heads"),
+        ((*SMALL, "--tp", "64"), "tp 64 does not divide heads 32: the nearest legal tp is 32"),
         ((*SMALL, "--tp", "3"), "64 GPUs are not a multiple of tp x cp x pp = 3"),
         ((*SMALL, "--recompute", "some"), "expected none, selective, full, or block:N"),
         ((*SMALL, "--recompute", "selective:some"), "'some' is no module; expected core-attention"),

@@ -190,9 +190,11 @@ def test_what_bounds_an_operator() -> None:
 
 def test_unseen_architectures_are_less_certain() -> None:
     work = Matmul(4096, 4096, 4096)
-    seen, unseen = (compute_price(work, load_gpu(name), FIT) for name in ("h100-sxm", "b200"))
-    assert unseen.high_s / unseen.seconds > seen.high_s / seen.seconds
-    assert seen.source is PriceSource.FITTED
+    names = ("h100-sxm", "b200", "mi300x")
+    seen, published, unseen = (compute_price(work, load_gpu(name), FIT) for name in names)
+    assert unseen.high_s / unseen.seconds > published.high_s / published.seconds > seen.high_s / seen.seconds
+    assert seen.source is published.source is PriceSource.FITTED
+    assert unseen.source is PriceSource.SCALED
 
 
 def test_a_recorded_time_is_its_own_price() -> None:

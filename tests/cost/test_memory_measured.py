@@ -8,6 +8,7 @@ import pytest
 
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.hardware.catalog import load_gpu
+from stepcast.inputs.optimus.beside import read_logs
 from stepcast.models.columns import model_of_columns
 from stepcast.units import GIB
 from stepcast.validate.optimus import peaks
@@ -89,7 +90,8 @@ def test_published_runs_with_room_to_spare_fit() -> None:
 @needs_shared
 def test_stages_of_the_optimus_sweep() -> None:
     """Pipelines of 2, 4 and 8 stages, with and without tensor parallelism, micro-batches of 1 to 32."""
-    found = peaks(str(DATA / "optimus-sweep"))
+    logs = read_logs([str(path) for path in sorted((DATA / "optimus-sweep").glob("*_log.txt"))], print)
+    found = peaks(logs)
     assert len(found) >= 30
     assert [peak for peak in found if abs(peak.error) > 0.10] == []
     assert mean(abs(peak.error) for peak in found) < 0.03

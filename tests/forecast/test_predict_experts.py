@@ -9,7 +9,15 @@ from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import StepReport
-from stepcast.ir.strategy import Execution, Overlap, Recompute, RecomputeKind, RecomputeModule, Strategy
+from stepcast.ir.strategy import (
+    Execution,
+    Overlap,
+    Recompute,
+    RecomputeKind,
+    RecomputeModule,
+    ScheduleKind,
+    Strategy,
+)
 from stepcast.models.catalog import load_model
 
 QWEN = load_model("qwen3-30b-a3b")
@@ -57,3 +65,42 @@ def test_fused_experts_save_their_memory_bound_kernels() -> None:
     fused, plain = step(fused_experts=True), step()
     assert fused.breakdown_s["compute"] < 0.98 * plain.breakdown_s["compute"]
     assert fused.breakdown_s["ep"] == pytest.approx(plain.breakdown_s["ep"])
+
+
+def exchanged(batches: int, overlapped: bool, **degrees: int) -> StepReport:
+    layout = Layout(ep=16, dp=16, expert_tp=1, **degrees)
+    schedule = ScheduleKind.INTERLEAVED if layout.vpp > 1 else ScheduleKind.ONE_F_ONE_B
+    strategy = Strategy(layout, 1, 16 * batches, 4096, overlap=Overlap(experts=overlapped), schedule=schedule)
+    return predict(QWEN, load_cluster("dgx-h100"), strategy).report
+
+
+def test_one_micro_batch_has_no_other_to_exchange_beside() -> None:
+    alone, beside = exchanged(1, False), exchanged(1, True)
+    assert beside.step_s == alone.step_s
+    assert beside.communication_s["ep"].exposed_s == alone.communication_s["ep"].exposed_s > 0
+
+
+def test_a_stage_of_one_chunk_exchanges_beside_nothing() -> None:
+    assert exchanged(8, True, pp=2).step_s == exchanged(8, False, pp=2).step_s
+
+
+@pytest.mark.parametrize("batches", [2, 4, 16])
+def test_exchanges_hide_behind_another_micro_batch_but_for_the_ends(batches: int) -> None:
+    """The first forward and the last backward run alone: of n micro-batches the exchanges of one stay exposed,
+    and those of the others hide behind as much computing as there is.
+    """
+    alone, beside = exchanged(batches, False), exchanged(batches, True)
+    exchange, computing = alone.communication_s["ep"].total_s, alone.breakdown_s["compute"]
+    least = exchange / batches + max(0.0, (exchange - computing) * (batches - 1) / batches)
+    assert least <= beside.communication_s["ep"].exposed_s < exchange
+    saved_s = alone.step_s - beside.step_s
+    assert saved_s <= min(exchange, computing) * (batches - 1) / batches
+    assert saved_s > 0.5 * min(exchange, computing) * (batches - 1) / batches
+
+
+def test_chunks_pair_their_micro_batches_too() -> None:
+    alone, beside = (exchanged(16, overlapped, pp=2, vpp=4) for overlapped in (False, True))
+    assert beside.communication_s["ep"].exposed_s < 0.5 * alone.communication_s["ep"].exposed_s
+    assert beside.stages[0].peak_in_flight == alone.stages[0].peak_in_flight + 1
+    assert beside.memory_bytes and alone.memory_bytes
+    assert beside.memory_bytes["activations"] > alone.memory_bytes["activations"]

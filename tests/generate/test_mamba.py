@@ -174,7 +174,7 @@ def test_layers_of_mixer_and_feed_forward() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tp": 16}, "tp 16 exceeds 8 kv heads"),
+        ({"tp": 16}, "tp 16 does not divide 8 Mamba groups"),
         ({"cp": 256, "seq": 8192}, "cp 256 does not divide the 128 Mamba heads of a tensor rank"),
     ],
 )

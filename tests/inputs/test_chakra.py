@@ -1,5 +1,6 @@
 """Chakra traces of other programs, and clear errors for damaged ones."""
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -27,11 +28,12 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Recorded, Transfer
 from stepcast.ir.workload import Layer, Op, Workload
-from stepcast.outputs.chakra import write
+from stepcast.outputs.chakra import files
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
-from tests.outputs.test_chakra import example
+from tests.outputs.test_chakra import example, write
 
 METADATA = delimited(
     bytes_field(1, b"0.0.4") + bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4"))
@@ -130,8 +132,8 @@ def test_compute_collectives_and_messages() -> None:
     assert [op(layer).work for layer in layers(workload)] == [
         Recorded(250e-6),
         Collective(CollectiveKind.ALL_REDUCE, 4096, Group.TP),
-        Transfer(Direction.SEND, 8, Group.PP, 2),
-        Transfer(Direction.RECEIVE, 8, Group.PP, -2),
+        Transfer(Direction.SEND, 8, Group.WORLD, 2),
+        Transfer(Direction.RECEIVE, 8, Group.WORLD, -2),
         Recorded(3e-6),
     ]
     assert layers(workload)[0].notes == (("num_ops", "7"),)
@@ -320,6 +322,21 @@ FOREIGN = METADATA + b"".join(
     for number in range(1, 12)
     for values in [coll(number % 10, 100 * number, "1") if number % 3 == 0 else ()]
 )
+
+
+SET = list(files(replace(example(), layout=Layout(tp=2, pp=2)), "w.et"))
+RANK_FILES = [("t.0.et", FOREIGN), ("t.1.et", FOREIGN), ("groups.json", b'{"1": [0, 1]}')]
+
+
+@settings(FUZZ, max_examples=500)
+@given(st.data())
+def test_a_damaged_file_of_a_set_gives_a_workload_or_a_format_error(data: st.DataObject) -> None:
+    given_files = data.draw(st.sampled_from([SET, RANK_FILES]))
+    which = data.draw(st.integers(0, len(given_files) - 1))
+    damaged = data.draw(mutations(given_files[which][1]))
+    sources = [Source(name, content) for name, content in given_files]
+    sources[which] = Source(given_files[which][0], damaged)
+    check_reader(lambda _: chakra.read_run(sources), damaged, Workload)
 
 
 @FUZZ

@@ -208,6 +208,65 @@ def test_collective_attributes(name: str, more: Json, expected: Collective | Tra
     assert timeline.span(0).kind is SpanKind.COMMUNICATION
 
 
+HPU = {"HW event name": "DMA_1_CTX_0"}
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "args", "kind"),
+    [
+        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", {}, SpanKind.COPY),
+        ("gpu_memset", "Memset (Device)", {}, SpanKind.COPY),
+        ("Memcpy", "Memcpy DtoH (Device -> Pageable)", {}, SpanKind.COPY),
+        ("mlu_memcpy", "Memcpy HtoD", {}, SpanKind.COPY),
+        ("mlu_memset", "Memset (Device)", {}, SpanKind.COPY),
+        ("GCU_MEMCPY", "Memcpy D2D", {}, SpanKind.COPY),
+        ("mtia_ccp_events", "Memcpy HtoD", {}, SpanKind.COPY),
+        ("kernel", "hipMemcpyAsync", {}, SpanKind.COPY),
+        ("kernel", "CopyHostToDevice", {}, SpanKind.COPY),
+        ("hpu_op", "memcpy", HPU, SpanKind.COPY),
+        ("hpu_op", "gemm", {"HW event name": "MME_0_CTX"}, SpanKind.COMPUTE),
+        ("hpu_op", "launchRecipe", {}, SpanKind.HOST),
+        ("kernel", "void memset_kernel<float>", {}, SpanKind.COMPUTE),
+        ("mtia_ccp_events", "fc_kernel", {}, SpanKind.COMPUTE),
+        ("collective_comm", "all_reduce", {}, SpanKind.COMMUNICATION),
+        ("mlu_runtime", "cnInvokeKernel", {}, SpanKind.HOST),
+        ("xpu_driver", "zeCommandListAppendLaunchKernel", {}, SpanKind.HOST),
+        ("privateuse1_runtime", "AscendCL@aclnnMatmul", {}, SpanKind.HOST),
+        ("mlu_user_annotation", "forward", {}, SpanKind.OTHER),
+        ("kernel", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", {}, 1),
+        ("kernel", "ncclKernel_AllReduce_RING_LL_Sum_half(ncclWorkElem)", {}, 1),
+        ("kernel", "rccl_main_kernel", {}, 1),
+        ("kernel", "mscclKernel_Sum_half_Simple_0", {}, 1),
+        ("kernel", "void deep_ep::intranode::dispatch<8, 768, 8192>", {}, 1),
+        ("kernel", "void deep_ep::internode_ll::combine<true, 7168, 9>", {}, 1),
+        ("kernel", "void c10d::two_shot_all_reduce_kernel_inplace<float, 16, 8>", {}, 1),
+        ("kernel", "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>", {}, 1),
+        ("kernel", "void deep_gemm::sm90_bf16_gemm_impl<deep_epilogue>", {}, SpanKind.COMPUTE),
+    ],
+)
+def test_kinds_of_all_devices(category: str, name: str, args: Json, kind: int) -> None:
+    """By category where it tells, else by name: categories of Kineto's ActivityType and of vendors' forks."""
+    timeline = read(trace([event(name, category, 10.0, 5.0, tid=7, args=args)]))
+    assert timeline.kind_of.tolist() == [kind]
+    assert (timeline.lanes[0].name == "stream 7") == (kind <= SpanKind.COPY)
+
+
+def test_launches_are_tied_to_what_they_launched() -> None:
+    """By correlation; of two calls that share one, the outer; a graph's launch to all of its kernels."""
+    events = [
+        event("cudaLaunchKernel", "cuda_runtime", 0.0, 9.0, args={"correlation": 5}),
+        event("cuLaunchKernelEx", "cuda_driver", 1.0, 2.0, args={"correlation": 5, "cbid": 3}),
+        event("gemm", "kernel", 20.0, 4.0, args={"External id": 3, "correlation": 5}),
+        event("gemm", "kernel", 26.0, 4.0, args={"correlation": 6}),
+        event("cudaGraphLaunch", "cuda_runtime", 10.0, 2.0, args={"correlation": 7}),
+        event("gemm", "kernel", 30.0, 4.0, args={"correlation": 7}),
+        event("Memcpy DtoH", "gpu_memcpy", 40.0, 4.0, args={"correlation": 7}),
+    ]
+    assert read(trace(events)).flows.tolist() == [[0, 2], [4, 5], [4, 6]]
+    second = trace(events, distributedInfo={"rank": 3, "world_size": 8})
+    assert read(trace(events), second).flows.tolist()[3:] == [[7, 9], [11, 12], [11, 13]]
+
+
 def test_groups_are_looked_up_in_the_header() -> None:
     info = {"rank": 0, "pg_config": [{"pg_name": "3", "pg_desc": "pp", "ranks": [0, 4]}]}
     args = {key: value for key, value in NCCL.items() if not key.startswith("Process Group")}

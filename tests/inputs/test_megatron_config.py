@@ -8,7 +8,8 @@ import pytest
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.config import infer
-from stepcast.inputs.megatron.evidence import RankEvidence, file_name_hints
+from stepcast.inputs.megatron.evidence import RankEvidence
+from stepcast.inputs.megatron.names import file_name_hints
 from stepcast.inputs.megatron.reader import read_run
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read
@@ -115,6 +116,21 @@ def test_file_name_of_the_expert_dialect() -> None:
     hints = file_name_hints("wd256_tp8_pp8_exp4_expNum128_numl48_bs1_rank248_20260722113005.txt")
     assert hints == {"world": 256, "tp": 8, "pp": 8, "ep": 4, "layers": 48, "micro_batch": 1}
     assert file_name_hints("trace.txt") == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "wd8_tp1_pp2_exp4_expNum8_l8_bs1_rank3_20260722113005.txt",
+        "wd8_tp1_pp2_ep4_expn8_nl8_mbs1_rank3.txt",
+        "rank3_bs1_numl8_expNum8_exp4_pp2_tp1_wd8.txt",
+        "pp2_tp1_exp4_expn8_dp4_nl8_hs1024_sl2048/trace_bs1_tp1_pp2.txt",
+    ],
+)
+def test_file_names_are_read_field_by_field(name: str) -> None:
+    wanted = {"world": 8, "tp": 1, "pp": 2, "ep": 4, "layers": 8, "micro_batch": 1}
+    assert file_name_hints(name) == wanted
+    assert file_name_hints("l8.txt") == {}
 
 
 def test_whole_run_knows_every_stage() -> None:

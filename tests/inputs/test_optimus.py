@@ -219,6 +219,42 @@ def test_settings_that_disagree_are_told() -> None:
     assert any("GBS 64 is not MBS 1 x GAS 32 x DP 1" in warning for warning in warnings)
 
 
+EPOCH = "data_size=10334\nnbatches={}\n"
+COUNTED = "[step:0] effective_global_batch_used_by_stage0(sum over stage0 ranks)={}\n"
+BATCH_LINE = "| epoch   1 |     2/   81 batches | lr 0.00 | ms/batch 1920.20 | loss  6.36 | ppl   580.37\n"
+
+
+def data_parallel(*prints: str, batch: int = 32, micro_batch: int = 4) -> RunLog:
+    settings = f"""> Total parameters in model: 1,235,814,400
+> World size: 8
+> GAS: {batch // micro_batch // 4}
+> GBS: {batch}
+> MBS: {micro_batch}
+> TP: 1
+> DP: 4
+> PP: 2
+"""
+    return read_text(settings + "".join(prints) + BATCH_LINE)
+
+
+@pytest.mark.parametrize("prints", [(EPOCH.format(81),), (COUNTED.format(128),)], ids=["epoch", "counted"])
+def test_a_batch_that_was_not_run_is_told_and_replaced(prints: tuple[str, ...]) -> None:
+    """81 batches of an epoch of 2,584 samples for each of 4 ranks hold 32 each, not the 8 that GBS 32 says."""
+    log = data_parallel(*prints)
+    assert (log.micro_batch, log.micro_batches, log.global_batch) == (16, 2, 128)
+    told = [warning for warning in log.warnings if "128 samples" in warning]
+    assert len(told) == 1
+    assert "GBS 32 and MBS 4 are printed" in told[0]
+    assert "2 micro-batches of 16" in told[0]
+
+
+def test_a_batch_that_was_run_is_not_doubted() -> None:
+    for prints in ((), (EPOCH.format(323),), (COUNTED.format(32), EPOCH.format(323))):
+        log = data_parallel(*prints)
+        assert (log.micro_batch, log.micro_batches, log.global_batch) == (4, 2, 32)
+        assert not any("samples" in warning for warning in log.warnings)
+
+
 def test_binary_junk_in_between_is_skipped() -> None:
     data = SEED.encode().replace(b"GPU mode is used.", b"\xff\xfe\x00\x01", 3)
     assert len(read(Source("log", data)).layer_times) == 500

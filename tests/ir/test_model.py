@@ -69,11 +69,12 @@ def test_parts_of_a_dense_layer() -> None:
     assert replace(LLAMA, tied=True).head_parameters == 0
 
 
-def test_key_and_value_heads_are_repeated_beyond_their_number() -> None:
+def test_key_and_value_projections_are_split_beyond_their_heads() -> None:
+    """Megatron-Core splits the whole projection by columns and gathers its result."""
     two, four = (LLAMA.parameters_of(range(1), tp=tp) for tp in (2, 4))
     query_output_mlp, kv, norms = 2 * 256 * 256 + 3 * 256 * 512, 2 * 256 * 64, 512
     assert two == query_output_mlp // 2 + kv // 2 + norms
-    assert four == query_output_mlp // 4 + kv // 2 + norms
+    assert four == query_output_mlp // 4 + kv // 4 + norms
 
 
 def test_experts_split_over_ep_and_expert_tp() -> None:

@@ -34,9 +34,9 @@ def strategy(micro_batch: int = 1, global_batch: int = 64, seq: int = 4096, **ch
 
 ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
     (
-        "tp above kv heads",
-        {"tp": 16},
-        "tp 16 exceeds 8 kv heads: a rank needs one; the nearest legal tp is 8",
+        "ulysses and shared heads",
+        {"tp": 16, "cp": 2, "context": ContextKind.ALL_TO_ALL},
+        "cp 2 by all-to-all does not divide the 1 kv heads of a tensor rank: the nearest legal cp is 1",
     ),
     ("tp not dividing", {"tp": 3}, "tp 3 does not divide heads 32: the nearest legal tp is 2"),
     ("sp without tp", {"sequence_parallel": True}, "sequence parallelism needs tp > 1"),
@@ -44,8 +44,12 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
     ("cp and seq", {"cp": 4, "seq": 4100}, "multiple of 2 x cp = 8"),
     ("ulysses and heads", {"tp": 4, "cp": 4, "context": ContextKind.ALL_TO_ALL}, "the nearest legal cp is 2"),
     ("ring without flash", {"cp": 2, "flash_attention": False}, "ring attention needs flash attention"),
-    ("uneven stages", {"pp": 5}, "32 layers do not split evenly over pp x vpp = 5: 4 does"),
-    ("too many stages", {"pp": 64}, "exceeds 32 layers"),
+    ("too many stages", {"pp": 64}, "cannot fill pp x vpp = 64 pieces: use at most 34"),
+    (
+        "recompute beside an empty stage",
+        {"pp": 2, "stage_layers": (32, 0), "recompute": Recompute(RecomputeKind.BLOCK, 33)},
+        "exceeds the 32 layers of a stage",
+    ),
     ("stage layers", {"pp": 2, "stage_layers": (10, 10)}, "10+10 = 20, but the model has 32"),
     ("vpp without pp", {"vpp": 2}, "needs pp > 1: use vpp 1"),
     ("vpp and 1f1b", {"pp": 4, "vpp": 2}, "schedule 1f1b runs 1 chunk(s) a stage, not vpp 2"),
@@ -61,7 +65,6 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
         {"pp": 4, "schedule": ScheduleKind.DUALPIPE, "global_batch": 6},
         "at least 2 x pp = 8",
     ),
-    ("zero-3 and pp", {"pp": 4, "sharding": Sharding.ZERO_3}, "zero-3 does not run with pp 4"),
     ("hybrid without shard", {"dp": 16, "sharding": Sharding.HYBRID_FSDP}, "use shard 8"),
     ("shard", {"dp": 8, "shard": 3, "sharding": Sharding.FSDP}, "shard 3 does not divide dp x cp = 8"),
     ("ep without experts", {"ep": 2}, "ep 2 needs experts"),
@@ -92,7 +95,12 @@ def test_illegal_strategies_name_the_rule_and_a_legal_value(
     [
         ({"ep": 3, "dp": 3, "global_batch": 63}, "ep 3 does not divide 8 experts: the nearest legal ep is 2"),
         ({"ep": 8, "dp": 4}, "does not divide tp x cp x dp = 4: the nearest legal ep is 4"),
-        ({"ep": 2, "tp": 2, "dp": 2}, "needs sequence parallelism"),
+        ({"ep": 2, "tp": 2, "dp": 2}, "experts with tp 2 need sequence parallelism"),
+        ({"tp": 2}, "experts with tp 2 need sequence parallelism: switch it on, or use tp 1"),
+        (
+            {"ep": 8, "dp": 32, "shard": 2, "sharding": Sharding.ZERO_1},
+            "makes 16 copies .* 4 replicas of each expert: the nearest legal shard is 8",
+        ),
     ],
 )
 def test_experts(changes: dict[str, Any], message: str) -> None:
@@ -118,7 +126,9 @@ def test_experts_spread_over_tensor_ranks_when_each_is_whole() -> None:
         ({"lora_rank": 8}, "goes with training 'lora'"),
         ({"expert_imbalance": 0.5}, "1 \\(even\\) or more"),
         ({"pp": 4, "stage_layers": (8, 8)}, "need pp x vpp = 4 numbers"),
-        ({"bucket_bytes": 0}, "at least 1 byte"),
+        ({"pp": 2, "stage_layers": (33, -1)}, "0 layers or more, not -1"),
+        ({"fp8_parameters": True}, "go with precision fp8 or mxfp8, not bf16"),
+        ({"bucket_bytes": -1}, "at least 1 byte"),
     ],
 )
 def test_inconsistent_strategies(changes: dict[str, Any], message: str) -> None:
@@ -142,7 +152,7 @@ def test_lora_rank() -> None:
 
 @given(st.integers(1, 200), st.integers(1, 64))
 def test_even_layers_add_up_and_differ_little(layers: int, count: int) -> None:
-    if layers < count:
+    if layers + 2 < count:
         with pytest.raises(StrategyError):
             even_layers(layers, count)
         return
@@ -150,11 +160,18 @@ def test_even_layers_add_up_and_differ_little(layers: int, count: int) -> None:
     assert sum(sizes) == layers
     assert len(sizes) == count
     assert max(sizes) - min(sizes) <= 2
+    assert count == 1 or 0 not in sizes[1:-1]
 
 
 def test_llama_405b_is_split_as_published() -> None:
     """Llama 3 (2024), section 3.3.2: 126 layers, one fewer on the first and the last stage."""
     assert even_layers(126, 16) == (7, *(8,) * 14, 7)
+
+
+def test_the_loss_then_the_embedding_have_a_piece_to_themselves() -> None:
+    """Megatron-Core counts both as layers (account_for_embedding_in_pipeline_split and its sibling)."""
+    assert even_layers(126, 127) == (*(1,) * 126, 0)
+    assert even_layers(126, 128) == (0, *(1,) * 126, 0)
 
 
 def test_the_last_piece_makes_room_for_further_tokens() -> None:

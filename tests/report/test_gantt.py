@@ -19,7 +19,7 @@ def drawn(*phases: tuple[str, float]) -> tuple[str, str]:
             builder.add("work", lane, at_s, seconds, details=(("slot", slot),))
         at_s += seconds
     assert at_s == pytest.approx(COLUMNS)
-    lines = gantt(builder.build(measured=False), len(LABEL) + COLUMNS).splitlines()
+    lines = gantt(builder.build(measured=False, stage_of_rank={0: 0}), len(LABEL) + COLUMNS).splitlines()
     assert lines[0].startswith(LABEL)
     return lines[0].removeprefix(LABEL), " ".join(lines[2:])
 

@@ -9,6 +9,11 @@ from stepcast.simulation.arrays import NO_LANE, Program, Segment, TimedOp
 from stepcast.simulation.builder import ProgramBuilder
 
 
+def seconds_of(op: TimedOp) -> float:
+    assert isinstance(op.cost, float)
+    return op.cost
+
+
 @dataclass(frozen=True)
 class Piece:
     """A segment before it is compiled."""

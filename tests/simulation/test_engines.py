@@ -12,7 +12,7 @@ from stepcast.simulation.arrays import Floats, Program, Times
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.unfolded import simulate_unfolded
-from tests.simulation.reference import Plan, Task, event_simulation, random_plan, waits
+from tests.simulation.reference import Plan, Task, event_simulation, random_plan, seconds_of, waits
 
 plans = st.randoms(use_true_random=False).map(random_plan)
 CLOSE = 1e-12
@@ -28,9 +28,7 @@ def task_list(plan: Plan) -> list[Task]:
 
 
 def own_durations(plan: Plan) -> dict[Task, float]:
-    return {
-        (call, op): plan.pieces[plan.calls[call].piece].ops[op].cost for call, op in task_list(plan)
-    }
+    return {(call, op): plan.pieces[plan.calls[call].piece].ops[op].cost for call, op in task_list(plan)}
 
 
 def assert_same(times: Times, spans: dict[Task, tuple[float, float]], tasks: list[Task]) -> None:

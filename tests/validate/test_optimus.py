@@ -2,43 +2,59 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stepcast.analyze.optimus.fit import fit, observe
-from stepcast.analyze.optimus.plan import plan_of_log
-from stepcast.analyze.optimus.program import step_s
 from stepcast.cli.main import main
 from stepcast.hardware import load_cluster
 from stepcast.inputs.errors import FormatError
-from stepcast.validate.optimus import (
-    calibrated_of,
-    lengths_beside,
-    machine_of,
-    model_with,
-    read_logs,
-    rows,
-    shipped,
-)
-from stepcast.validate.scoreboard import measurements, scoreboard
+from stepcast.inputs.optimus.beside import read_logs
+from stepcast.inputs.table import read
+from stepcast.ir.layout import Layout
+from stepcast.ir.runlog import RunLog
+from stepcast.optimus.calibration import calibrated_of, shipped
+from stepcast.optimus.fit import fit
+from stepcast.optimus.machine import machine_of
+from stepcast.optimus.program import step_s
+from stepcast.optimus.runs import lengths_of, model_with, observed
+from stepcast.validate.optimus import measure_folder
+from stepcast.validate.scoreboard import Row, scoreboard
 from tests.shared import DATA, ROOT, needs_shared
 
 SWEEP = DATA / "optimus-sweep"
+DATA_PARALLEL = DATA / "optimus-dp"
 SEED = ROOT / "examples" / "optimus-llama-1b.txt"
+
+
+def rows(folder: Path) -> tuple[list[Row], dict[str, int]]:
+    found = measure_folder(str(folder))
+    return [found.columns.row(at) for at in range(len(found.columns))], dict(found.skipped)
 
 
 @needs_shared
 def test_left_out_runs_are_predicted() -> None:
-    found, skipped = rows(str(SWEEP))
+    found, skipped = rows(SWEEP)
     assert (len(found), skipped) == (8, {})
     assert {row.tags["constants"] for row in found} == {"fitted to the other runs"}
-    summary = scoreboard(measurements(found, skipped)).summary
+    summary = scoreboard(measure_folder(str(SWEEP))).summary
     assert summary is not None
     assert summary.mean_abs_error < 0.05
     assert summary.worst_abs_error < 0.10
     seed = next(row for row in found if row.measured_s == pytest.approx(1.61334))
     assert abs(seed.error) < 0.05
+
+
+@needs_shared
+def test_data_parallel_runs_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    """No constant saw them; their samples were shuffled, so that even the lengths are an estimate."""
+    assert main(["validate", "--set", "optimus", "--data", str(DATA_PARALLEL), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["sets"]["optimus"]
+    assert (found["rows"], found["skipped"]) == (2, 0)
+    assert found["worst_abs_error"] < 0.17
+    assert found["mean_abs_error"] < 0.12
+    assert any("a step took 128 samples: read as 2 micro-batches of 16" in note for note in found["notes"])
 
 
 @needs_shared
@@ -55,13 +71,13 @@ def test_shipped_constants_are_those_of_the_sweep(tmp_path: Path) -> None:
 def test_the_seed_alone_cannot_be_left_out(tmp_path: Path) -> None:
     shutil.copy(SEED, tmp_path / "log.txt")
     (tmp_path / "notes.md").write_text("nothing to see\n")
-    assert rows(str(tmp_path)) == ((), {"fewer than 4 other runs to fit to": 1})
+    assert rows(tmp_path) == ([], {"fewer than 4 other runs to fit to": 1})
 
 
 def test_an_unseen_run_is_predicted_with_shipped_constants(tmp_path: Path) -> None:
     text = SEED.read_text(errors="replace").replace("ms/batch 16", "ms/batch 17")
     (tmp_path / "log.txt").write_text(text)
-    found, skipped = rows(str(tmp_path))
+    found, skipped = rows(tmp_path)
     assert skipped == {}
     assert [row.tags["constants"] for row in found] == ["shipped"]
     assert found[0].predicted_s == pytest.approx(1.613, rel=0.05), "the seed's configuration"
@@ -115,10 +131,8 @@ def _fail(path: str, reason: str) -> None:
 def test_a_whole_layout_left_out(tp: int, worst: float) -> None:
     """The model carries over to tensor-parallel sizes that it was never fitted to."""
     machine = machine_of(load_cluster("a40-pcie"))
-    seen = []
-    for log in read_logs([str(path) for path in sorted(SWEEP.glob("*_log.txt"))], _fail):
-        plan = plan_of_log(log, model_with(log.parameters), lengths_beside(log.source))
-        seen.append(observe(log, plan, machine))
+    logs = read_logs([str(path) for path in sorted(SWEEP.glob("*_log.txt"))], _fail)
+    seen = [observed(log, machine) for log in logs]
     constants = fit([one for one in seen if one.plan.layout.tp != tp], machine).constants
     left_out = [one for one in seen if one.plan.layout.tp == tp]
     errors = [step_s(one.plan, machine, constants) / one.measured_s - 1 for one in left_out]
@@ -156,20 +170,25 @@ def test_a_calibration_that_is_none(text: str) -> None:
 
 
 def test_lengths_beside_a_log(tmp_path: Path) -> None:
-    log = str(tmp_path / "log.txt")
-    assert lengths_beside(log) == shipped().sequences
+    found = read(SEED)
+    assert isinstance(found, RunLog)
+    log = replace(found, source=str(tmp_path / "log.txt"))
+    assert lengths_of(log) == shipped().sequences
+    (drawn,) = set(lengths_of(replace(log, layout=Layout(dp=4, pp=2))))
+    assert max(shipped().sequences) > drawn > sum(shipped().sequences) / len(shipped().sequences)
     (tmp_path / "seqlen_per_step.json").write_text('{"S": [10, 20]}')
-    assert lengths_beside(log) == (10.0, 20.0)
+    assert lengths_of(log) == (10.0, 20.0)
     for bad in ("{}", "[", '{"S": ["x"]}', '{"S": [-1]}'):
         (tmp_path / "seqlen_per_step.json").write_text(bad)
         with pytest.raises(FormatError, match="seqlen_per_step"):
-            lengths_beside(log)
+            lengths_of(log)
 
 
 def test_machine_and_model() -> None:
     machine = machine_of(load_cluster("a40-pcie"))
-    assert machine.all_reduce_s(1, 1e6) == 0
-    assert machine.all_reduce_s(2, 28.6e6) == pytest.approx(28.6e6 / 40e9, rel=0.1), "bridged pairs"
+    assert machine.all_reduce_s(range(1), 1e6) == 0
+    assert machine.all_reduce_s(range(2), 28.6e6) == pytest.approx(28.6e6 / 40e9, rel=0.1), "bridged pairs"
+    assert machine.all_reduce_s(range(0, 8, 2), 1e8) > machine.all_reduce_s(range(4), 1e8), "across sockets"
     assert machine.hop_bytes_per_s(0, 1) > machine.hop_bytes_per_s(1, 2) > machine.hop_bytes_per_s(3, 4)
     assert model_with(1_235_814_400).name == "llama-3.2-1b"
     with pytest.raises(ValueError, match="no Llama"):

@@ -284,6 +284,27 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     assert "peak memory: mean_abs_error" in figures
 
 
+def test_peaks_whose_overheads_were_fitted_stand_apart(tmp_path: Path) -> None:
+    """Those of Megatron-DeepSpeed were learnt from BLOOM's runs, which are no test of them."""
+    path = write(tmp_path / "runs.csv", {**LLAMA, "peak_mem_gib": "70"}, {**BLOOM, "peak_mem_gib": "56"})
+    assert [row.fitted for row in measure(path).memory_rows] == [False, True]
+    found = measure_folder(str(path))
+    part = "peak memory, {}: mean_abs_error"
+    fitted, other = (
+        found.figures[part.format(what)] for what in ("overhead fitted to such rows", "nothing fitted")
+    )
+    assert found.figures["peak memory: mean_abs_error"] == pytest.approx((fitted + other) / 2)
+    assert "peak memory: of 2 rows 1 have overheads that were fitted to such rows" in found.notes
+
+
+def test_several_folders_are_taken_together(tmp_path: Path) -> None:
+    write(tmp_path / "training_runs.csv", LLAMA)
+    (tmp_path / "more").mkdir()
+    write(tmp_path / "more" / "training_runs.csv", {**LLAMA, "id": "x2"})
+    found, _ = rows(str(tmp_path), str(tmp_path / "more"))
+    assert [row.name.split()[0] for row in found] == ["x1", "x2"]
+
+
 def test_a_folder_without_runs(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"training_runs\.csv"):
         measure_folder(str(tmp_path))

@@ -1,6 +1,6 @@
 """What-ifs on a Recording that leave its layout as it is: each returns a changed copy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -15,6 +15,7 @@ from stepcast.analyze.recording import (
     RankRecord,
     Recording,
 )
+from stepcast.analyze.tokens import like_s, seconds_per_token
 
 PieceChange = Callable[[RankRecord, Block, Piece], Piece]
 
@@ -113,13 +114,14 @@ def heal_rank(recording: Recording, rank: int, slow: frozenset[int] = frozenset(
         for other in recording.ranks
         if other.stage == record.stage and other.rank != rank and other.rank not in slow
     ]
+    slopes_s = seconds_per_token(recording.ranks)
     peers = [peer for peer in peers if [one.role for one in peer] == [one.role for one in pieces]]
     if peers:
-        healed = [_like(piece, [peer[at] for peer in peers]) for at, piece in enumerate(pieces)]
+        healed = [_like(piece, [peer[at] for peer in peers], slopes_s) for at, piece in enumerate(pieces)]
         text = f"rank {rank} works at the pace of the other ranks of stage {record.stage}"
     else:
         by_role = _by_role(recording, {rank, *slow})
-        healed = [_like(piece, by_role.get(piece.role, [])) for piece in pieces]
+        healed = [_like(piece, by_role.get(piece.role, []), slopes_s) for piece in pieces]
         text = f"rank {rank} works at the pace of ranks of other stages that do the same"
         if not any(piece.role in by_role for piece in pieces):
             raise ValueError(
@@ -142,10 +144,10 @@ def _by_role(recording: Recording, without: set[int]) -> dict[str, list[Piece]]:
     return table
 
 
-def _like(piece: Piece, others: list[Piece]) -> Piece:
+def _like(piece: Piece, others: list[Piece], slopes_s: Mapping[str, float]) -> Piece:
     """*piece* with the median times of *others*, which are of its role."""
     if isinstance(piece, Local):
-        times_s = [other.duration_s for other in others if isinstance(other, Local)]
+        times_s = [like_s(piece, other, slopes_s) for other in others if isinstance(other, Local)]
         return replace(piece, duration_s=median(times_s)) if times_s else piece
     joins = [other for other in others if isinstance(other, Join)]
     if not joins:
@@ -193,6 +195,8 @@ def change_layers(recording: Recording, stage: int, layers: int) -> Recording:
         for meeting in changed.meetings
     )
     facts = {**recording.facts, "layers_on": {**held, stage: held[stage] + layers}}
+    if isinstance(whole := recording.facts.get("layers"), int):
+        facts["layers"] = whole + layers
     return assuming(
         replace(changed, meetings=meetings, facts=facts),
         f"a layer takes {_layer_time_s(recording, BlockKind.FORWARD, held) * 1e3:.2f} ms forward and "

@@ -13,6 +13,18 @@ Facts = Mapping[str, Any]
 COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
 
 
+# What makes two accounts ones of the same run, as far as both say it.
+SHAPE = ("model", "parameters", "layers", "hidden")
+IDENTITY = (
+    *SHAPE,
+    *("seq", "micro_batch", "micro_batches", "global_batch", "precision"),
+    *("tp", "cp", "ep", "dp", "pp", "vpp", "gpus", "cluster"),
+)
+SAME_WORD = {"dtype": "precision"}
+# Megatron calls fp32 what tensor cores multiply as tf32.
+SAME_PRECISION = {"tf32": "fp32"}
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One quantity in both."""
@@ -30,14 +42,27 @@ class Row:
         """Signed, as a share of the measured; None where nothing was measured."""
         return self.predicted_s / self.measured_s - 1 if self.measured_s else None
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self, same_run: bool) -> dict[str, Any]:
+        """A difference between two runs is no error of either."""
         return {
             "name": self.name,
             "predicted_s": self.predicted_s,
             "measured_s": self.measured_s,
             "difference_s": self.difference_s,
-            "error": self.error,
+            "error": self.error if same_run else None,
         }
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Something both sides say of what ran, each in another way."""
+
+    name: str
+    predicted: Any
+    measured: Any
+
+    def facts(self) -> dict[str, Any]:
+        return {"name": self.name, "predicted": self.predicted, "measured": self.measured}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +71,27 @@ class Comparison:
     parts: tuple[Row, ...]
     stages: Mapping[int, tuple[Row, ...]]
     operations: tuple[Row, ...]
+    differences: tuple[Difference, ...]  # of what ran; none: the same run, as far as both say
     warnings: tuple[str, ...]
 
+    @property
+    def same_run(self) -> bool:
+        return not self.differences
+
     def facts(self) -> dict[str, Any]:
+        same = self.same_run
         return {
             "step_s": self.step.predicted_s,
             "measured_step_s": self.step.measured_s,
-            "error": self.step.error,
-            "parts": [row.facts() for row in self.parts],
+            "same_run": same,
+            "differences": [one.facts() for one in self.differences],
+            "error": self.step.error if same else None,
+            "parts": [row.facts(same) for row in self.parts],
             "stages": [
-                {"stage": stage, "parts": [row.facts() for row in rows]}
+                {"stage": stage, "parts": [row.facts(same) for row in rows]}
                 for stage, rows in self.stages.items()
             ],
-            "operations": [row.facts() for row in self.operations],
+            "operations": [row.facts(same) for row in self.operations],
             "warnings": list(self.warnings),
         }
 
@@ -82,7 +115,37 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     else:
         warnings.append("one side does not tell its operations apart: operations are not compared")
     step = Row("step", float(predicted["step_s"]), float(measured["step_s"]))
-    return Comparison(step, parts, stages, operations, tuple(warnings))
+    first, second = _identity(predicted), _identity(measured)
+    if not set(first) & set(second):
+        warnings.append("nothing that both say tells whether they are the same run")
+    return Comparison(step, parts, stages, operations, _differences(first, second), tuple(warnings))
+
+
+def _identity(found: Facts) -> dict[str, Any]:
+    """What *found* says of what ran, in the words of IDENTITY."""
+    said: dict[str, Any] = {}
+    for place in (found, *(found.get(name) for name in ("layout", "configuration", "run"))):
+        if isinstance(place, Mapping):
+            said |= {name: place[name] for name in (*IDENTITY, *SAME_WORD) if _is_said(place.get(name))}
+    for word, name in SAME_WORD.items():
+        if word in said:
+            said.setdefault(name, said.pop(word))
+    if "precision" in said:
+        said["precision"] = SAME_PRECISION.get(said["precision"], said["precision"])
+    return said
+
+
+def _is_said(value: object) -> bool:
+    return isinstance(value, str | int | float) and value != ""
+
+
+def _differences(first: Facts, second: Facts) -> tuple[Difference, ...]:
+    names = [name for name in IDENTITY if name in first and name in second]
+    # One model may go by two names.
+    shape = [name for name in SHAPE if name != "model"]
+    if "model" in names and set(shape) <= set(names) and all(first[name] == second[name] for name in shape):
+        names.remove("model")
+    return tuple(Difference(name, first[name], second[name]) for name in names if first[name] != second[name])
 
 
 def _rows(predicted: Facts, measured: Facts, fold: bool = True) -> tuple[Row, ...]:

@@ -54,6 +54,7 @@ class Local:
     micro_batch: int
     start_s: float
     duration_s: float
+    tokens: int | None = None  # of experts: what a router sent, so not the same work on every rank
 
     def __post_init__(self) -> None:
         require(self.duration_s >= 0, f"{self.operation}: a piece cannot last {self.duration_s!r} s")
@@ -96,6 +97,7 @@ class Meeting:
     start_s: float = 0.0
     end_s: float = 0.0
     overlapped: bool = False  # members compute beside it
+    uneven: bool = False  # members hand in different sizes; size_bytes is the largest
 
     def __post_init__(self) -> None:
         require(self.transfer_s >= 0, f"{self.name}: a meeting cannot take {self.transfer_s!r} s")
@@ -159,3 +161,8 @@ class Recording:
                     elif piece.part is Part.COMPUTE:
                         total_s += piece.duration_s
         return total_s
+
+
+def configuration(recording: Recording) -> dict[str, object]:
+    """What the trace says of the model and the batch."""
+    return {key: value for key, value in recording.facts.items() if key not in ("basis", "gradient_bytes")}

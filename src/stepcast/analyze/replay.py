@@ -7,7 +7,7 @@ from typing import Any
 from stepcast.analyze.changes import assuming
 from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
 from stepcast.analyze.play import Played, measured, play
-from stepcast.analyze.recording import Recording
+from stepcast.analyze.recording import Recording, configuration
 from stepcast.analyze.whatif import Surroundings, apply_changes
 
 
@@ -46,6 +46,37 @@ class Replay:
         """Of the replay without changes against the measured step, signed."""
         return self.before.step_s / self.recording.measured_step_s - 1
 
+    @property
+    def work_factor(self) -> float:
+        """Sequences of a step with the changes, over those of the run as it was."""
+        return _micro_batches(self.changed) / _micro_batches(self.recording)
+
+    @property
+    def speedup(self) -> float | None:
+        """Work per second with the changes, over that of the run as it was."""
+        return self.work_factor * self.before.step_s / self.after.step_s if self.after.step_s else None
+
+    def _rates(self) -> dict[str, Any]:
+        gpus = self.changed.layout.gpus / self.recording.layout.gpus
+        held = self.recording.facts.get("micro_batch")
+        sequences = {
+            name: _micro_batches(run) * held / state.step_s
+            if isinstance(held, int) and state.step_s
+            else None
+            for name, run, state in (
+                ("before", self.recording, self.before),
+                ("after", self.changed, self.after),
+            )
+        }
+        return {
+            "work_factor": self.work_factor,
+            "speedup": self.speedup,
+            "speedup_per_gpu": None if self.speedup is None else self.speedup / gpus,
+            "step_factor": self.after.step_s / self.before.step_s if self.before.step_s else None,
+            "sequences_per_s": sequences,
+            "layers": {"before": _layers(self.recording), "after": _layers(self.changed)},
+        }
+
     def facts(self) -> dict[str, Any]:
         before, after = self.before.facts(), self.after.facts()
         layout = self.changed.layout
@@ -56,11 +87,13 @@ class Replay:
             "error": self.error,
             "changes": list(self.changes),
             "change_s": self.after.step_s - self.before.step_s,
-            "speedup": self.before.step_s / self.after.step_s if self.after.step_s else None,
+            **self._rates(),
             "tp": layout.tp,
             "pp": layout.pp,
             "dp": layout.dp,
+            "gpus": layout.gpus,
             "micro_batches": self.changed.micro_batches,
+            "configuration": configuration(self.changed) | {"micro_batches": self.changed.micro_batches},
             "breakdown_s": after["breakdown_s"],
             "stages": after["stages"],
             "before": before,
@@ -68,6 +101,16 @@ class Replay:
             "assumptions": list(self.changed.assumptions),
             "warnings": list(self.changed.warnings),
         }
+
+
+def _micro_batches(recording: Recording) -> int:
+    """Of a step, over all replicas."""
+    return recording.micro_batches * recording.layout.dp
+
+
+def _layers(recording: Recording) -> int | None:
+    layers = recording.facts.get("layers")
+    return layers if isinstance(layers, int) else None
 
 
 def replay(recording: Recording, changes: Sequence[str] = (), around: Surroundings | None = None) -> Replay:

@@ -6,29 +6,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from stepcast.analyze.optimus.fit import Fit, Observation
     from stepcast.hardware import Cluster
+    from stepcast.optimus.fit import Fit, Observation
 
 Facts = dict[str, Any]
 
 
 def calibrate(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
     """Constants fitted to all runs together, and the file that holds them."""
-    from stepcast.analyze.optimus.fit import fit, observe
-    from stepcast.analyze.optimus.plan import plan_of_log
     from stepcast.hardware import load_cluster
+    from stepcast.inputs.optimus.beside import read_logs
     from stepcast.models.catalog import load_model
-    from stepcast.validate.optimus import CLUSTER, lengths_beside, machine_of, model_with, read_logs
+    from stepcast.optimus.fit import fit
+    from stepcast.optimus.machine import machine_of
+    from stepcast.optimus.runs import CLUSTER, lengths_of, observed
 
     skipped: list[str] = []
     logs = read_logs(paths, lambda path, reason: skipped.append(f"{path}: left out: {reason}"))
     cluster = load_cluster(args.cluster or CLUSTER)
     machine = machine_of(cluster)
-    lengths = _lengths(args.sequence) if args.sequence else lengths_beside(logs[0].source)
-    observations = []
-    for log in logs:
-        model = load_model(args.model) if args.model else model_with(log.parameters)
-        observations.append(observe(log, plan_of_log(log, model, lengths), machine))
+    lengths = _lengths(args.sequence) if args.sequence else lengths_of(logs[0])
+    model = load_model(args.model) if args.model else None
+    observations = [observed(log, machine, lengths, model) for log in logs]
     fitted = fit(observations, machine)
     return _optimus_facts(fitted, observations, lengths, cluster, skipped)
 
@@ -50,10 +49,9 @@ def _optimus_facts(
     cluster: "Cluster",
     skipped: list[str],
 ) -> tuple[Facts, str]:
-    from stepcast.analyze.optimus.fit import TITLES
-    from stepcast.validate.optimus import run_name
+    from stepcast.optimus.fit import TITLES
 
-    names = [run_name(each.plan, each.measured_s) for each in observations]
+    names = [each.name for each in observations]
     constants = {name: getattr(fitted.constants, name) for name in TITLES}
     found = {
         "kind": "calibration",

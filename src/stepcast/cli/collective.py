@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.numbers import amount, gpu_count
-from stepcast.cli.output import print_json, terminal_width
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.ir.work import CollectiveKind
 from stepcast.report.text import facts, table
 from stepcast.units import GIB, format_bytes, format_rate, format_seconds, parse_size_bytes
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
+    add_place_argument(parser)
     parser.add_argument(
         "--ranks-per-node",
         type=gpu_count,
@@ -62,11 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.hardware import load_cluster
+    from stepcast.cost.collectives import uneven_warning
+    from stepcast.hardware import Place, load_cluster
 
     if args.size is None and not args.sweep and args.kind != CollectiveKind.BARRIER:
         raise ValueError("say how large the buffer is with --size, or ask for a --sweep")
-    check_applicable(args)
+    check_applicable(args, racks=has_racks(args))
     cluster = load_cluster(args.cluster, args.set)
     route = _route(args, cluster)
     sizes = [args.size or 0]
@@ -79,10 +82,13 @@ def run(args: argparse.Namespace) -> int:
         "ranks": route.ranks,
         "nodes": route.nodes,
     }
+    warnings = uneven_warning("a group of", route, cluster, Place(args.place))
     if args.json:
         rows = [_record(each) for each in prices]
-        print_json({**about, "rows": rows} if args.sweep else {**about, **rows[0]})
-    elif args.sweep:
+        found = {"rows": rows} if args.sweep else rows[0]
+        print_json({**about, **found, "warnings": warnings})
+        return 0
+    if args.sweep:
         print(facts(about.items()))
         print()
         print(
@@ -95,6 +101,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         names = ("size", "time", "algorithm bandwidth", "bus bandwidth", "algorithm", "protocol")
         print(facts([*about.items(), *zip(names, _cells(prices[0]), strict=True)]))
+    print_warnings(warnings)
     return 0
 
 
@@ -112,9 +119,14 @@ def _price(args: argparse.Namespace, size: int, route: "Route") -> "CollectivePr
 def _route(args: argparse.Namespace, cluster: "Cluster") -> "Route":
     """Ranks in order, or spread with a few on each node."""
     from stepcast.cost.collectives import route_of
-    from stepcast.hardware import resolve
+    from stepcast.hardware import Place, placed, resolve
 
-    held = args.ranks_per_node or cluster.domain_gpus
+    if args.ranks_per_node is None:
+        active = min(args.ranks, cluster.domain_gpus)
+        placement = placed(Place(args.place), cluster, args.ranks)
+        path = resolve(cluster, range(args.ranks), active, placement)
+        return route_of(path, cluster, args.ranks_per_thread)
+    held = args.ranks_per_node
     if not 1 <= held <= cluster.domain_gpus:
         raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
     ranks = [rank // held * cluster.domain_gpus + rank % held for rank in range(args.ranks)]

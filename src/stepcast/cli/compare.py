@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from stepcast.analyze.play import Played
 
 
+NOT_THE_SAME = 1  # exit status
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "a measured run (file or folder), or what a verb printed with --json"
     parser.add_argument("predicted", metavar="PREDICTED", help=kinds)
@@ -42,14 +45,15 @@ def run(args: argparse.Namespace) -> int:
     ]
     if trace:
         _write(args, trace)
+    status = 0 if found["same_run"] else NOT_THE_SAME
     if args.json:
         print_json(found)
-        return 0
+        return status
     from stepcast.report.compare import compare_text
 
     print(compare_text(found, terminal_width()))
     print_warnings(found["warnings"])
-    return 0
+    return status
 
 
 def _facts(path: str, args: argparse.Namespace) -> dict[str, Any]:

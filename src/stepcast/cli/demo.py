@@ -9,6 +9,7 @@ from stepcast.cli.output import heading, print_json, terminal_width
 from stepcast.cli.show import facts_of, warnings_of
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
+from stepcast.ir.timeline import Timeline
 from stepcast.outputs.table import target_named
 from stepcast.report.text import bullet, table, wrap
 from stepcast.units import format_seconds
@@ -77,11 +78,16 @@ def _document(path: Path) -> dict[str, Any]:
     return {"file": str(path), "format": entry.name, **facts_of(document), "warnings": warnings_of(document)}
 
 
+def _write(timeline: Timeline, path: Path) -> None:
+    for name, data in target_named("perfetto").files(timeline, str(path)):
+        Path(name).write_bytes(data)
+
+
 def _write_trace(folder: Path, output: Path) -> Path:
     source = Source(folder / "megatron-rank7.txt")
     timeline = read_sources([source], recognise(source))
     path = output / "megatron-rank7.perfetto.json"
-    path.write_bytes(target_named("perfetto").write(timeline))
+    _write(timeline, path)
     return path
 
 
@@ -95,7 +101,7 @@ def _forecast(folder: Path, output: Path, width: int) -> tuple[Path, str]:
     source = Source(folder / "simai-llama-405b.txt")
     prediction = simulate(read_sources([source], recognise(source)), load_cluster("dgx-h100"))
     path = output / "simai-llama-405b.perfetto.json"
-    path.write_bytes(target_named("perfetto").write(prediction.timeline))
+    _write(prediction.timeline, path)
     found = prediction.report.facts() | {"stages": []}
     return path, step_text(found, width) + "\n\n" + gantt(prediction.timeline, width)
 

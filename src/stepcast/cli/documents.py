@@ -10,7 +10,7 @@ from stepcast.cli.output import print_notes
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.inputs.table import FORMATS, folder_files, read_as_one, recognise
+from stepcast.inputs.table import FORMATS, folder_files, read_as_one, recognise, set_files
 from stepcast.ir.edits import repeat_layers, scale_backward
 from stepcast.ir.workload import Workload
 
@@ -55,7 +55,7 @@ def open_sources(
         if not path:
             raise ValueError("the name of a file is empty; is a variable of your shell not set?")
         if not os.path.isdir(path):
-            sources.append(open_source(path))
+            sources += map(open_source, set_files(path))
             continue
         inside = [open_source(file) for file in folder_files(path)]
         sources += inside if format_name else _known_of(inside, path, recognised)

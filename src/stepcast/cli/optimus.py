@@ -12,23 +12,16 @@ def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
 
     On ``--cluster``, or the host that the shipped ones were fitted on.
     """
-    from stepcast.analyze.optimus.analysis import analyze_optimus
     from stepcast.hardware import load_cluster
     from stepcast.inputs.source import Source
-    from stepcast.validate.optimus import (
-        CLUSTER,
-        calibrated_of,
-        lengths_beside,
-        machine_of,
-        model_with,
-        shipped,
-    )
+    from stepcast.optimus.analysis import analyze_optimus
+    from stepcast.optimus.calibration import calibrated_of, shipped
+    from stepcast.optimus.machine import machine_of
+    from stepcast.optimus.runs import CLUSTER, lengths_of, planned
 
     cluster = load_cluster(args.cluster or CLUSTER, args.set)
-    used, lengths = shipped(), lengths_beside(log.source)
+    used, lengths = shipped(), lengths_of(log)
     if args.calibration:
         used = calibrated_of(Source(args.calibration).text(), args.calibration)
-        lengths = used.sequences
-    return analyze_optimus(
-        log, model_with(log.parameters), machine_of(cluster), used.constants, lengths
-    ).facts()
+        lengths = used.lengths_of(log)
+    return analyze_optimus(log, planned(log, lengths), machine_of(cluster), used.constants).facts()

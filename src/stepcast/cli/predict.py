@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.output import new_file, terminal_width, write_file
+from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import add_strategy_arguments, recomputable, strategy_of
 
@@ -25,13 +26,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
+    add_place_argument(parser)
     add_strategy_arguments(parser)
     parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
     parser.add_argument(
         "--to-workload",
         type=new_file,
         metavar="FILE",
-        help="also write the workload: SimAI text, or Chakra if it ends in .et (.gz compresses)",
+        help="also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et (.gz "
+        "compresses)",
     )
     parser.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
     add_result_arguments(parser)
@@ -39,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepcast.forecast.predict import predict
-    from stepcast.hardware import load_cluster
+    from stepcast.forecast.simulate import Options
+    from stepcast.hardware import Place, load_cluster
+    from stepcast.ir.strategy import Execution
     from stepcast.models.catalog import load_model
 
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
@@ -53,15 +58,19 @@ def run(args: argparse.Namespace) -> int:
         module_list=", ".join(sorted(modules)) or "none",
         predicts_further=model.next_token_layers > 0,
         corrects=corrects,
+        racks=has_racks(args),
     )
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
     assumptions: list[str] = []
     strategy = strategy_of(args, model, assumptions)
-    prediction = predict(model, cluster, strategy, calibration=calibration)
+    prediction = predict(model, cluster, strategy, Options(place=Place(args.place)), calibration)
     report = replace(prediction.report, assumptions=(*assumptions, *prediction.report.assumptions))
     if args.to_workload:
         _write_workload(Path(args.to_workload), model, strategy, cluster, calibration)
+        if strategy.execution is not Execution.GRAPHS:
+            host = f"{args.to_workload} holds no host: read back, it runs as captured graphs do"
+            report = replace(report, warnings=(*report.warnings, host))
     show_prediction(replace(prediction, report=report), args)
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text
@@ -77,8 +86,8 @@ def _write_workload(
     cluster: "Cluster",
     calibration: "Calibration | None",
 ) -> None:
-    """One stage of the generated workload with its priced times, for other simulators."""
-    from stepcast.forecast.predict import compute_pricer
+    """The generated workload with its priced times, for other simulators."""
+    from stepcast.forecast.predict import compute_pricer, manner_of
     from stepcast.generate.aicb import aicb_workload
     from stepcast.generate.workload import generate
     from stepcast.generate.written import aicb_times, recorded
@@ -93,15 +102,17 @@ def _write_workload(
 
     packed = path.suffix == ".gz"
     if (path.with_suffix("") if packed else path).suffix == ".et":
-        data = chakra.write(recorded(workload, seconds, stage=0))
-    elif strategy.further_tokens:
+        timed = replace(recorded(workload, seconds), manner=manner_of(model, strategy))
+        for name, data in chakra.files(timed, str(path)):
+            write_file(name, data)
+        return
+    if strategy.further_tokens:
         raise ValueError(
             f"{path}: AICB writes no further tokens; a name that ends in .et writes Chakra, with them"
         )
-    else:
-        times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
-        try:
-            data = simai.write(aicb_workload(model, strategy, times))
-        except StrategyError as error:
-            raise ValueError(f"{path}: {error}; a name that ends in .et writes Chakra, which may") from None
+    times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
+    try:
+        data = simai.write(aicb_workload(model, strategy, times))
+    except StrategyError as error:
+        raise ValueError(f"{path}: {error}; a name that ends in .et writes Chakra, which may") from None
     write_file(str(path), data)

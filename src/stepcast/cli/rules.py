@@ -48,11 +48,23 @@ CLUSTER_CHANGES = Rule(
     lambda f: f["cluster"] is not None,
     "it changes a cluster, and none is named; give --cluster as well",
 )
+PLACE = Rule(
+    ("place",),
+    lambda f: f["racks"],
+    "nodes of {cluster} form no racks with one scale-up domain; ranks fill them in order",
+    harmless=True,
+)
 
 
 # ---- collective and op -------------------------------------------------------------------------------
 
 COLLECTIVE = (
+    PLACE,
+    Rule(
+        ("place",),
+        lambda f: f["ranks_per_node"] is None,
+        "--ranks-per-node says how many each rack holds; leave one of them out",
+    ),
     Rule(
         ("imbalance",),
         lambda f: f["kind"] == "all-to-all",

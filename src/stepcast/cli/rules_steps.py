@@ -1,6 +1,6 @@
 """What options of ``predict`` and ``simulate`` need to have an effect."""
 
-from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, Facts, Rule
+from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, PLACE, Facts, Rule
 from stepcast.cli.strategy import MODULES
 from stepcast.ir.group import Group
 
@@ -8,6 +8,7 @@ PIPELINED = ("interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
 SIMAI_NAMES = ("nvlink_gb_per_s", "nic_gb_per_s", "gpus_per_server", "nics_per_server", "overlap")
 FAST_NAMES = (
     "set",
+    "place",
     "schedule",
     "body",
     "messages",
@@ -101,6 +102,12 @@ PREDICT = (
         "{kernels} kernels sum input gradients beside nothing; leave the word tensor-gradients out",
     ),
     Rule(
+        ("overlap",),
+        lambda f: f["pp"] == 1 or f["vpp"] > 1 or f["schedule"] == "dualpipe" or not _overlaps(f, "experts"),
+        "stages of one chunk run no two micro-batches beside each other; give --vpp 2 or more, "
+        "--schedule dualpipe, or leave the word experts out",
+    ),
+    Rule(
         ("schedule",),
         lambda f: f["pp"] > 1 or f["schedule"] not in PIPELINED,
         "{schedule} orders the work of pipeline stages, and pp is 1; give --pp 2 or more, or leave it out",
@@ -124,11 +131,22 @@ PREDICT = (
         harmless=True,
     ),
     Rule(
+        ("reshard",),
+        lambda f: f["sharding"] in ("zero-3", "fsdp", "hybrid-fsdp"),
+        "it frees gathered parameters, and --sharding {sharding} keeps them whole; leave one of them out",
+    ),
+    Rule(
+        ("fp8_params",),
+        lambda f: f["precision"] in ("fp8", "mxfp8"),
+        "{precision} multiplies nothing in fp8; give --precision fp8 or mxfp8, or leave it out",
+    ),
+    Rule(
         ("bucket_mb",),
         lambda f: _replicas(f) > 1,
         "one replica reduces no gradients",
         harmless=True,
     ),
+    PLACE,
     CORRECTIONS,
     JITTER,
     DRAWING,
@@ -177,6 +195,7 @@ SIMULATE = (
         "this workload has one pipeline stage",
         harmless=True,
     ),
+    PLACE,
     JITTER,
     DRAWING,
 )

@@ -69,16 +69,17 @@ def _text(found: dict[str, Any], width: int) -> str:
 
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     """Each document the arguments name; rank files of one format make one."""
-    runs: dict[str, list[Source]] = {}
+    runs: dict[tuple[str, str], list[Source]] = {}
     for source in open_sources(args.files, args.format, _recognise):
         entry = format_named(args.format) if args.format else _recognise(source)
         if entry in (CLUSTER, CALIBRATION):
             yield source.path, entry, _described(source.path, entry)
         elif entry.joins:
-            runs.setdefault(entry.name, []).append(source)
+            run_of = getattr(entry.load(), "run_of", None)
+            runs.setdefault((entry.name, run_of(source.path) if run_of else ""), []).append(source)
         else:
             yield source.path, entry, apply_edits(read_sources([source], entry), args)
-    for name, sources in runs.items():
+    for (name, _), sources in runs.items():
         entry = format_named(name)
         where = sources[0].path
         if len(sources) > 1:

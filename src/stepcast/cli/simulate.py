@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.numbers import check_multiple, gpu_count, rate
+from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import SCHEDULES
 from stepcast.ir.group import Group
@@ -27,14 +28,17 @@ MOST_TIMES = 1e6  # a slower part than that has stopped
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file",
+        "files",
         metavar="FILE",
-        help="a workload file: SimAI text, operator table or Chakra; - reads standard input",
+        nargs="+",
+        help="a workload: SimAI text, operator table, or Chakra (all files of a set, its folder or prefix); "
+        "- reads standard input",
     )
     parser.add_argument("--cluster", metavar="C", help="name in the catalogue, or a TOML file")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
+    add_place_argument(parser)
     parser.add_argument(
         "--gpus", type=gpu_count, metavar="N", help="GPUs in all; data parallelism takes what is left"
     )
@@ -45,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--body", choices=("stage", "model"), default="stage", help="what the file's body stands for"
     )
-    parser.add_argument("--messages", choices=SENDS, default="eager", help="how stages send to each other")
+    parser.add_argument("--messages", choices=SENDS, help="how stages send to each other: eager")
     parser.add_argument(
         "--ideal-communication", action="store_true", help="links at their rate, without latency or protocol"
     )
@@ -91,11 +95,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    workload = read_document([args.file], args)
+    workload = read_document(args.files, args)
     if not isinstance(workload, Workload):
         kind = type(workload).__name__
         raise ValueError(
-            f"{args.file}: holds a {kind}, which is no workload; simulate needs a workload file, and "
+            f"{args.files[0]}: holds a {kind}, which is no workload; simulate needs a workload file, and "
             "'stepcast show' says what this is"
         )
     if args.gpus is not None and args.engine != "simai":
@@ -132,6 +136,7 @@ def _check(workload: Workload, args: argparse.Namespace) -> None:
         group_list=", ".join(sorted(groups)) or "none",
         all_reduces=bool(reductions),
         stages=workload.layout.pp,
+        racks=has_racks(args),
     )
 
 
@@ -151,6 +156,7 @@ def _exchanges(workload: Workload, gpus: int | None) -> set[Collective | Transfe
 def _options(args: argparse.Namespace) -> "Options":
     from stepcast.cost.collectives import Algorithm
     from stepcast.forecast.simulate import Options
+    from stepcast.hardware import Place
     from stepcast.simulation.chunks import Body
     from stepcast.simulation.messages import Send
     from stepcast.simulation.step import Conditions
@@ -164,10 +170,11 @@ def _options(args: argparse.Namespace) -> "Options":
         schedule=_schedule(args.schedule),
         gpus=args.gpus,
         body=Body(args.body),
-        send=Send(args.messages),
+        send=Send(args.messages) if args.messages else None,
         algorithms=forced,
         ideal_communication=args.ideal_communication,
         conditions=Conditions(stages, groups),
+        place=Place(args.place),
     )
 
 

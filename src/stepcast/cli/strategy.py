@@ -82,6 +82,14 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
         help=f"{', '.join(SHARDINGS)}; default zero-1, the distributed optimizer",
     )
     how.add_argument(
+        "--reshard",
+        action=argparse.BooleanOptionalAction,
+        help="ZeRO-3, FSDP: free gathered parameters after each forward; default: yes, but in a pipeline",
+    )
+    how.add_argument(
+        "--fp8-params", action="store_true", help="keep and gather parameters in fp8, without a bf16 copy"
+    )
+    how.add_argument(
         "--recompute",
         default="none",
         metavar="KIND",
@@ -97,7 +105,9 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--overlap", metavar="A,B,...", help=f"what runs beside computation: {', '.join(OVERLAPS)}, or none"
     )
-    how.add_argument("--bucket-mb", type=amount, metavar="X", help="size of gradient buckets; 0: one for all")
+    how.add_argument(
+        "--bucket-mb", type=amount, metavar="X", help="size of gradient buckets; 0: one for a stage"
+    )
 
 
 def _add_experts(how: "argparse._ArgumentGroup") -> None:
@@ -169,7 +179,7 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         sequence_parallel=layout.tp > 1 and not args.no_sequence_parallel,
         context=ContextKind(args.context),
         schedule=ScheduleKind(schedule),
-        stage_layers=_stage_layers(args, model, layout.pp * layout.vpp, assumptions),
+        stage_layers=() if args.stage_layers is None else _numbers(args.stage_layers),
         sharding=Sharding(args.sharding),
         recompute=_recompute(args.recompute),
         precision=DType(args.precision),
@@ -184,6 +194,8 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         dropout=args.dropout,
         fused_experts=args.fused_experts,
         further_tokens=args.further_tokens,
+        reshard=args.reshard,
+        fp8_parameters=args.fp8_params,
     )
     if strategy.micro_batches > MOST_MICRO_BATCHES:
         raise ValueError(
@@ -205,21 +217,6 @@ def _batch(
         global_batch = layout.dp * args.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
         assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")
     return seq, global_batch
-
-
-def _stage_layers(
-    args: argparse.Namespace, model: "Model", pieces: int, assumptions: list[str]
-) -> tuple[int, ...]:
-    """Layers of each piece of the pipeline; none where they divide evenly."""
-    from stepcast.ir.stages import even_layers
-
-    if args.stage_layers is not None:
-        return _numbers(args.stage_layers)
-    if model.layers % pieces == 0 or model.layers < pieces:
-        return ()
-    layers = even_layers(model.layers, pieces, args.further_tokens)
-    assumptions.append(f"{model.layers} layers over {pieces} pieces as {_runs(layers)} (--stage-layers)")
-    return layers
 
 
 def _layout(args: argparse.Namespace) -> "Layout":
@@ -249,7 +246,7 @@ def _with_overlap(strategy: "Strategy", args: argparse.Namespace) -> "Strategy":
         chosen = {name.replace("-", "_"): name in words for name in OVERLAPS}
         strategy = replace(strategy, overlap=Overlap(**chosen))
     if args.bucket_mb is not None:
-        strategy = replace(strategy, bucket_bytes=round(args.bucket_mb * 1e6) or None)
+        strategy = replace(strategy, bucket_bytes=round(args.bucket_mb * 1e6))
     return strategy
 
 
@@ -295,14 +292,3 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):
         raise ValueError(f"--stage-layers {text!r}: expected whole numbers, such as 7,8,8,7")
     return tuple(int(part) for part in parts)
-
-
-def _runs(numbers: tuple[int, ...]) -> str:
-    """``7, 14 x 8, 7``"""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and runs[-1][1] == number:
-            runs[-1][0] += 1
-        else:
-            runs.append([1, number])
-    return ", ".join(f"{count} x {number}" if count > 1 else str(number) for count, number in runs)

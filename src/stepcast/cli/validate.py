@@ -43,14 +43,14 @@ def run(args: argparse.Namespace) -> int:
     measured: dict[str, Columns] = {}
     places, absent = _places(args)
     check_applicable(args, sets=[entry.name for entry, _ in places])
-    for entry, place in places:
+    for entry, found_at in places:
         _progress(entry.name)
         options = {"cluster": args.cluster} if args.cluster and entry.name == "nccl-tests" else {}
-        found = entry.measure(str(place), **options)
+        found = entry.measure(*map(str, found_at), **options)
         board = scoreboard(found)
         if args.data and board.summary is None:
             why = next(iter(board.skipped), "give a folder laid out like the set")
-            raise ValueError(f"{place}: no row of the set {entry.name} could be compared: {why}")
+            raise ValueError(f"{found_at[0]}: no row of the set {entry.name} could be compared: {why}")
         boards[entry.name], measured[entry.name] = board, found.columns
     _progress("")
     if args.output:
@@ -74,7 +74,7 @@ def _progress(name: str) -> None:
 
 # ---- where the rows are --------------------------------------------------------------------------------
 
-Places = list[tuple["MeasurementSet", Path]]
+Places = list[tuple["MeasurementSet", tuple[Path, ...]]]
 
 
 def _places(args: argparse.Namespace) -> tuple[Places, list["MeasurementSet"]]:
@@ -88,7 +88,7 @@ def _places(args: argparse.Namespace) -> tuple[Places, list["MeasurementSet"]]:
     chosen = [known[name] for name in dict.fromkeys(args.set or known)]
     if args.data:
         return _given_places(Path(args.data), chosen, bool(args.set)), []
-    places = [(entry, place) for entry in chosen if (place := _default_place(entry)) is not None]
+    places = [(entry, found_at) for entry in chosen if (found_at := _default_places(entry))]
     absent = [entry for entry in chosen if entry not in [there for there, _ in places]]
     if args.set and absent:
         raise ValueError(f"the rows of {absent[0].name} are not at hand; give their folder with --data DIR")
@@ -99,23 +99,29 @@ def _given_places(data: Path, chosen: list["MeasurementSet"], named: bool) -> Pl
     if not data.exists():
         raise ValueError(f"{data}: no such file or folder")
     if named and len(chosen) == 1:
-        inside = data / chosen[0].folder
-        return [(chosen[0], inside if inside.is_dir() else data)]
-    places = [(entry, data / entry.folder) for entry in chosen if (data / entry.folder).is_dir()]
+        return [(chosen[0], _folders_in(data, chosen[0]) or (data,))]
+    places = [(entry, inside) for entry in chosen if (inside := _folders_in(data, entry))]
     if not places:
         folders = ", ".join(entry.folder for entry in chosen)
         raise ValueError(f"{data}: holds none of the folders {folders}; say which set it is with --set")
     return places
 
 
-def _default_place(entry: "MeasurementSet") -> Path | None:
+def _folders_in(data: Path, entry: "MeasurementSet") -> tuple[Path, ...]:
+    """The folders of *entry* that *data* holds; none where its first is missing."""
+    if not (data / entry.folder).is_dir():
+        return ()
+    return tuple(data / folder for folder in entry.folders if (data / folder).is_dir())
+
+
+def _default_places(entry: "MeasurementSet") -> tuple[Path, ...]:
     """Rows inside the package, or in ``shared/data`` beside the checkout."""
     import stepcast
 
     package = Path(stepcast.__file__).resolve().parent
-    places = [package / "data" / entry.folder]
-    places += [root / "shared" / "data" / entry.folder for root in (Path.cwd().parent, package.parents[2])]
-    return next((place for place in places if place.is_dir()), None)
+    beside = [root / "shared" / "data" for root in (Path.cwd().parent, package.parents[2])]
+    found = (_folders_in(data, entry) for data in (package / "data", *beside))
+    return next(filter(None, found), ())
 
 
 # ---- what is shown -------------------------------------------------------------------------------------

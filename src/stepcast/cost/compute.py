@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+
 from stepcast.cost.attention import AttentionFit, attention_bytes, attention_s
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.matmul import matmul_bytes, matmul_s, products_s
@@ -61,15 +63,13 @@ def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) 
         case Matmul():
             seconds = matmul_seconds(work.m, work.n, work.k, work.batch, work.dtype, gpu, fit, load)
             moved = matmul_bytes(work.m, work.n, work.k, work.batch, work.dtype.bytes)
-            return _priced(
-                "matmul", float(seconds), work.flops, float(moved), _matrix(gpu, work.dtype), gpu, fit
-            )
+            rates, unit = _matrix(gpu, work.dtype), matrix_unit(gpu, work.dtype)
+            return _priced(unit, float(seconds), work.flops, float(moved), rates, gpu, fit)
         case GroupedMatmul():
             seconds = grouped_seconds(work.m, work.n, work.k, work.groups, work.dtype, gpu, fit, load)
             moved = matmul_bytes(work.m / work.groups, work.n, work.k, work.groups, work.dtype.bytes)
-            return _priced(
-                "matmul", float(seconds), work.flops, float(moved), _matrix(gpu, work.dtype), gpu, fit
-            )
+            rates, unit = _matrix(gpu, work.dtype), matrix_unit(gpu, work.dtype)
+            return _priced(unit, float(seconds), work.flops, float(moved), rates, gpu, fit)
         case Attention():
             return _attention_price(work, gpu, fit, load)
         case Scan():
@@ -120,7 +120,7 @@ def _matmul_seconds(
     seconds_of = matmul_s if grouped else products_s
     seconds = seconds_of(m, n, k, batch, dtype.bytes, reached, own)
     flops = 2.0 * m * n * k * batch
-    seconds = _under_power(seconds, flops / seconds, gpu, dtype, fit, load)
+    seconds = _under_power(seconds, flops, gpu, dtype, fit, load)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
 
 
@@ -160,7 +160,7 @@ def attention_seconds(
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, _scaled(rates, gpu, fit), own)
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
     flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
-    seconds = _under_power(seconds, flops / seconds, gpu, dtype, fit, load)
+    seconds = _under_power(seconds, flops, gpu, dtype, fit, load)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
 
 
@@ -233,20 +233,24 @@ def _priced(
         Bound.LAUNCH: rates.launch_s,
     }
     bound = max(ideal, key=lambda name: ideal[name])
-    spread = fit.spread[kind] * (1.0 if gpu.architecture in fit.fitted_on else fit.unseen_spread)
+    spread = fit.half_width(kind, gpu.architecture)
+    source = PriceSource.FITTED if fit.measured(kind, gpu.architecture) else PriceSource.SCALED
     efficiency = min(1.0, float(ideal[bound]) / seconds) if seconds > 0 else 1.0
     low_s, high_s = seconds / (1.0 + spread), seconds * (1.0 + spread)
-    return Price(seconds, PriceSource.FITTED, bound, efficiency, low_s, high_s)
+    return Price(seconds, source, bound, efficiency, low_s, high_s)
 
 
 def _under_power(
-    seconds: Number, flops_per_s: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, load: Load
+    seconds: Number, flops: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, load: Load
 ) -> Number:
+    """*seconds* of products as far as the power lasts, and no faster than anybody saw the GPU multiply."""
     energy = fit.power.energy(gpu.architecture, gpu.runs_as(dtype))
-    if energy == 0.0:
-        return seconds
-    factor = slowdown(flops_per_s, energy, gpu.power_w, load.duty, fit.power)
-    return heated_s(seconds, factor, load.busy_s if load.busy_s > 0 else load.repeats * seconds, fit.power)
+    if energy > 0.0:
+        factor = slowdown(flops / seconds, energy, gpu.power_w, load.duty, fit.power)
+        busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
+        seconds = heated_s(seconds, factor, busy_s, fit.power)
+    best = gpu.best_product_flops(dtype)
+    return seconds if best == math.inf else np.maximum(seconds, flops / best)
 
 
 def _launch_s(rates: Rates, latency_s: float, fit: ComputeFit, load: Load) -> Number:

@@ -25,7 +25,6 @@ class ComputeFit:
     """Everything the model of operator times has learnt. The physics is in the functions that take it."""
 
     source: str
-    fitted_on: tuple[str, ...]  # architectures among the measurements; others get wider uncertainty
     tensor: MatmulFit
     simt: MatmulFit
     # By architecture, where its kernels differ from ``tensor`` and ``simt``.
@@ -44,8 +43,8 @@ class ComputeFit:
     power: PowerFit
     step_launch_s: float  # a kernel behind others in a busy stream
     backward_call_s: float  # the least that one backward call through the autograd engine takes by itself
-    spread: Mapping[str, float] = field(hash=False)  # kind of work -> relative half width of the 90 % range
-    unseen_spread: float  # factor on the spread for an architecture that was not measured
+    # Kind of work -> architecture on which it was measured, or UNSEEN -> half width of the 90 % range.
+    spread: Mapping[str, Mapping[str, float]] = field(hash=False)
     # Of Mamba-2 blocks, which fits of other operators do without.
     scan_forward: ScanFit | None = None
     scan_backward: ScanFit | None = None
@@ -59,6 +58,14 @@ class ComputeFit:
     def stream(self, key: str) -> StreamFit:
         """The fit of a kind of memory-bound kernel, or of kinds without their own."""
         return self.streams.get(key) or self.streams[DEFAULT_STREAM]
+
+    def measured(self, kind: str, architecture: str) -> bool:
+        """Whether work of *kind* was measured on *architecture*, or is scaled from others."""
+        return architecture in self.spread[kind]
+
+    def half_width(self, kind: str, architecture: str) -> float:
+        known = self.spread[kind]
+        return known.get(architecture, known[UNSEEN])
 
     def memory_share(self, architecture: str) -> float:
         """What the architecture reaches of its bandwidth, relative to the streams of the fit."""
@@ -88,7 +95,6 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             )
         return ComputeFit(
             source=str(table["source"]),
-            fitted_on=tuple(table["fitted_on"]),
             tensor=_matmul(table["matmul"]["tensor"], "matmul.tensor"),
             simt=_matmul(table["matmul"]["simt"], "matmul.simt"),
             tensor_of=_by_architecture(table["matmul"], "tensor"),
@@ -106,8 +112,7 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             power=_build(PowerFit, table["power"], "power"),
             step_launch_s=float(table["step_launch_s"]),
             backward_call_s=float(table["backward_call_s"]),
-            spread=dict(table["spread"]),
-            unseen_spread=float(table["unseen_spread"]),
+            spread={kind: dict(entry) for kind, entry in table["spread"].items()},
             scan_forward=_scan(table, "forward"),
             scan_backward=_scan(table, "backward"),
         )

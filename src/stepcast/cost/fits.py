@@ -17,7 +17,7 @@ def default_fit() -> ComputeFit:
     """Learnt on an H200 with current PyTorch, and for fp32 on five older GPUs."""
     table, mamba = load_fit("compute"), load_fit("mamba")
     table["stream"] |= mamba["stream"]
-    table["spread"]["scan"] = mamba["spread"]
+    table["spread"]["scan"] = {**table["spread"]["attention"], "hopper": mamba["spread"]}
     return compute_fit(table | {"scan": mamba["scan"]})
 
 

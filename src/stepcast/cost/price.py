@@ -10,7 +10,8 @@ class PriceSource(StrEnum):
 
     MEASURED = "measured"  # this very operator, on this GPU
     CALIBRATED = "calibrated"  # the model, with constants measured on this GPU
-    FITTED = "fitted"  # the model, with constants learnt from other measurements
+    FITTED = "fitted"  # the model, with constants learnt from measurements on this GPU or its kind
+    SCALED = "scaled"  # the model, with constants of other GPUs: nobody measured such work on this one
     ROOFLINE = "roofline"  # peaks alone
 
 

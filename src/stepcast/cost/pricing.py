@@ -12,9 +12,10 @@ from stepcast.cost.collectives import (
     price,
     route_of,
     send_receive_s,
+    uneven_warning,
 )
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.hardware import Cluster, RankGrid, group_path, neighbour_path
+from stepcast.hardware import Cluster, Place, RankGrid, group_path, neighbour_path
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind, Compute, Recorded, Transfer, Work
@@ -45,6 +46,7 @@ class Pricer:
     once_per_node: int | None = None
     # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
     ideal: bool = False
+    place: Place = Place.EVEN
     _known: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
@@ -92,17 +94,17 @@ class Pricer:
             case _:
                 return self.compute(work)
 
-    def lost_s(self, work: Work) -> float:
-        """Seconds of computing that *work* takes from what it runs beside."""
+    def lost_share(self, work: Work) -> float:
+        """Seconds of computing lost for each second of *work* beside it."""
         if not isinstance(work, Collective):
             return 0.0
-        return self.seconds(work) * lost_share(work, self.route(work.group), self.cluster.gpu.sms)
+        return lost_share(work, self.route(work.group), self.cluster.gpu.sms)
 
     def route(self, group: Group) -> Route:
         """The links that the slowest set of *group* crosses."""
         found = self._routes.get(group)
         if found is None:
-            path = group_path(self.cluster, self.grid, str(group))
+            path = group_path(self.cluster, self.grid, str(group), self.place)
             found = self._routes[group] = route_of(path, self.cluster)
         return found
 
@@ -110,7 +112,16 @@ class Pricer:
         """The links between neighbours in *group*, at their slowest."""
         if self.layout.size(group) == 1:
             return self.route(group)
-        return route_of(neighbour_path(self.cluster, self.grid, str(group)), self.cluster)
+        path = neighbour_path(self.cluster, self.grid, str(group), self.place)
+        return route_of(path, self.cluster)
+
+    def placement_warnings(self) -> list[str]:
+        """The priced group that is spread most unevenly, where it is; the world carries next to nothing."""
+        routes = {group: route for group, route in self._routes.items() if group is not Group.WORLD}
+        if not routes:
+            return []
+        group = max(routes, key=lambda name: routes[name].unevenness)
+        return uneven_warning(f"a {group} group of", routes[group], self.cluster, self.place)
 
     @property
     def grid(self) -> RankGrid:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.gpu import ORDINARY, Gpu
 from stepcast.ir.dtype import DType
 
 Array = NDArray[np.float64]
@@ -33,7 +33,7 @@ class Rates(NamedTuple):
 
 def matrix_unit(gpu: Gpu, dtype: DType) -> str:
     """Which unit multiplies: fp32 and fp64 run on the ordinary cores, all else on tensor cores."""
-    return SIMT if gpu.runs_as(dtype) in ("fp32", "fp64") else TENSOR
+    return SIMT if gpu.runs_as(dtype) in ORDINARY else TENSOR
 
 
 def matrix_rates(gpu: Gpu, dtype: DType) -> Rates:

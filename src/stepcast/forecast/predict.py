@@ -9,17 +9,18 @@ from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.dispatch import EXPERT_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.memory import StageMemory, memory
-from stepcast.cost.price import Price
+from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
-from stepcast.ir.step import Throughput
+from stepcast.ir.stages import assumed_split
+from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
-from stepcast.ir.workload import Phase, Workload
+from stepcast.ir.workload import Manner, Phase, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
 
@@ -41,9 +42,17 @@ def predict(
     prediction = simulate(workload, cluster, _as_strategy_says(options, model, strategy), compute)
     report = prediction.report
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
-    batch, further = strategy.global_batch, strategy.further_tokens
-    flops = model_flops(model, strategy.seq, batch, causal=True, further_tokens=further)
+    flops = model_flops(
+        model,
+        strategy.seq,
+        strategy.global_batch,
+        causal=True,
+        further_tokens=strategy.further_tokens,
+        lora_rank=strategy.lora_rank,
+        kept_share=strategy.kept_share,
+    )
     per_gpu = flops / report.step_s / strategy.layout.gpus
+    split = assumed_split(model, strategy)
     throughput = Throughput(
         tokens_per_s=strategy.tokens / report.step_s,
         tflops_per_gpu=per_gpu / TFLOPS,
@@ -54,13 +63,40 @@ def predict(
         report=replace(
             report,
             throughput=throughput,
+            run={**report.run, **_run_facts(model, strategy)},
             memory_bytes=memory_facts(memory(model, strategy, cluster.gpu)),
             warnings=(
                 *report.warnings,
                 *_precision_warnings(cluster, str(strategy.precision)),
                 *_transfer_warnings(strategy),
+                *_scaled_warnings(report, cluster, str(strategy.precision)),
             ),
+            assumptions=(*((split,) if split else ()), *report.assumptions),
         ),
+    )
+
+
+def _run_facts(model: Model, strategy: Strategy) -> dict[str, Any]:
+    return {
+        "model": model.name,
+        "parameters": model.parameters,
+        "layers": model.layers,
+        "hidden": model.hidden,
+        "seq": strategy.seq,
+        "micro_batch": strategy.micro_batch,
+        "global_batch": strategy.global_batch,
+        "precision": str(strategy.precision),
+    }
+
+
+def manner_of(model: Model, strategy: Strategy) -> Manner:
+    """How a step of *model* under *strategy* runs, for a workload that is simulated elsewhere."""
+    options = _as_strategy_says(DEFAULTS, model, strategy)
+    return Manner(
+        schedule=str(options.schedule),
+        messages=str(options.send or ""),
+        alone=options.contention,
+        once_per_node=options.once_per_node or 0,
     )
 
 
@@ -69,6 +105,7 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Opt
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),
+        pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
         issue_s=options.issue_s if strategy.execution is Execution.GRAPHS else _eager_issue_s,
         once_per_node=experts.top_k if experts else options.once_per_node,
@@ -96,6 +133,15 @@ def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
     return [
         f"{cluster.gpu.name} has no {precision} matrix units: matrix products run as {used}; "
         f"it has {', '.join(cluster.gpu.matrix_flops)}"
+    ]
+
+
+def _scaled_warnings(report: StepReport, cluster: Cluster, precision: str) -> list[str]:
+    if PriceSource.SCALED not in (report.sources.get("matmul"), report.sources.get("groupedmatmul")):
+        return []
+    return [
+        f"nobody measured {cluster.gpu.runs_as(precision)} products on {cluster.gpu.name} or its kind: "
+        "their times are scaled from other GPUs; 'stepcast profile' measures yours"
     ]
 
 

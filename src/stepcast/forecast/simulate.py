@@ -7,7 +7,8 @@ from functools import cached_property
 
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
-from stepcast.hardware import Cluster
+from stepcast.hardware import Cluster, Place
+from stepcast.ir.edits import with_layout
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
@@ -23,7 +24,8 @@ from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_check import peak_in_flight
-from stepcast.simulation.schedules.table import ONLY_CHUNKS, make_schedule
+from stepcast.simulation.schedules.paired import paired
+from stepcast.simulation.schedules.table import schedule_for, usual_schedule
 from stepcast.simulation.segments import IssueSeconds, Prices
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
@@ -39,7 +41,9 @@ class Options:
     schedule: Schedule | str | None = None
     gpus: int | None = None
     body: Body = Body.STAGE
-    send: Send = Send.EAGER
+    send: Send | None = None
+    # Forwards interleaved with backwards of other micro-batches.
+    pairs: bool = False
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
     conditions: Conditions = HEALTHY
     # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
@@ -50,6 +54,8 @@ class Options:
     once_per_node: int | None = None
     # Price communication by its slowest link alone, without latency or protocol.
     ideal_communication: bool = False
+    # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
+    place: Place = Place.EVEN
 
 
 DEFAULTS = Options()
@@ -62,6 +68,9 @@ class Prediction:
     report: StepReport
     step: Step
     run: Run
+    layout: Layout
+    # Which rank of each stage stands for the others.
+    place: int = 0
 
     @cached_property
     def times(self) -> Times:
@@ -69,7 +78,7 @@ class Prediction:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return timeline_of(self.step, self.times)
+        return timeline_of(self.step, self.times, self.layout, self.place)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
@@ -85,6 +94,7 @@ def simulate(
 ) -> Prediction:
     """Run *workload* on *cluster*; *slow_ranks* compute by a factor longer."""
     workload = _resized(workload, options.gpus)
+    options = _as_workload_says(options, workload)
     _check_room(workload.layout, cluster)
     assumptions: list[str] = []
     conditions = _with_slow_ranks(options.conditions, slow_ranks or {}, workload.layout, assumptions)
@@ -97,17 +107,19 @@ def simulate(
         options.algorithms,
         once_per_node=options.once_per_node,
         ideal=options.ideal_communication,
+        place=options.place,
     )
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
-    prices = Prices(pricer.seconds, options.issue_s, pricer.lost_s if options.contention else None)
+    takes = pricer.lost_share if options.contention else None
+    prices = Prices(pricer.seconds, options.issue_s, takes)
     step = build_step(
         workload,
         schedule,
         prices,
         message,
         body=options.body,
-        send=options.send,
+        send=options.send or Send.EAGER,
         conditions=conditions,
         alone=frozenset(group for group in Group if workload.layout.size(group) == 1),
     )
@@ -119,12 +131,37 @@ def simulate(
             report,
             low_s=low_s,
             high_s=high_s,
+            run={"cluster": cluster.name, **workload.layout.facts()},
             sources=pricer.sources(),
-            warnings=(*workload.warnings, *_body_warnings(workload, options)),
+            warnings=(
+                *workload.warnings,
+                *_body_warnings(workload, options),
+                *pricer.placement_warnings(),
+            ),
             assumptions=tuple(assumptions),
         ),
         step,
         run,
+        workload.layout,
+        _place(slow_ranks or {}, workload.layout),
+    )
+
+
+def _place(slow_ranks: Mapping[int, float], layout: Layout) -> int:
+    """The pipeline with the slowest rank is the one simulated; without one any is, so the first."""
+    slowest = max(slow_ranks, key=lambda rank: slow_ranks[rank], default=0)
+    return slowest % layout.rank_of_stage(1)
+
+
+def _as_workload_says(options: Options, workload: Workload) -> Options:
+    """*options* with what they leave open as the workload states it."""
+    manner = workload.manner
+    return replace(
+        options,
+        schedule=options.schedule or manner.schedule or None,
+        send=options.send or (Send(manner.messages) if manner.messages else None),
+        contention=options.contention or (manner.alone and not options.ideal_communication),
+        once_per_node=options.once_per_node or manner.once_per_node or None,
     )
 
 
@@ -170,7 +207,7 @@ def _with_slow_ranks(
                 f"stage {stage} is outside the layout's {layout.pp} stages, 0 to {layout.pp - 1}"
             )
     replicas = set()
-    per_stage = layout.tp * layout.cp * layout.dp
+    per_stage = layout.rank_of_stage(1)
     for rank, factor in slow_ranks.items():
         if rank >= layout.gpus:
             raise ValueError(f"rank {rank} is outside the layout's {layout.gpus} GPUs")
@@ -192,7 +229,9 @@ def _resized(workload: Workload, gpus: int | None) -> Workload:
     model_gpus = layout.tp * layout.cp * layout.pp
     if gpus < model_gpus or gpus % model_gpus:
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x cp x pp = {model_gpus}")
-    return replace(workload, layout=replace(layout, dp=gpus // model_gpus))
+    resized = with_layout(workload, replace(layout, dp=gpus // model_gpus))
+    # The user has answered the warning that asked for their number.
+    return replace(resized, warnings=tuple(each for each in resized.warnings if "--gpus" not in each))
 
 
 def _check_room(layout: Layout, cluster: Cluster) -> None:
@@ -203,33 +242,22 @@ def _check_room(layout: Layout, cluster: Cluster) -> None:
 def _schedule(workload: Workload, options: Options, assumptions: list[str]) -> Schedule:
     if isinstance(options.schedule, Schedule):
         return options.schedule
-    layout = workload.layout
-    name = options.schedule or ("interleaved" if layout.vpp > 1 else "1f1b")
-    if layout.pp == 1 and name not in ("gpipe", "1f1b"):
-        name = "1f1b"
-    if options.schedule is None and name == "interleaved" and workload.micro_batches < layout.pp:
-        name = "gpipe"
+    layout, micro_batches = workload.layout, workload.micro_batches
+    name = usual_schedule(layout, micro_batches, options.schedule)
+    if options.schedule is None and layout.vpp > 1 and layout.pp > 1 and name == "gpipe":
         assumptions.append(
             f"interleaving needs as many micro-batches as stages ({layout.pp}) and there are "
-            f"{workload.micro_batches}: all forwards run before the backwards"
+            f"{micro_batches}: all forwards run before the backwards"
         )
-    chunks = ONLY_CHUNKS.get(name, layout.vpp)
-    return make_schedule(name, layout.pp, workload.micro_batches, chunks if layout.pp > 1 else 1)
+    made = schedule_for(layout, micro_batches, options.schedule)
+    return paired(made) if options.pairs else made
 
 
 def _boundary_bytes(workload: Workload, assumptions: list[str]) -> int:
     """Bytes of one micro-batch between stages: as stated, else as large as the activations look."""
     if workload.boundary_bytes is not None or workload.layout.pp == 1:
         return workload.boundary_bytes or 0
-    sizes = [
-        op.work.size_bytes
-        for stage in workload.stages
-        for block in stage.body
-        for layer in block.layers
-        for op in layer.forward
-        if isinstance(op.work, Collective) and op.work.group is Group.TP
-    ]
-    guess = max(sizes, default=0)
+    guess = workload.largest_activation_bytes
     assumptions.append(
         f"messages between stages are not stated; taken as {guess:,} bytes, the largest tensor-parallel "
         "activation (2 x micro-batch x seq x hidden)"

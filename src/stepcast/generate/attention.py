@@ -5,13 +5,15 @@ from stepcast.generate.parts import (
     K,
     Linear,
     Ops,
+    collective,
     norm_backward,
     norm_forward,
     norm_layer,
     waiting,
 )
 from stepcast.generate.sizes import Sizes
-from stepcast.generate.tensor import column_layer, column_waits, row_layer
+from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits, row_layer, tensor_bytes
+from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block, PositionKind, QkNorm
 from stepcast.ir.work import streamed
 from stepcast.ir.workload import Layer, Op
@@ -41,14 +43,37 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
 
 
 def _qkv_layer(sizes: Sizes) -> Layer:
-    width = sizes.query_width + sizes.key_width + sizes.value_width
+    width = sizes.qkv_width // sizes.tp
     linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=sizes.model.biases.qkv)
     forward, backward = _on_heads(sizes, sizes.query_width + sizes.key_width)
     if sizes.plain_gradients:
         # Autograd joins the gradients of queries, keys and values, which are slices of one result.
-        joined = streamed(K.COPY, sizes.tokens, width, 1, 1, sizes.stored)
+        joined = streamed(
+            K.COPY, sizes.tokens, sizes.query_width + sizes.key_width + sizes.value_width, 1, 1, sizes.stored
+        )
         backward = (*backward, Op("join gradients", joined))
+    if sizes.shares_kv_heads:
+        gathered, scattered = _shared_heads(sizes)
+        forward, backward = (*gathered, *forward), (*backward, *scattered)
     return column_layer(sizes, "attention qkv", (linear,), forward, backward)
+
+
+def _shared_heads(sizes: Sizes) -> tuple[Ops, Ops]:
+    """Fewer kv heads than tensor ranks: each rank multiplies its slice of the projection, all gather the
+    whole and take their queries and the head these look at; gradients are summed and split again.
+
+    Source: Megatron-Core, transformer/attention.py (num_query_groups < world_size) and
+    tensor_parallel/mappings.py, which joins and splits columns by a copy.
+    """
+    size, whole = tensor_bytes(sizes, sizes.qkv_width), (sizes.tokens, sizes.qkv_width)
+    copy = streamed(K.COPY, *whole, 1, 1, sizes.stored)
+    gather = collective("qkv heads tp all-gather", GATHER, size, Group.TP)
+    scatter = collective("qkv heads tp reduce-scatter", SCATTER, size, Group.TP)
+    fill = streamed(K.FILL, *whole, 0, 1, sizes.stored)  # what the rank took no part of has no gradient
+    return (
+        (gather, Op("join heads", copy)),
+        (Op("heads gradient fill", fill), Op("split heads gradient", copy), scatter),
+    )
 
 
 def _on_heads(sizes: Sizes, width: int) -> tuple[Ops, Ops]:

@@ -2,7 +2,7 @@
 
 Volumes per rank for P parameters (Rajbhandari et al., ZeRO, 2020, section 7): an all-reduce of the gradients;
 or (ZeRO 1, 2) their reduce-scatter and an all-gather of the parameters, which is as much; or (ZeRO 3, FSDP)
-two all-gathers and a reduce-scatter for every micro-batch, half as much again.
+two all-gathers and a reduce-scatter for every micro-batch, half as much again. ``ir.sharding`` says when.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,95 +13,89 @@ from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
-from stepcast.ir.strategy import Sharding
-from stepcast.ir.weights import Shard
+from stepcast.ir.sharding import gathered_bytes, plan_of
+from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import CollectiveKind, Elementwise
 from stepcast.ir.workload import Layer, Op
 
 
 def reduce_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
     """The gradients of *shard* summed over the ranks that hold the same weights."""
-    layout, sharding = sizes.strategy.layout, sizes.strategy.sharding
     ops: list[Op] = []
-    size = shard.dense * sizes.gradient
-    if size and layout.dp * layout.cp > 1:
-        if sharding is Sharding.NONE:
-            ops.append(collective(f"dp all-reduce {name}", REDUCE, size, Group.DP, blocking))
-        elif layout.shard_size == layout.dp * layout.cp:
-            ops.append(collective(f"dp reduce-scatter {name}", SCATTER, size, Group.DP, blocking))
-        else:
-            part = size // layout.shard_size
-            if layout.shard_size > 1:
-                ops.append(collective(f"shard reduce-scatter {name}", SCATTER, size, Group.SHARD, blocking))
-            ops.append(collective(f"replica all-reduce {name}", REDUCE, part, Group.REPLICA, blocking))
-    size = shard.experts * sizes.gradient
-    if size and layout.expert_dp > 1:
-        kind, word = (REDUCE, "all-reduce") if sharding is Sharding.NONE else (SCATTER, "reduce-scatter")
-        ops.append(collective(f"expert-dp {word} {name}", kind, size, Group.EXPERT_DP, blocking))
+    for part, each in plan_of(sizes.strategy).kinds(shard):
+        size = each.total * sizes.gradient
+        if part.ways > 1:
+            ops.append(
+                collective(f"{part.within} reduce-scatter {name}", SCATTER, size, part.within, blocking)
+            )
+        if part.copies > 1:
+            size //= part.ways
+            ops.append(collective(f"{part.between} all-reduce {name}", REDUCE, size, part.between, blocking))
     return tuple(ops)
 
 
 def gather_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
-    """The parameters of *shard* collected from the ranks that share them, in the training precision."""
-    layout = sizes.strategy.layout
-    ops: list[Op] = []
-    if shard.dense and layout.shard_size > 1:
-        whole = layout.shard_size == layout.dp * layout.cp
-        group = Group.DP if whole else Group.SHARD
-        size = shard.dense * sizes.element
-        ops.append(collective(f"{group} all-gather {name}", GATHER, size, group, blocking))
-    if shard.experts and layout.expert_dp > 1:
-        size = shard.experts * sizes.element
-        ops.append(collective(f"expert-dp all-gather {name}", GATHER, size, Group.EXPERT_DP, blocking))
-    return tuple(ops)
+    """The parameters of *shard* collected from the ranks that share them."""
+    strategy = sizes.strategy
+    return tuple(
+        collective(
+            f"{part.within} all-gather {name}", GATHER, gathered_bytes(strategy, each), part.within, blocking
+        )
+        for part, each in plan_of(strategy).kinds(shard)
+        if part.ways > 1
+    )
 
 
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
     """The parameters of *shard* from the ranks that own them, one after the other."""
-    layout = sizes.strategy.layout
     ops: list[Op] = []
-    groups = (
-        (
-            shard.dense,
-            layout.shard_size,
-            Group.DP if layout.shard_size == layout.dp * layout.cp else Group.SHARD,
-        ),
-        (shard.experts, layout.expert_dp, Group.EXPERT_DP),
-    )
-    for parameters, ranks, group in groups:
-        if parameters and ranks > 1:
-            size = -(-parameters * sizes.element // ranks)
+    for part, each in plan_of(sizes.strategy).kinds(shard):
+        if part.ways > 1:
+            size = -(-gathered_bytes(sizes.strategy, each) // part.ways)
             ops += [
-                collective(f"{group} broadcast parameters {owner}", CollectiveKind.BROADCAST, size, group)
-                for owner in range(ranks)
+                collective(
+                    f"{part.within} broadcast parameters {owner}",
+                    CollectiveKind.BROADCAST,
+                    size,
+                    part.within,
+                )
+                for owner in range(part.ways)
             ]
     return tuple(ops)
 
 
-def buckets(sizes: Sizes, shards: Sequence[Shard]) -> Iterator[tuple[int, int, Shard]]:
-    """(index of the last of its shards, number, contents) of each bucket, filled in the given order.
+def buckets(limit: int | None, shards: Sequence[Shard]) -> list[tuple[int, Shard]]:
+    """(index of the last of its shards, contents) of each bucket of at most *limit* parameters or one
+    shard's, filled in the given order.
 
-    A shard larger than a bucket is cut into equal ones.
+    Experts' gradients have buckets of their own (Megatron-Core's expert_parallel_buffers). A shard larger
+    than a bucket is cut into equal ones.
     """
-    limit, number = sizes.strategy.bucket_bytes, 0
-    dense = experts = 0
+    dense = _filled(limit, [Shard(shard.dense, 0, shard.unquantised) for shard in shards])
+    experts = _filled(limit, [Shard(0, shard.experts) for shard in shards])
+    return sorted([*dense, *experts], key=lambda bucket: bucket[0])
+
+
+def _filled(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Shard]]:
+    """(index of the last one in it, contents) of each bucket."""
+    filled = NOTHING
     for index, shard in enumerate(shards):
-        dense += shard.dense
-        experts += shard.experts
-        size = (dense + experts) * sizes.gradient
-        last = index == len(shards) - 1
+        filled += shard
+        size, last = filled.total, index == len(shards) - 1
         if not size or not (last or (limit is not None and size >= limit)):
             continue
         count = 1 if limit is None else max(1, size // limit)
-        for part in range(count):
-            yield index, number, Shard(_part(dense, count, part), _part(experts, count, part))
-            number += 1
-        dense = experts = 0
+        yield from ((index, _part(filled, count, part)) for part in range(count))
+        filled = NOTHING
 
 
-def _part(total: int, count: int, part: int) -> int:
-    """Whole shares that add up to *total*."""
-    return total * (part + 1) // count - total * part // count
+def _part(shard: Shard, count: int, part: int) -> Shard:
+    """Whole shares that add up to *shard*."""
+
+    def share(total: int) -> int:
+        return total * (part + 1) // count - total * part // count
+
+    return Shard(share(shard.dense), share(shard.experts), share(shard.unquantised))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +128,7 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
 
 def own_parameters(sizes: Sizes, shard: Shard) -> int:
     """Parameters whose optimizer states this rank keeps."""
-    if sizes.strategy.sharding is Sharding.NONE:
-        return shard.total
-    layout = sizes.strategy.layout
-    return -(-shard.dense // layout.shard_size) + -(-shard.experts // layout.expert_dp)
+    return sum(-(-each.total // part.ways) for part, each in plan_of(sizes.strategy).kinds(shard))
 
 
 def _gradient_norm(sizes: Sizes, end: StepEnd) -> Ops:
@@ -150,12 +141,15 @@ def _gradient_norm(sizes: Sizes, end: StepEnd) -> Ops:
 
 
 def _update(sizes: Sizes, end: StepEnd) -> Op:
-    """Adam reads gradient, weight and moments and writes all but the gradient, and the training copy."""
+    """Adam reads gradient, weight and moments and writes all but the gradient, and the training copy if that
+    is kept.
+    """
     strategy, own = sizes.strategy, max(1, own_parameters(sizes, end.trained))
     optimizer = strategy.optimizer
     master = optimizer.master_weights and strategy.stored is not DType.FP32
     weight = 4.0 if master else strategy.stored.bytes
     moments = optimizer.moments * optimizer.moment_dtype.bytes
     read = weight + moments + strategy.gradient_dtype.bytes
-    write = weight + moments + (strategy.stored.bytes if master else 0.0)
+    copied = gathered_bytes(strategy, end.trained) / max(1, end.trained.total)
+    write = weight + moments + (copied if master and not strategy.keeps_fp32_weights else 0.0)
     return Op("update", Elementwise(K.OPTIMIZER, 1, own, read * own, write * own, dtype=DType.FP32))

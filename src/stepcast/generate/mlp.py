@@ -188,8 +188,7 @@ def _exchange(sizes: Sizes, name: str) -> Ops:
     layout = sizes.strategy.layout
     if layout.ep == 1:
         return ()
-    blocking = not sizes.strategy.overlap.experts
-    return (collective(name, CollectiveKind.ALL_TO_ALL, dispatch_bytes(sizes), Group.EP, blocking),)
+    return (collective(name, CollectiveKind.ALL_TO_ALL, dispatch_bytes(sizes), Group.EP),)
 
 
 def _split_experts(sizes: Sizes, name: str, kind: CollectiveKind) -> Ops:

@@ -1,15 +1,17 @@
 """Where data-parallel communication runs: beside which layers of which micro-batches."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby
+from itertools import accumulate
 
 from stepcast.generate.data import broadcast_ops, buckets, gather_ops, reduce_ops
 from stepcast.generate.parts import K, Ops, waiting
 from stepcast.generate.sizes import Sizes
-from stepcast.ir.strategy import Kernels, Sharding
-from stepcast.ir.weights import Shard
-from stepcast.ir.work import Elementwise, streamed
+from stepcast.ir.dtype import DType
+from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, plan_of
+from stepcast.ir.strategy import Kernels
+from stepcast.ir.weights import NOTHING, Shard
+from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Variation
 
 
@@ -34,141 +36,208 @@ class Once:
 
 
 def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
-    """ZeRO-3 and FSDP: parameters gathered for the forward and again for the backward of each unit.
+    """ZeRO-3 and FSDP: parameters gathered for the forward of each unit, and again for its backward where
+    they are freed in between.
 
     Overlapped, they are gathered while the unit before runs, so that only the first wait is exposed.
     """
-    ahead, end, gathered = sizes.strategy.overlap.parameters, len(units) - 1, []
+    ahead, end = sizes.strategy.overlap.parameters, len(units) - 1
+    again = plan_of(sizes.strategy).gathered is Gathered.EACH_PASS
+    requests: dict[tuple[str, Shard], Ops] = {}
 
-    def requests(phase: str, first: int) -> list[Ops]:
-        """Each unit's gathers; the one that runs first asks for its own and for the next one's."""
-        names = [f"{phase} first" if ahead and index == first else phase for index in range(len(units))]
-        return [gather_ops(sizes, name, unit.held, False) for name, unit in zip(names, units, strict=True)]
+    def request(phase: str, index: int, first: int) -> Ops:
+        """The unit's gathers; the one that runs first asks for its own and for the next one's."""
+        if not 0 <= index <= end:
+            return ()
+        key = (f"{phase} first" if ahead and index == first else phase, units[index].held)
+        if key not in requests:
+            requests[key] = gather_ops(sizes, *key, not ahead)
+        return requests[key]
 
-    forward, backward = requests("forward", 0), requests("backward", end)
-    for index, unit in enumerate(units):
-        layers = list(unit.layers)
-        copied = _copied_out(sizes, unit.held)
-        following = forward[index + 1] if ahead and index < end else ()
-        begins = not ahead or index == 0
-        own = copied + layers[0].forward
-        layers[0] = replace(layers[0], forward=_fed(own, forward[index], following, begins))
-        following = backward[index - 1] if ahead and index else ()
-        begins = not ahead or index == end
-        own = copied + layers[-1].input_gradient
-        layers[-1] = replace(layers[-1], input_gradient=_fed(own, backward[index], following, begins))
-        gathered.append(replace(unit, layers=tuple(layers)))
-    return gathered
+    def gathered(index: int) -> Unit:
+        layers = list(units[index].layers)
+        made = _made_whole(sizes, units[index].held)
+        own = request("forward", index, 0)
+        following = request("forward", index + 1, 0) if ahead else ()
+        forward = _fed(made + layers[0].forward, own, following, begins=not ahead or index == 0)
+        layers[0] = replace(layers[0], forward=forward)
+        if again:
+            own = request("backward", index, end)
+            following = request("backward", index - 1, end) if ahead else ()
+            fed = _fed(made + layers[-1].input_gradient, own, following, begins=not ahead or index == end)
+            layers[-1] = replace(layers[-1], input_gradient=fed)
+        return replace(units[index], layers=tuple(layers))
+
+    # Units between others of their kind are alike.
+    known: dict[tuple[object, ...], Unit] = {}
+    found = []
+    for index in range(len(units)):
+        near = [units[at] if 0 <= at <= end else None for at in (index - 1, index, index + 1)]
+        key = tuple((id(unit.layers), unit.held, unit.trained) if unit else None for unit in near)
+        if key not in known:
+            known[key] = gathered(index)
+        found.append(known[key])
+    return found
 
 
 def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     """ZeRO 2 and 3, FSDP: gradients reduced with every micro-batch, when a unit's backward is done."""
-    blocking = not sizes.strategy.overlap.gradients
-    reduced = []
+    known: dict[tuple[object, ...], Unit] = {}
+    found = []
     for unit in units:
-        ops = tuple(
-            op
-            for _, number, shard in buckets(sizes, [unit.trained])
-            for op in (*_copied_in(sizes, shard), *reduce_ops(sizes, f"gradients {number}", shard, blocking))
-        )
-        reduced.append(replace(unit, layers=(_ending(unit.layers[0], ops), *unit.layers[1:])))
-    return reduced
+        key = (id(unit.layers), unit.held, unit.trained)
+        if key not in known:
+            ending = _ending(unit.layers[0], _unit_reductions(sizes, unit))
+            known[key] = replace(unit, layers=(ending, *unit.layers[1:]))
+        found.append(known[key])
+    return found
 
 
-def _copied_out(sizes: Sizes, shard: Shard) -> Ops:
-    """FSDP2 splits each parameter by itself: what is gathered is copied to where the layers expect it
-    (PyTorch, torch/distributed/fsdp/_fully_shard: split_with_sizes_copy).
+def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
+    """The gradients of one unit, in buckets of its own."""
+    limit = sizes.strategy.bucket_parameters(first_piece=False)
+    return _reductions(sizes, [shard for _, shard in buckets(limit, [unit.trained])])
+
+
+def _reductions(sizes: Sizes, filled: Sequence[Shard]) -> Ops:
+    blocking = not sizes.strategy.overlap.gradients
+    return tuple(
+        op
+        for number, shard in enumerate(filled)
+        for op in (*_copied_in(sizes, shard), *reduce_ops(sizes, f"gradients {number}", shard, blocking))
+    )
+
+
+def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
+    """What a rank does with what it gathered. FSDP2 splits each parameter by itself and copies it to where
+    the layers expect it (PyTorch, torch/distributed/fsdp/_fully_shard: split_with_sizes_copy); a rank that
+    shares with nobody casts its fp32 weights.
     """
-    if not _by_parameter(sizes, shard):
-        return ()
-    return (Op("parameters copy out", streamed(K.COPY, 1, shard.total, 1, 1, sizes.stored)),)
+    strategy, ops = sizes.strategy, []
+    for part, each in plan_of(strategy).kinds(shard):
+        size = float(gathered_bytes(strategy, each))
+        whose = "expert parameters" if each.experts else "parameters"
+        if part.ways > 1 and strategy.kernels is Kernels.COMPILED:
+            copied = Elementwise(K.COPY, 1, each.total, size, size, dtype=sizes.stored)
+            ops.append(Op(f"{whose} copy out", copied))
+        elif part.ways == 1 and part.collected:
+            read = DType.FP32.bytes * each.total
+            cast = Elementwise(K.CAST, 1, each.total, read, size, dtype=DType.FP32)
+            ops.append(Op(f"{whose} cast", cast))
+    return tuple(ops)
 
 
 def _copied_in(sizes: Sizes, shard: Shard) -> Ops:
-    """And gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
-    if not _by_parameter(sizes, shard):
+    """FSDP2: gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
+    if sizes.strategy.kernels is not Kernels.COMPILED:
         return ()
-    read, write = float(shard.total * sizes.element), float(shard.total * sizes.gradient)
-    work = Elementwise(K.COPY, 1, shard.total, read, write, dtype=sizes.stored)
-    return (Op("gradients copy in", work),)
+    split = plan_of(sizes.strategy).unreduced(shard).total
+    if not split:
+        return ()
+    read, write = float(split * sizes.element), float(split * sizes.gradient)
+    return (Op("gradients copy in", Elementwise(K.COPY, 1, split, read, write, dtype=sizes.stored)),)
 
 
-def _by_parameter(sizes: Sizes, shard: Shard) -> bool:
-    layout, compiled = sizes.strategy.layout, sizes.strategy.kernels is Kernels.COMPILED
-    return compiled and shard.total > 0 and layout.dp * layout.cp > 1
-
-
-def once_per_step(sizes: Sizes, units: Sequence[Unit]) -> Once:
-    """Gradients without ZeRO-2 are reduced beside the last backward, parameters under ZeRO 1 and 2 gathered
-    beside the first forward, bucket by bucket; or after the step.
+def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Once:
+    """Gradients that are reduced once go beside the last backward, parameters that are gathered once beside
+    the first forward, bucket by bucket or unit by unit; or both beside nothing.
     """
-    sharding, overlap = sizes.strategy.sharding, sizes.strategy.overlap
+    plan = plan_of(sizes.strategy)
+    # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
+    limit = sizes.strategy.bucket_parameters(first_piece and not plan.splits_gradients)
+    filled: dict[int, tuple[Shard, ...]] = {}
+    for index, shard in buckets(limit, [unit.trained for unit in reversed(units)]):
+        unit = len(units) - 1 - index
+        filled[unit] = (*filled.get(unit, ()), shard)
     first: dict[int, Layer] = {}
     last: dict[int, Layer] = {}
     reduce: Ops = ()
     gather: Ops = ()
-    if not sharding.splits_gradients:
-        last, reduce = _reduced_once(sizes, units, overlap.gradients)
-    if sharding in (Sharding.ZERO_1, Sharding.ZERO_2):
-        first, gather = _gathered_once(sizes, units, overlap.parameters)
+    if plan.reduced is Reduced.ONCE:
+        last, reduce = _reduced_once(sizes, units, filled)
+    if plan.gathered is Gathered.AFTER_UPDATE:
+        first, gather = _gathered_once(sizes, units, filled)
+    elif plan.gathered is Gathered.ONCE:
+        first = {
+            place: whole.layers[0]
+            for place, unit, whole in zip(_places(units), units, gathering(sizes, units), strict=True)
+            if whole.layers[0] != unit.layers[0]
+        }
     final = sizes.strategy.micro_batches - 1
     if final == 0:
-        first = first | {
-            place: replace(first.get(place, layer), weight_gradient=layer.weight_gradient)
-            for place, layer in last.items()
-        }
-        last = {}
+        first, last = first | _both(first, last), {}
     variations = [Variation(0, place, layer) for place, layer in sorted(first.items())]
     variations += [Variation(final, place, layer) for place, layer in sorted(last.items())]
     return Once(tuple(variations), reduce, gather)
 
 
-def _reduced_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
-    places, last = _places(units), {}
+def _both(first: Mapping[int, Layer], last: Mapping[int, Layer]) -> dict[int, Layer]:
+    """Layers of the only micro-batch, which is the first and the last; alike ones stay one object."""
+    known: dict[tuple[int, int], Layer] = {}
+    found = {}
+    for place, layer in last.items():
+        begun = first.get(place, layer)
+        key = (id(begun), id(layer))
+        if key not in known:
+            known[key] = replace(begun, weight_gradient=layer.weight_gradient)
+        found[place] = known[key]
+    return found
+
+
+Filled = Mapping[int, tuple[Shard, ...]]
+"""The buckets that a unit's backward completes, and with which its forward begins."""
+
+
+def _reduced_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple[dict[int, Layer], Ops]:
+    """The units that end with reductions, or what is reduced after all of them."""
+    places, by_unit = _places(units), plan_of(sizes.strategy).by_unit
+    last: dict[int, Layer] = {}
     alone: Ops = ()
-    backward = [unit.trained for unit in reversed(units)]
-    for index, parts in groupby(buckets(sizes, backward), key=lambda bucket: bucket[0]):
-        ops = tuple(
-            op
-            for _, number, shard in parts
-            for op in reduce_ops(sizes, f"gradients {number}", shard, blocking=not beside)
-        )
-        unit = len(units) - 1 - index
-        if beside and ops:
-            last[places[unit]] = _ending(units[unit].layers[0], ops)
+    known: dict[tuple[object, ...], tuple[Ops, Layer]] = {}
+    for index in reversed(range(len(units))):
+        unit = units[index]
+        if not by_unit and index not in filled:
+            continue
+        key = (id(unit.layers[0]), unit.trained if by_unit else filled[index])
+        if key not in known:
+            ops = _unit_reductions(sizes, unit) if by_unit else _reductions(sizes, filled[index])
+            known[key] = (ops, _ending(unit.layers[0], ops))
+        ops, ending = known[key]
+        if sizes.strategy.overlap.gradients and ops:
+            last[places[index]] = ending
         else:
             alone += ops
     return last, alone
 
 
-def _gathered_once(sizes: Sizes, units: Sequence[Unit], beside: bool) -> tuple[dict[int, Layer], Ops]:
+def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple[dict[int, Layer], Ops]:
+    """The units that begin with gathers, or what is gathered after the step.
+
+    Every stage asks for all its parameters when the step begins, not when its first micro-batch comes
+    (Megatron-LM, --align-param-gather).
+    """
     if sizes.strategy.owners_broadcast:
-        dense, experts = (sum(getattr(unit.trained, part) for unit in units) for part in ("dense", "experts"))
-        return {}, broadcast_ops(sizes, Shard(dense, experts))
-    groups: list[tuple[int, Ops]] = []
-    start = 0
-    for index, parts in groupby(
-        buckets(sizes, [unit.trained for unit in units]), key=lambda bucket: bucket[0]
-    ):
-        ops = tuple(
-            op
-            for _, number, shard in parts
-            for op in gather_ops(sizes, f"parameters {number}", shard, blocking=not beside)
-        )
-        if ops:
-            groups.append((start, ops))
-        start = index + 1
-    everything = tuple(op for _, ops in groups for op in ops)
-    if not beside or not groups:
-        return {}, everything
-    places, first = _places(units), {}
-    for unit, ops in groups:
-        layer = units[unit].layers[0]
-        # Every stage asks for all its parameters when the step begins, not when its first micro-batch comes
-        # (Megatron-LM, --align-param-gather).
-        asked = everything if unit == groups[0][0] else ()
-        first[places[unit]] = replace(layer, forward=(*asked, *_fed(layer.forward, ops, (), begins=False)))
-    return first, ()
+        return {}, broadcast_ops(sizes, sum((unit.trained for unit in units), start=NOTHING))
+    beside, places = sizes.strategy.overlap.parameters, _places(units)
+    first: dict[int, Layer] = {}
+    alone: Ops = ()
+    known: dict[tuple[object, ...], tuple[Ops, Layer]] = {}
+    for index in sorted(filled):
+        layer = units[index].layers[0]
+        key = (id(layer), filled[index])
+        if key not in known:
+            ops = tuple(
+                replace(op, early=beside)
+                for number, shard in enumerate(reversed(filled[index]))
+                for op in gather_ops(sizes, f"parameters {number}", shard, blocking=not beside)
+            )
+            known[key] = (ops, replace(layer, forward=_fed(layer.forward, ops, (), begins=True)))
+        ops, beginning = known[key]
+        if beside and ops:
+            first[places[index]] = beginning
+        else:
+            alone += ops
+    return first, alone
 
 
 def _fed(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:

@@ -75,7 +75,18 @@ class Sizes:
 
     @property
     def kv_heads(self) -> int:
+        """Those that the rank's queries look at; with fewer kv heads than ranks, several share one."""
         return max(1, self.model.kv_heads // self.tp)
+
+    @property
+    def shares_kv_heads(self) -> bool:
+        return self.tp > self.model.kv_heads
+
+    @property
+    def qkv_width(self) -> int:
+        """Queries, keys and values of all tensor ranks."""
+        model = self.model
+        return model.heads * model.head_dim + model.kv_heads * (model.head_dim + model.value_dim)
 
     @property
     def query_width(self) -> int:

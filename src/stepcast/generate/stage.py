@@ -16,14 +16,14 @@ from stepcast.ir.group import Group
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
+from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
-from stepcast.ir.weights import Part, Shard
+from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Stage, folded
 
-NOTHING = Shard(0, 0)
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
 UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine")
 
@@ -37,11 +37,12 @@ class StageMaker:
         units = self._units(piece)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
-        if self.strategy.sharding.splits_parameters:
+        plan = plan_of(self.strategy)
+        if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
             units = gathering(self.sizes, units)
-        if self.strategy.sharding.splits_gradients:
+        if plan.reduced is Reduced.EACH_MICRO_BATCH:
             units = reducing(self.sizes, units)
-        once = once_per_step(self.sizes, units)
+        once = once_per_step(self.sizes, units, first_piece=piece.embedding)
         return Stage(
             body=tuple(folded([unit.layers for unit in units])),
             epilogue=epilogue(self.sizes, self._end(piece), once.reduce, once.gather),
@@ -160,6 +161,8 @@ class StageMaker:
 def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:
     """What other stages send is gathered from the tensor ranks before it is used."""
     size = sizes.activation_bytes
+    if not units:  # an empty piece hands on what arrives
+        return units
     if not piece.embedding:
         layers = units[0].layers
         gather = collective("arriving tp all-gather", CollectiveKind.ALL_GATHER, size, Group.TP)
@@ -173,4 +176,5 @@ def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:
 
 
 def _less(shard: Shard, other: Shard) -> Shard:
-    return Shard(max(0, shard.dense - other.dense), shard.experts - other.experts)
+    rest = shard - other
+    return Shard(max(0, rest.dense), rest.experts, max(0, rest.unquantised))

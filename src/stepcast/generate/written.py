@@ -1,13 +1,13 @@
 """Generated workloads for other simulators: shapes become seconds, because their files hold times."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stepcast.generate.aicb import EXPERT_LINES, Times
-from stepcast.ir.layout import Layout
+from stepcast.ir.edits import with_ops
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
-from stepcast.ir.workload import Block, Layer, Op, Phase, Workload
+from stepcast.ir.workload import Op, Phase, Workload
 
 Seconds = Callable[[Work], float]
 
@@ -33,43 +33,15 @@ JOINED = {
 ONCE = ("embedding_layer", "final_column")  # per micro-batch; the others per layer
 
 
-def recorded(workload: Workload, seconds: Seconds, stage: int) -> Workload:
-    """One stage of *workload* with every computation as its time."""
+def recorded(workload: Workload, seconds: Seconds) -> Workload:
+    """*workload* with every computation as its time."""
 
-    def timed(ops: Iterable[Op]) -> tuple[Op, ...]:
-        return tuple(
-            op if isinstance(op.work, Collective | Transfer) else replace(op, work=Recorded(seconds(op.work)))
-            for op in ops
-        )
+    def timed(op: Op) -> Op:
+        if isinstance(op.work, Collective | Transfer):
+            return op
+        return replace(op, work=Recorded(seconds(op.work)))
 
-    def layer(each: Layer) -> Layer:
-        return replace(
-            each,
-            forward=timed(each.forward),
-            input_gradient=timed(each.input_gradient),
-            weight_gradient=timed(each.weight_gradient),
-        )
-
-    if not 0 <= stage < len(workload.stages):
-        raise ValueError(f"there is no stage {stage}; the workload has {len(workload.stages)}")
-    chosen = workload.stages[stage]
-    return replace(
-        workload,
-        stages=(
-            replace(
-                chosen,
-                body=tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in chosen.body),
-                prologue=tuple(map(layer, chosen.prologue)),
-                epilogue=tuple(map(layer, chosen.epilogue)),
-                variations=tuple(replace(each, layer=layer(each.layer)) for each in chosen.variations),
-            ),
-        ),
-        layout=_without_chunks(workload.layout),
-    )
-
-
-def _without_chunks(layout: Layout) -> Layout:
-    return replace(layout, vpp=1)
+    return with_ops(workload, timed)
 
 
 def aicb_times(workload: Workload, seconds: Seconds, layers_per_stage: int) -> Times:

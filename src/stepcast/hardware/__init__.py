@@ -7,6 +7,7 @@ from stepcast.hardware.grid import RankGrid
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Fabric, FabricKind, Node
 from stepcast.hardware.path import GroupPath, group_path, neighbour_path, resolve
+from stepcast.hardware.placement import Place, placed
 from stepcast.hardware.schema import CatalogError
 from stepcast.hardware.topology import NetworkKind, Topology
 
@@ -21,6 +22,7 @@ __all__ = [
     "Link",
     "NetworkKind",
     "Node",
+    "Place",
     "RankGrid",
     "Topology",
     "cluster_names",
@@ -29,5 +31,6 @@ __all__ = [
     "load_cluster",
     "load_gpu",
     "neighbour_path",
+    "placed",
     "resolve",
 ]

@@ -67,7 +67,7 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
         base = gpu_entries["base"]
         gpu_name = _own_name("gpus", str(base.value), base.where)
         inherited = _described("gpus", str(base.value), (), base.where)
-        gpu_entries = dict(inherited) | gpu_entries
+        gpu_entries = _inherited(inherited, gpu_entries) | gpu_entries
     try:
         gpu = build_gpu(gpu_name, _without(gpu_entries, NOT_INHERITED), name)
     except CatalogError as error:
@@ -165,7 +165,13 @@ def _with_base(kind: str, own: dict[str, Entry], chain: tuple[str, ...]) -> Entr
     inherited = _without(_described(kind, str(base.value), chain, base.where), NOT_INHERITED)
     if "gpu.base" in own:  # another GPU: what was said of the old one no longer holds
         inherited = {key: entry for key, entry in inherited.items() if not key.startswith("gpu.")}
-    return inherited | own
+    return _inherited(inherited, own) | own
+
+
+def _inherited(base: Entries, own: Entries) -> dict[str, Entry]:
+    """What *own* takes over from *base*: with other peaks, products that were published no longer hold."""
+    other_peaks = any(key.startswith("matrix.") for key in own)
+    return {key: entry for key, entry in base.items() if not (other_peaks and key.startswith("reached."))}
 
 
 def _without(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:

@@ -18,6 +18,8 @@ RUNS_AS: dict[str, tuple[str, ...]] = {
     "nvfp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
 }
 
+ORDINARY = ("fp32", "fp64")  # formats that ordinary cores multiply
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -38,6 +40,8 @@ class Gpu:
     shared_memory_per_sm_bytes: float
     launch_overhead_s: float  # the shortest an operator takes, however small
     power_w: float
+    # The fastest matrix multiply that anybody published, where it is known.
+    reached_flops: Mapping[str, float] = field(default_factory=dict, hash=False)
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +70,16 @@ class Gpu:
     def matrix_peak_flops(self, dtype: str) -> float:
         """Dense matrix-multiply peak in *dtype*, or in the format that stands in for it."""
         return self.matrix_flops[self.runs_as(dtype)]
+
+    def best_product_flops(self, dtype: str) -> float:
+        """What no matrix multiply in *dtype* was seen to exceed. A format that nobody published reaches the
+        share of its peak that the best published one does; without any, or outside matrix units, it is open.
+        """
+        used = self.runs_as(dtype)
+        if used in self.reached_flops or used in ORDINARY or not self.reached_flops:
+            return self.reached_flops.get(used, math.inf)
+        shares = (flops / self.matrix_flops[name] for name, flops in self.reached_flops.items())
+        return self.matrix_flops[used] * max(shares)
 
     def vector_peak_flops(self, dtype: str) -> float:
         """Peak outside the matrix units; formats without a rate of their own run at the fp32 rate."""

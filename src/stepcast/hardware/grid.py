@@ -26,8 +26,10 @@ FAMILIES: dict[str, tuple[bool, frozenset[str]]] = {
     "embedding": (False, frozenset({"pp"})),  # its first and last member only
     "world": (False, frozenset({"tp", "cp", "dp", "pp"})),
 }
-# Parts of a dp group where only some of its ranks split the states (hybrid FSDP).
-PARTS_OF_DP = ("shard", "replica")
+# Parts of a group where only some of its ranks split the states (hybrid FSDP): part -> group. A shard is a
+# run of its ranks, a replica holds the ranks at the same place of each run.
+SHARDS = {"shard": "dp", "expert-shard": "expert-dp"}
+PARTS = {**SHARDS, "replica": "dp", "expert-replica": "expert-dp"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,32 +95,46 @@ class RankGrid:
         """
         if not 0 <= rank < self.world:
             raise ValueError(f"rank {rank} is outside a world of {self.world}")
-        if family in PARTS_OF_DP:
-            return next(part for part in self._parts_of_dp(family, rank) if rank in part)
+        if family in PARTS:
+            return next(part for part in self._parts(family, rank) if rank in part)
         expert, axes = self._family(family)
         first = rank - sum(self._offset(rank, axis, expert) for axis in axes)
         return tuple(first + offset for offset in self._member_offsets(family, expert, axes))
 
     def groups(self, family: str) -> tuple[tuple[int, ...], ...]:
         """Every group of *family*, in the order of their first ranks."""
-        if family in PARTS_OF_DP:
-            firsts = [ranks[0] for ranks in self.groups("dp")]
-            return tuple(sorted(part for first in firsts for part in self._parts_of_dp(family, first)))
+        if family in PARTS:
+            firsts = [ranks[0] for ranks in self.groups(PARTS[family])]
+            return tuple(sorted(part for first in firsts for part in self._parts(family, first)))
         expert, axes = self._family(family)
         others = [axis for axis in AXES if axis not in axes]
         firsts = sorted(self._combinations(others, expert))
         offsets = self._member_offsets(family, expert, axes)
         return tuple(tuple([first + offset for offset in offsets]) for first in firsts)
 
-    def _parts_of_dp(self, family: str, rank: int) -> list[tuple[int, ...]]:
-        """The dp group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
-        ranks = self.group("dp", rank)
-        size = self.shard or len(ranks)
-        if len(ranks) % size:
-            raise ValueError(f"shard {size} must divide cp x dp = {len(ranks)}")
-        if family == "shard":
+    def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
+        """The group of *rank* cut into runs that hold one copy, or into the holders of each shard.
+
+        There are as many copies of the experts as of all other weights.
+        """
+        ranks, copies = self.group(PARTS[family], rank), self._copies
+        if len(ranks) % copies:
+            raise ValueError(
+                f"shard {self.shard} makes {copies} copies, which must divide the {len(ranks)} ranks of "
+                f"{PARTS[family]}"
+            )
+        size = len(ranks) // copies
+        if family in SHARDS:
             return [ranks[start : start + size] for start in range(0, len(ranks), size)]
         return [ranks[place::size] for place in range(size)]
+
+    @property
+    def _copies(self) -> int:
+        ranks = self.cp * self.dp
+        size = self.shard or ranks
+        if ranks % size:
+            raise ValueError(f"shard {size} must divide cp x dp = {ranks}")
+        return ranks // size
 
     def neighbours(self, family: str) -> tuple[tuple[int, int], ...]:
         """Each rank with the next of its group: the transfers of a pipeline, say."""

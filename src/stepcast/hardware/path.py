@@ -1,7 +1,8 @@
 """Which links a group of ranks crosses.
 
-Rank r sits on GPU r mod n of node r div n. All GPUs of a node are taken to communicate at once, each in its
-own group of the same family, unless told otherwise: so a GPU's share of its node's NICs is nics / gpus.
+Rank r sits on GPU r mod n of node r div n, unless its job gets parts of racks (``placement``). All GPUs of a
+node are taken to communicate at once, each in its own group of the same family, unless told otherwise: so a
+GPU's share of its node's NICs is nics / gpus.
 """
 
 from collections import Counter
@@ -13,6 +14,7 @@ from itertools import pairwise
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.grid import RankGrid
 from stepcast.hardware.link import Link
+from stepcast.hardware.placement import FILLED, Place, Placement, placed
 from stepcast.hardware.topology import NetworkKind, Topology
 
 
@@ -43,7 +45,12 @@ class GroupPath:
         return None if self.inter is None else self.inter.bandwidth_bytes_per_s * self.fewest_per_node
 
 
-def resolve(cluster: Cluster, ranks: Sequence[int], active_per_node: int | None = None) -> GroupPath:
+def resolve(
+    cluster: Cluster,
+    ranks: Sequence[int],
+    active_per_node: int | None = None,
+    placement: Placement = FILLED,
+) -> GroupPath:
     """The links that *ranks* cross while *active_per_node* GPUs of each node (None: all) use its NICs."""
     members = sorted(set(ranks))
     if not members or len(members) != len(ranks):
@@ -51,9 +58,7 @@ def resolve(cluster: Cluster, ranks: Sequence[int], active_per_node: int | None 
     if members[0] < 0 or (cluster.gpus is not None and members[-1] >= cluster.gpus):
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
-    nodes: dict[int, list[int]] = {}
-    for rank in members:
-        nodes.setdefault(rank // size, []).append(rank % size)
+    nodes = placement.spread(members, size)
     most = max(map(len, nodes.values()))
     aligned = len({tuple(local) for local in nodes.values()}) == 1
     intra = _slowest(cluster.node.fabric.among(local, size) for local in nodes.values() if len(local) > 1)
@@ -77,26 +82,37 @@ def resolve(cluster: Cluster, ranks: Sequence[int], active_per_node: int | None 
 
 
 @lru_cache(maxsize=4096)
-def group_path(cluster: Cluster, grid: RankGrid, family: str) -> GroupPath:
+def group_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
     """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
-    paths = [resolve(cluster, ranks) for ranks in _distinct(grid.groups(family), cluster)]
-    return max(paths, key=_slowness)
+    return _slowest_path(cluster, grid, grid.groups(family), place)
 
 
 @lru_cache(maxsize=4096)
-def neighbour_path(cluster: Cluster, grid: RankGrid, family: str) -> GroupPath:
+def neighbour_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
     """The slowest way from a rank to the next of its group, as between pipeline stages."""
     pairs = grid.neighbours(family)
     if not pairs:
         raise ValueError(f"{family} has a single rank, so no neighbours")
-    return max((resolve(cluster, pair) for pair in _distinct(pairs, cluster)), key=_slowness)
+    return _slowest_path(cluster, grid, pairs, place)
 
 
-def _distinct(groups: Iterable[tuple[int, ...]], cluster: Cluster) -> list[tuple[int, ...]]:
+def _slowest_path(
+    cluster: Cluster, grid: RankGrid, groups: Iterable[tuple[int, ...]], place: Place
+) -> GroupPath:
+    whole = (grid.tp, grid.expert_tp_size * grid.ep, grid.tp * grid.cp)
+    placement = placed(place, cluster, grid.world, whole)
+    distinct = _distinct(groups, cluster, placement)
+    return max((resolve(cluster, ranks, placement=placement) for ranks in distinct), key=_slowness)
+
+
+def _distinct(
+    groups: Iterable[tuple[int, ...]], cluster: Cluster, placement: Placement
+) -> list[tuple[int, ...]]:
     """One group of each shape: those of a family are shifted copies, the same again whole leaves apart."""
-    if cluster.topology.kind is NetworkKind.TORUS:
+    period = placement.period
+    if cluster.topology.kind is NetworkKind.TORUS or period is None:
         return list(groups)
-    period = cluster.domain_gpus * _leaf_domains(cluster.topology)
+    period = (period or cluster.domain_gpus) * _leaf_domains(cluster.topology)
     shapes: dict[int, tuple[int, ...]] = {}
     for ranks in groups:
         shapes.setdefault(ranks[0] % period, ranks)

@@ -16,6 +16,7 @@ from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.topology import NetworkKind, Topology
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
+UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
 
 Kind = Dimension | type
 
@@ -32,7 +33,7 @@ GPU_KEYS: dict[str, Kind] = {
     "shared_memory_per_sm": Dimension.SIZE,
     "launch_overhead": Dimension.TIME,
     "power": Dimension.POWER,
-    **{f"{unit}.{dtype}": Dimension.FLOPS for unit in ("matrix", "vector") for dtype in DTYPES},
+    **{f"{unit}.{dtype}": Dimension.FLOPS for unit in UNITS for dtype in DTYPES},
 }
 LINK_KEYS: dict[str, Kind] = {"bandwidth": Dimension.RATE, "latency": Dimension.TIME, "efficiency": float}
 LINKS = ("node.nic", "node.fabric.link", "node.fabric.host_link", "node.fabric.socket_link")
@@ -185,8 +186,16 @@ def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
     read = Reader(entries, GPU_KEYS, where)
     flops = {
         unit: {dtype: read.number(f"{unit}.{dtype}") for dtype in DTYPES if f"{unit}.{dtype}" in entries}
-        for unit in ("matrix", "vector")
+        for unit in UNITS
     }
+    for dtype, reached in flops["reached"].items():
+        if reached > flops["matrix"].get(dtype, 0.0):
+            key = f"reached.{dtype}"
+            raise CatalogError(
+                entries[key].where,
+                key,
+                f"a product cannot exceed the peak, matrix.{dtype}; correct one of them",
+            )
     with read.section(""):
         return Gpu(
             name=name,
@@ -202,6 +211,7 @@ def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
             shared_memory_per_sm_bytes=read.number("shared_memory_per_sm"),
             launch_overhead_s=read.number("launch_overhead"),
             power_w=read.number("power"),
+            reached_flops=flops["reached"],
             sources=read.sources(),
         )
 

@@ -43,7 +43,7 @@ FORMATS: tuple[Format, ...] = (
     Format("optimus", "OptimusPrime training log", "run log", "optimus.reader"),
     Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "kineto.reader", joins=True),
     Format("huggingface", "Hugging Face config.json", "model", "huggingface.reader"),
-    Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader"),
+    Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader", joins=True),
 )
 
 
@@ -93,9 +93,9 @@ def _collector_paused() -> Iterator[None]:
 
 
 def read(path: str | os.PathLike[str], format_name: str | None = None) -> Any:
-    """What is in a file, or in a folder that holds one run."""
+    """What is in a file, or in a folder that holds one run, or in a set of files by its prefix."""
     path = os.fspath(path)
-    files = folder_files(path) if os.path.isdir(path) else [path]
+    files = folder_files(path) if os.path.isdir(path) else set_files(path)
     return read_as_one([Source(file) for file in files], format_name)[1]
 
 
@@ -107,6 +107,23 @@ def folder_files(path: str) -> list[str]:
         inside = f"; it holds {len(names)} folders, such as {names[0]}: name one" if names else ""
         raise FormatError(f"is a directory without files; expected one run's trace files{inside}", path)
     return files
+
+
+def set_files(path: str) -> list[str]:
+    """The file at *path*; where there is none, the files PREFIX.RANK.et of the set that it names."""
+    if os.path.exists(path):
+        return [path]
+    from stepcast.inputs.chakra.rank_files import prefix_of, rank_of, run_of
+
+    prefix = prefix_of(path)
+    folder = os.path.dirname(prefix)
+    try:
+        beside = [os.path.join(folder, name) for name in os.listdir(folder or ".")]
+    except OSError:
+        return [path]
+    ranks = {rank: file for file in beside if run_of(file) == prefix and (rank := rank_of(file)) is not None}
+    groups = [file for file in beside if file == f"{prefix}.comm_group.json"]
+    return [ranks[rank] for rank in sorted(ranks)] + groups if ranks else [path]
 
 
 def read_as_one(sources: Sequence[Source], format_name: str | None = None) -> tuple[Format, Any]:

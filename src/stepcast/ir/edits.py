@@ -1,13 +1,56 @@
 """Changed copies of a Workload: what a user states that the file leaves out."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from stepcast.ir.check import require
-from stepcast.ir.work import Recorded
-from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import GATHERS, Collective, Recorded
+from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
 
 # Note of a workload whose file holds one layer of several: index of that block in the body.
 LAYER_BLOCK = "layer_block"
+
+
+def with_ops(workload: Workload, change: Callable[[Op], Op]) -> Workload:
+    """The workload with every op changed; layers and stages that were one object stay one."""
+    layers: dict[int, Layer] = {}
+    stages: dict[int, Stage] = {}
+
+    def layer(each: Layer) -> Layer:
+        if id(each) not in layers:
+            forward, inputs, weights = (tuple(map(change, each.ops(phase))) for phase in Phase)
+            layers[id(each)] = replace(each, forward=forward, input_gradient=inputs, weight_gradient=weights)
+        return layers[id(each)]
+
+    def stage(each: Stage) -> Stage:
+        if id(each) not in stages:
+            stages[id(each)] = replace(
+                each,
+                body=tuple(Block(tuple(map(layer, block.layers)), block.repeat) for block in each.body),
+                prologue=tuple(map(layer, each.prologue)),
+                epilogue=tuple(map(layer, each.epilogue)),
+                variations=tuple(replace(one, layer=layer(one.layer)) for one in each.variations),
+            )
+        return stages[id(each)]
+
+    return replace(workload, stages=tuple(map(stage, workload.stages)))
+
+
+def with_layout(workload: Workload, layout: Layout) -> Workload:
+    """The workload on other ranks; where it states shares, each rank brings what it brought before."""
+    moved = replace(workload, layout=layout)
+    if not workload.shares:
+        return moved
+
+    def grown(op: Op) -> Op:
+        work = op.work
+        if not isinstance(work, Collective) or work.kind not in GATHERS:
+            return op
+        share = work.size_bytes // workload.layout.size(work.group)
+        return replace(op, work=replace(work, size_bytes=share * layout.size(work.group)))
+
+    return with_ops(moved, grown)
 
 
 def repeat_layers(workload: Workload, count: int) -> Workload:

@@ -17,3 +17,5 @@ class Group(StrEnum):
     EXPERT_TP = "expert-tp"  # the ranks that split each expert
     SHARD = "shard"  # ranks of a dp group that split its states among them
     REPLICA = "replica"  # ranks of a dp group that hold the same shard
+    EXPERT_SHARD = "expert-shard"  # ranks of an expert-dp group that split its states among them
+    EXPERT_REPLICA = "expert-replica"  # ranks of an expert-dp group that hold the same shard

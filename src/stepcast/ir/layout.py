@@ -25,9 +25,17 @@ class Layout:
         require_counts(self, 1, "tp", "cp", "ep", "dp", "pp", "vpp")
         require_counts(self, 0, "expert_tp", "shard")
 
+    def facts(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in ("tp", "cp", "ep", "dp", "pp", "vpp", "gpus")}
+
     @property
     def gpus(self) -> int:
         return self.tp * self.cp * self.dp * self.pp
+
+    def rank_of_stage(self, stage: int, place: int = 0) -> int:
+        """The rank at *place* among those of *stage*: stages vary slowest in Megatron-Core's order of
+        ranks, tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``)."""
+        return stage * (self.gpus // self.pp) + place
 
     @property
     def expert_tp_size(self) -> int:
@@ -42,8 +50,14 @@ class Layout:
     def shard_size(self) -> int:
         return min(self.shard, self.dp * self.cp) or self.dp * self.cp
 
+    @property
+    def copies(self) -> int:
+        """Copies of the states, each split over the ranks of a shard."""
+        return self.dp * self.cp // self.shard_size
+
     def size(self, group: Group) -> int:
         """Ranks in one set of *group*."""
+        expert_shard = max(1, self.expert_dp // self.copies)
         sizes = {
             Group.TP: self.tp,
             Group.CP: self.cp,
@@ -55,6 +69,8 @@ class Layout:
             Group.WORLD: self.gpus,
             Group.EXPERT_TP: self.expert_tp_size,
             Group.SHARD: self.shard_size,
-            Group.REPLICA: self.dp * self.cp // self.shard_size,
+            Group.REPLICA: self.copies,
+            Group.EXPERT_SHARD: expert_shard,
+            Group.EXPERT_REPLICA: self.expert_dp // expert_shard,
         }
         return sizes[group]

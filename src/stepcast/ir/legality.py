@@ -1,12 +1,14 @@
 """Which strategies suit a model: each rule in one place, each message with the nearest value that is legal.
 
 The rules are those of Megatron-Core (``transformer_config.py``, ``parallel_state.py``,
-``training/arguments.py``), DeepSpeed (ZeRO-2 and 3 not with pipelines; Ulysses) and DualPipe.
+``training/arguments.py``), DeepSpeed (Ulysses) and DualPipe. DeepSpeed's pipelines refuse ZeRO-2 and 3, those
+of Megatron-FSDP and torch.distributed.pipelining run them.
 """
 
 from collections.abc import Callable
 from itertools import takewhile
 
+from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer, PositionKind
 from stepcast.ir.stages import pieces
@@ -60,11 +62,8 @@ def nearest_divisor(number: int, wanted: int) -> int:
 def _tensor(model: Model, strategy: Strategy) -> str:
     tp = strategy.layout.tp
     attention = model.hybrid is None or model.attention_layers > 0
-    if attention and tp > model.kv_heads and model.latent is None:
-        near = nearest_divisor(model.kv_heads, tp)
-        return f"tp {tp} exceeds {model.kv_heads} kv heads: a rank needs one; the nearest legal tp is {near}"
     widths = [("heads", model.heads)] if attention else []
-    if attention and model.latent is None:
+    if attention and model.latent is None and tp % model.kv_heads:  # else each serves tp / kv heads ranks
         widths.append(("kv heads", model.kv_heads))
     if model.ffn:
         widths.append(("ffn", model.ffn))
@@ -109,8 +108,9 @@ def _sequence(model: Model, strategy: Strategy) -> str:
         near = nearest_divisor(seq, layout.cp)
         return f"cp {layout.cp} does not divide seq {seq}: the nearest legal cp is {near}"
     if not strategy.sequence_parallel:
-        if layout.tp > 1 and layout.ep > 1:
-            return f"ep {layout.ep} with tp {layout.tp} needs sequence parallelism: switch it on, or use tp 1"
+        if layout.tp > 1 and model.experts is not None:
+            # Megatron-Core's MoELayer refuses to train so: all tensor ranks would route the same tokens.
+            return f"experts with tp {layout.tp} need sequence parallelism: switch it on, or use tp 1"
         return ""
     if layout.tp == 1:
         return "sequence parallelism needs tp > 1: switch it off, or use tp 2 or more"
@@ -136,7 +136,7 @@ def _context(model: Model, strategy: Strategy) -> str:
             if not strategy.flash_attention and strategy.context is ContextKind.RING:
                 return "ring attention needs flash attention: switch it on, or use context 'all-gather'"
         case ContextKind.ALL_TO_ALL:
-            heads = min(model.kv_heads, model.heads) // tp
+            heads = max(1, model.kv_heads // tp)
             if heads % cp:
                 near = nearest_divisor(heads, cp)
                 return (
@@ -168,13 +168,10 @@ def _experts(model: Model, strategy: Strategy) -> str:
 
 def _pipeline(model: Model, strategy: Strategy) -> str:
     layout = strategy.layout
-    count = layout.pp * layout.vpp
     if layout.vpp > 1 and layout.pp == 1:
         return f"vpp {layout.vpp} splits pipeline stages into chunks and needs pp > 1: use vpp 1"
-    if count > model.layers:
-        return f"pp x vpp = {count} exceeds {model.layers} layers: use at most {model.layers}"
-    held = min(len(piece.layers) for piece in pieces(model, strategy))  # raises where they do not add up
-    recompute = strategy.recompute
+    sizes = [len(piece.layers) for piece in pieces(model, strategy)]  # raises where they do not add up
+    held, recompute = min(filter(None, sizes)), strategy.recompute
     if recompute.kind is RecomputeKind.BLOCK and recompute.layers > held:
         return f"recompute block {recompute.layers} exceeds the {held} layers of a stage: use at most {held}"
     return _schedule(strategy) if layout.pp > 1 else ""
@@ -208,11 +205,6 @@ def _schedule(strategy: Strategy) -> str:
 
 def _sharding(model: Model, strategy: Strategy) -> str:
     layout, sharding = strategy.layout, strategy.sharding
-    if sharding in (Sharding.ZERO_2, Sharding.ZERO_3) and layout.pp > 1:
-        return (
-            f"{sharding} does not run with pp {layout.pp}, where each micro-batch would reduce all "
-            "gradients: use zero-1 or fsdp, or pp 1"
-        )
     ranks = layout.dp * layout.cp
     if layout.shard and sharding is Sharding.NONE:
         return f"shard {layout.shard} splits states among ranks and needs sharding: use zero-1 or hybrid-fsdp"
@@ -223,7 +215,21 @@ def _sharding(model: Model, strategy: Strategy) -> str:
         return (
             f"hybrid-fsdp needs shard, the ranks that split one copy: use shard {nearest_divisor(ranks, 8)}"
         )
+    if model.experts is not None and layout.expert_dp % layout.copies:
+        near = _shard_of_experts(layout)
+        return (
+            f"shard {layout.shard} makes {layout.copies} copies of the states, which do not divide the "
+            f"{layout.expert_dp} replicas of each expert: the nearest legal shard is {near}"
+        )
     return ""
+
+
+def _shard_of_experts(layout: Layout) -> int:
+    """The shard closest to the layout's with a whole number of each expert's replicas in every copy."""
+    ranks = layout.dp * layout.cp
+    copies = [count for count in range(1, ranks + 1) if ranks % count == 0 and layout.expert_dp % count == 0]
+    legal = [ranks // count for count in copies]
+    return min(legal, key=lambda ways: (abs(ways - layout.shard_size), ways))
 
 
 def _training(model: Model, strategy: Strategy) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy, StrategyError
@@ -19,7 +19,22 @@ class Piece:
 
 def pieces(model: Model, strategy: Strategy) -> tuple[Piece, ...]:
     """The pipeline's pieces in model order, pp x vpp of them."""
-    return _pieces(model.layers, strategy.layout.pp * strategy.layout.vpp, strategy.stage_layers)
+    return _pieces(
+        model.layers,
+        strategy.layout.pp * strategy.layout.vpp,
+        strategy.stage_layers,
+        strategy.further_tokens,
+    )
+
+
+def assumed_split(model: Model, strategy: Strategy) -> str:
+    """How layers that do not divide are split where nobody said, such as ``7, 14 x 8, 7``; else nothing."""
+    sizes = [len(piece.layers) for piece in pieces(model, strategy)]
+    if strategy.stage_layers or len(set(sizes)) == 1:
+        return ""
+    runs = [(len(list(run)), size) for size, run in groupby(sizes)]
+    split = ", ".join(f"{count} x {size}" if count > 1 else str(size) for count, size in runs)
+    return f"{model.layers} layers over {len(sizes)} pieces as {split} (--stage-layers)"
 
 
 def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
@@ -40,13 +55,20 @@ def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
 def even_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int, ...]:
     """*layers* over *count* pieces when they do not divide: embedding and head each weigh one layer.
 
-    So do Llama 3 (2024, section 3.3.2) and torchtitan. Each further token that is predicted has a block and
-    a head in the last piece.
+    So do Llama 3 (2024, section 3.3.2), torchtitan and Megatron-Core
+    (account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split), where the loss, then the
+    embedding too, may have a piece to itself. Each further token that is predicted has a block and a head
+    in the last piece.
     """
     if count == 1:
         return (layers,)
+    if layers + 2 < count:
+        raise StrategyError(
+            f"{layers} layers, the embedding and the loss cannot fill pp x vpp = {count} pieces: "
+            f"use at most {layers + 2}"
+        )
     if layers < count:
-        raise StrategyError(f"{layers} layers cannot fill {count} pieces: use at most {layers}")
+        return (layers + 2 - count, *(1,) * (count - 2), 0)
     end = 1 + 2 * further_tokens
     share, rest = divmod(layers + 1 + end, count)
     # What is left over goes to the first pieces after the one with the embedding.
@@ -62,12 +84,11 @@ def _nearly_even(layers: int, count: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _pieces(layers: int, count: int, given: tuple[int, ...]) -> tuple[Piece, ...]:
+def _pieces(layers: int, count: int, given: tuple[int, ...], further_tokens: int) -> tuple[Piece, ...]:
     sizes = given
     if not sizes:
-        if layers % count:
-            raise StrategyError(_uneven(layers, count))
-        sizes = (layers // count,) * count
+        even = layers % count == 0
+        sizes = (layers // count,) * count if even else even_layers(layers, count, further_tokens)
     if sum(sizes) != layers:
         raise StrategyError(
             f"stage layers {'+'.join(map(str, sizes))} = {sum(sizes)}, but the model has {layers}"
@@ -76,13 +97,3 @@ def _pieces(layers: int, count: int, given: tuple[int, ...]) -> tuple[Piece, ...
     return tuple(
         Piece(layers, embedding=index == 0, head=index == count - 1) for index, layers in enumerate(ranges)
     )
-
-
-def _uneven(layers: int, count: int) -> str:
-    near = min(
-        (ways for ways in range(1, layers + 1) if layers % ways == 0), key=lambda ways: abs(ways - count)
-    )
-    message = f"{layers} layers do not split evenly over pp x vpp = {count}: {near} does"
-    if layers >= count:
-        message += f", or give stage layers such as {','.join(map(str, even_layers(layers, count)))}"
-    return message

@@ -18,6 +18,8 @@ PART_OF_GROUP = {
     "expert-dp": "dp",
     "shard": "dp",
     "replica": "dp",
+    "expert-shard": "dp",
+    "expert-replica": "dp",
     "pp": "pp",
     "embedding": "dp",
     "world": "other",
@@ -73,6 +75,8 @@ class StepReport:
     gpus: int
     schedule: str
     micro_batches: int
+    # What ran, for those who compare it with another run.
+    run: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     throughput: Throughput | None = None
     memory_bytes: Mapping[str, Any] | None = None
@@ -101,6 +105,7 @@ class StepReport:
                 for group, exposure in self.communication_s.items()
             },
             "stages": [stage.facts() for stage in self.stages],
+            "run": dict(self.run),
             "gpus": self.gpus,
             "schedule": self.schedule,
             "micro_batches": self.micro_batches,

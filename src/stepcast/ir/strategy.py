@@ -88,7 +88,7 @@ class Sharding(StrEnum):
     ZERO_2 = "zero-2"  # and gradients
     ZERO_3 = "zero-3"  # and parameters
     FSDP = "fsdp"  # as ZeRO-3; the sharded weights are the fp32 ones, gathered in the training precision
-    HYBRID_FSDP = "hybrid-fsdp"  # FSDP inside a node, replicas across nodes
+    HYBRID_FSDP = "hybrid-fsdp"  # FSDP inside a node, replicas across nodes; experts likewise
 
     @property
     def splits_gradients(self) -> bool:
@@ -138,7 +138,8 @@ class Overlap:
     # Sums of input gradients over tensor ranks beside the weight gradients; Megatron-LM does since 2022.
     tensor_gradients: bool = True
     transfers: bool = True  # sends between stages beside the next micro-batch
-    experts: bool = False  # dispatch and combine beside another micro-batch
+    # Dispatch and combine beside another micro-batch: see Strategy.pairs_micro_batches.
+    experts: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,7 @@ class Optimizer:
 
 
 ADAM = Optimizer()
-NO_OVERLAP = Overlap(gradients=False, parameters=False, transfers=False)
+NO_OVERLAP = Overlap(gradients=False, parameters=False, tensor_gradients=False, transfers=False)
 USUAL_OVERLAP = Overlap()
 NO_RECOMPUTE = Recompute()
 # The format in which weights and activations are stored, by the format of the matmuls.
@@ -171,6 +172,8 @@ STORED_AS: dict[DType, DType] = {
     DType.NVFP4: DType.BF16,
 }
 PRECISIONS = tuple(STORED_AS)
+# Formats in which weights can be kept instead of beside a bf16 copy (Megatron-LM's --fp8-param-gather).
+PARAMETER_FORMATS = (DType.FP8, DType.MXFP8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +190,7 @@ class Strategy:
     sequence_parallel: bool = False
     context: ContextKind = ContextKind.RING
     schedule: ScheduleKind = ScheduleKind.ONE_F_ONE_B
-    # Layers of each stage and chunk in model order; empty means an even split.
+    # Layers of each stage and chunk in model order, none of them where it is 0; empty means an even split.
     stage_layers: tuple[int, ...] = ()
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = NO_RECOMPUTE
@@ -199,8 +202,9 @@ class Strategy:
     lora_rank: int = 0
     flash_attention: bool = True
     overlap: Overlap = USUAL_OVERLAP
-    # None: one reduction for all gradients. Megatron-LM's default grows with dp; DDP's is 25 MiB.
-    bucket_bytes: int | None = 40_000_000 * 4
+    # Of gradients reduced together; 0: all of a stage's. None: what frameworks do by themselves, see
+    # bucket_parameters.
+    bucket_bytes: int | None = None
     execution: Execution = Execution.GRAPHS
     kernels: Kernels = Kernels.FUSED
     # Tokens of the busiest expert rank as a multiple of an even share.
@@ -226,6 +230,11 @@ class Strategy:
     # How often the model's module for further tokens runs (multi-token prediction, DeepSeek-V3, 2024,
     # section 2.2); 0 leaves it out.
     further_tokens: int = 0
+    # ZeRO 3 and FSDP: free a layer's gathered parameters after each forward and gather them again for its
+    # backward, or keep them. None: free them but in a pipeline (torchtitan's fsdp_reshard_after_forward).
+    reshard: bool | None = None
+    # Weights of matmuls are kept and gathered in fp8, with no bf16 copy; the optimizer's stay as they are.
+    fp8_parameters: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
@@ -234,6 +243,10 @@ class Strategy:
         if self.precision not in PRECISIONS:
             raise StrategyError(
                 f"precision {self.precision} cannot train; use one of {', '.join(PRECISIONS)}"
+            )
+        if self.fp8_parameters and self.precision not in PARAMETER_FORMATS:
+            raise StrategyError(
+                f"parameters in fp8 go with precision {' or '.join(PARAMETER_FORMATS)}, not {self.precision}"
             )
         if self.global_batch % per_round:
             near = max(1, round(self.global_batch / per_round)) * per_round
@@ -246,14 +259,18 @@ class Strategy:
             raise StrategyError(
                 f"stage layers need pp x vpp = {chunks} numbers, not {len(self.stage_layers)}"
             )
+        if min(self.stage_layers, default=0) < 0:
+            raise StrategyError(f"a stage holds 0 layers or more, not {min(self.stage_layers)}")
         if (self.lora_rank > 0) != (self.training is TrainingKind.LORA):
             raise StrategyError("lora_rank goes with training 'lora', and only with it")
         if self.expert_imbalance < 1:
             raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
         if self.expert_capacity is not None and self.expert_capacity <= 0:
             raise StrategyError(f"expert capacity is above 0, not {self.expert_capacity}")
-        if self.bucket_bytes is not None and self.bucket_bytes < 1:
-            raise StrategyError(f"gradient buckets hold at least 1 byte, not {self.bucket_bytes}")
+        if self.bucket_bytes is not None and self.bucket_bytes < 0:
+            raise StrategyError(
+                f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}"
+            )
 
     @property
     def micro_batches(self) -> int:
@@ -270,6 +287,30 @@ class Strategy:
         """The format of weights and activations in memory."""
         return STORED_AS[self.precision]
 
+    def bucket_parameters(self, first_piece: bool) -> int | None:
+        """Parameters whose gradients are reduced together; None: all of a stage's.
+
+        Unless told otherwise, buckets grow with the ranks that reduce them, and only the first chunk of the
+        first stage has any, where reductions overlap: the other stages end before it (Megatron-Core's
+        distributed_data_parallel.py).
+        """
+        if self.bucket_bytes is not None:
+            return -(-self.bucket_bytes // int(self.gradient_dtype.bytes)) or None
+        if not (first_piece and self.overlap.gradients):
+            return None
+        return max(40_000_000, 1_000_000 * self.layout.dp * self.layout.cp)
+
+    @property
+    def reshards(self) -> bool:
+        """Whether gathered parameters are freed after each forward."""
+        return self.layout.pp == 1 if self.reshard is None else self.reshard
+
+    @property
+    def keeps_fp32_weights(self) -> bool:
+        """Whether the weights that are kept are the optimizer's (FSDP), cast before they are gathered."""
+        fsdp = self.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
+        return fsdp and self.optimizer.master_weights
+
     @property
     def outer_ways(self) -> int:
         """In how many parts sequence parallelism splits tokens outside tensor-parallel regions."""
@@ -280,6 +321,22 @@ class Strategy:
         """Tokens at the busiest expert rank as a multiple of an even share: imbalance, capacity at most."""
         share = self.expert_imbalance if self.layout.ep > 1 else 1.0
         return share if self.expert_capacity is None else min(share, self.expert_capacity)
+
+    @property
+    def pairs_micro_batches(self) -> bool:
+        """Whether forwards run beside backwards of other micro-batches, to hide the experts' exchanges.
+
+        Without chunks a pipeline's stages would wait for each other pair by pair; Megatron-Core refuses it
+        (overlap_moe_expert_parallel_comm). DualPipe has pairs of its own.
+        """
+        layout = self.layout
+        pipelined = layout.pp > 1 and not (layout.vpp > 1 and self.schedule is ScheduleKind.INTERLEAVED)
+        return self.overlap.experts and layout.ep > 1 and not pipelined
+
+    @property
+    def kept_share(self) -> float:
+        """Of what is routed to experts, the most that they take; what exceeds their capacity is dropped."""
+        return 1.0 if self.expert_capacity is None else min(1.0, self.expert_capacity)
 
     @property
     def local_tokens(self) -> int:

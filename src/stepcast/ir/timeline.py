@@ -5,7 +5,7 @@ Millions of spans are ordinary, so a Timeline keeps columns, not objects; a Span
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -82,7 +82,7 @@ class Timeline:
     stage_of_rank: Mapping[int, int] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
-    # flows x 2: a row that sends something, and the row that waits for it.
+    # flows x 2: a row that sends or launches something, and the row that waits for it.
     flows: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int32))
 
     def __post_init__(self) -> None:
@@ -127,6 +127,20 @@ class Timeline:
     def spans(self) -> Iterator[Span]:
         return (self.span(index) for index in range(len(self)))
 
+    def only(self, kept: npt.NDArray[np.bool_]) -> "Timeline":
+        """The rows *kept*; what belongs to or waits for another row stands alone."""
+        rows = np.flatnonzero(kept)
+        number = np.full(len(self) + 1, NONE, np.int32)
+        number[rows] = np.arange(len(rows))
+        flows = number[self.flows]
+        columns = ("name_of", "lane_of", "kind_of", "work_of", "detail_of", "micro_batch_of")
+        return replace(
+            self,
+            **{name: getattr(self, name)[rows] for name in (*columns, "start_s", "duration_s")},
+            parent_of=number[self.parent_of[rows]],
+            flows=flows[(flows != NONE).all(axis=1)],
+        )
+
     @property
     def ranks(self) -> tuple[int, ...]:
         return tuple(sorted({lane.rank for lane in self.lanes}))
@@ -165,6 +179,7 @@ class TimelineBuilder:
         }
         self._start = array("d")
         self._duration = array("d")
+        self._flows = [np.zeros((0, 2), np.int32)]
 
     def __len__(self) -> int:
         return len(self._start)
@@ -199,6 +214,10 @@ class TimelineBuilder:
         self._duration.append(duration_s)
         return len(self._start) - 1
 
+    def flow(self, sender: int, waiter: int) -> None:
+        """Row *waiter* waits for what row *sender* sends or launches."""
+        self._flows.append(np.array([[sender, waiter]], np.int32))
+
     def add_columns(
         self,
         names: Sequence[str],
@@ -213,9 +232,10 @@ class TimelineBuilder:
         details: Sequence[Sequence[tuple[str, str]]] = (),
         detail_of: Ints | None = None,
         parent_of: Ints | None = None,
+        flows: Ints | None = None,
     ) -> None:
         """Append many rows. Lanes are indices of ``lane``; the other ``*_of`` columns index the tables given
-        (-1 for none), and *parent_of* the rows given.
+        (-1 for none), and *parent_of* and *flows* the rows given.
         """
         first, none = len(self), np.full(len(start_s), NONE, dtype=np.int32)
         columns = {
@@ -233,6 +253,8 @@ class TimelineBuilder:
             "micro_batch": none,
             "parent": none if parent_of is None else np.where(parent_of == NONE, NONE, parent_of + first),
         }
+        if flows is not None:
+            self._flows.append(flows + np.int32(first))
         for key, column in columns.items():
             self._columns[key].frombytes(np.ascontiguousarray(column, dtype=np.intc).tobytes())
         self._start.frombytes(np.ascontiguousarray(start_s, dtype=np.float64).tobytes())
@@ -274,6 +296,7 @@ class TimelineBuilder:
             stage_of_rank=dict(stage_of_rank or {}),
             facts=dict(facts or {}),
             warnings=tuple(warnings),
+            flows=np.concatenate(self._flows),
         )
 
 

@@ -6,7 +6,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Strategy, TrainingKind
-from stepcast.ir.weights import Shard, next_token_shard
+from stepcast.ir.weights import NOTHING, Shard, next_token_shard
 
 
 def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
@@ -25,7 +25,7 @@ def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
     # Repeated for further tokens, the module's weights are the same (Megatron-Core's mtp_use_repeated_layer).
     further = next_token_shard(model, layout.tp, layout.ep, layout.expert_tp_size)
     modules = min(strategy.further_tokens, model.next_token_layers)
-    return Shard(shard.dense + modules * further.dense, shard.experts + modules * further.experts)
+    return sum((further for _ in range(modules)), start=shard)
 
 
 def trained_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
@@ -33,16 +33,24 @@ def trained_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
     if strategy.training is TrainingKind.FULL:
         return held_shard(model, strategy, piece)
     layout, rank = strategy.layout, strategy.lora_rank
-    shards = [
-        _adapters(model, block.mixer, block.feed_forward, rank, layout.tp, layout.ep, layout.expert_tp_size)
+    shards = (
+        adapter_shard(
+            model, block.mixer, block.feed_forward, rank, layout.tp, layout.ep, layout.expert_tp_size
+        )
         for block in model.blocks[piece.layers.start : piece.layers.stop]
-    ]
-    return Shard(sum(shard.dense for shard in shards), sum(shard.experts for shard in shards))
+    )
+    return sum(shards, start=NOTHING)
 
 
 @lru_cache(maxsize=1024)
-def _adapters(
-    model: Model, mixer: Mixer, feed_forward: FeedForward, rank: int, tp: int, ep: int, expert_tp: int
+def adapter_shard(
+    model: Model,
+    mixer: Mixer,
+    feed_forward: FeedForward,
+    rank: int,
+    tp: int = 1,
+    ep: int = 1,
+    expert_tp: int = 1,
 ) -> Shard:
     """Two matrices of *rank* beside every linear layer of a block (Hu et al., LoRA, 2021).
 
@@ -61,7 +69,7 @@ def _adapters(
             dense += rank * _mlp_widths(model, own.shared_ffn, model.hidden, tp)
         each = _mlp_widths(model, own.ffn, own.latent or model.hidden, expert_tp)
         experts = rank * -(-own.count // ep) * each
-    return Shard(dense, experts)
+    return Shard(dense, experts, unquantised=dense)
 
 
 def _mlp_widths(model: Model, ffn: int, width: int, tp: int) -> int:
@@ -74,8 +82,7 @@ def _attention_widths(model: Model, tp: int) -> list[int]:
     latent, hidden = model.latent, model.hidden
     output = model.heads * model.value_dim // tp + hidden
     if latent is None:
-        kv = max(model.kv_width // tp, model.head_dim)
-        return [hidden + model.query_width // tp + 2 * kv, output]
+        return [hidden + (model.query_width + 2 * model.kv_width) // tp, output]
     widths = [hidden + latent.kv_rank + latent.rope_dim]
     widths.append(latent.kv_rank + model.heads * (latent.nope_dim + latent.value_dim) // tp)
     if latent.query_rank:

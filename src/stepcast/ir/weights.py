@@ -3,6 +3,7 @@
 Every parameter count is a sum over these, so a count, its share per part and its share per rank cannot
 disagree. Splitting follows Megatron-LM (Shoeybi et al. 2019, section 3): the first matrix of a pair is
 split by columns with its bias, the second by rows while its bias stays whole, the embedding by vocabulary;
+fewer kv heads than ranks are split all the same, and their results gathered (``generate.attention``);
 norms, position embeddings, routers and the down-projections of latent attention are on every rank.
 """
 
@@ -44,7 +45,7 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """*most_ways* bounds the tensor split: 8 kv heads cannot be split 16 ways, so they are repeated."""
+    """*most_ways* bounds the tensor split: 8 Mamba groups cannot be split 16 ways, so they are repeated."""
 
     name: str
     part: Part
@@ -73,14 +74,37 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Parameters one rank holds: *dense* ones have replicas in the dp group, *experts* in expert-dp."""
+    """Parameters one rank holds: *dense* ones have replicas in the dp group, *experts* in expert-dp.
+
+    *unquantised* are those of the dense ones that no product in fp8 or fp4 reads.
+    """
 
     dense: int
     experts: int
+    unquantised: int = 0
 
     @property
     def total(self) -> int:
         return self.dense + self.experts
+
+    @property
+    def quantised(self) -> int:
+        return self.total - self.unquantised
+
+    def __add__(self, other: "Shard") -> "Shard":
+        return Shard(
+            self.dense + other.dense, self.experts + other.experts, self.unquantised + other.unquantised
+        )
+
+    def __sub__(self, other: "Shard") -> "Shard":
+        return Shard(
+            self.dense - other.dense, self.experts - other.experts, self.unquantised - other.unquantised
+        )
+
+
+NOTHING = Shard(0, 0)
+# Parts whose matrices are multiplied in fp8 or fp4 where the strategy says so.
+MULTIPLIED = (Part.ATTENTION, Part.MAMBA, Part.MLP, Part.SHARED_EXPERTS)
 
 
 def whole(weights: Iterable[Weight]) -> int:
@@ -97,12 +121,11 @@ def _linear(
     split: Split = Split.NONE,
     *,
     by_rows: bool = False,
-    most_ways: int = 0,
 ) -> list[Weight]:
     """A matrix and, where asked, its bias, which is split only along with the columns."""
-    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, most_ways)]
+    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split)]
     if bias:
-        weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split, most_ways))
+        weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split))
     return weights
 
 
@@ -182,10 +205,10 @@ def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) 
 
 
 def _attention(model: Architecture) -> list[Weight]:
-    part, bias, kv_heads = Part.ATTENTION, model.biases.qkv, model.kv_heads
+    part, bias = Part.ATTENTION, model.biases.qkv
     weights = _linear("attention.query", part, model.hidden, model.query_width, bias, Split.TENSOR)
     for name in ("attention.key", "attention.value"):
-        weights += _linear(name, part, model.hidden, model.kv_width, bias, Split.TENSOR, most_ways=kv_heads)
+        weights += _linear(name, part, model.hidden, model.kv_width, bias, Split.TENSOR)
     output = model.biases.attention_output
     weights += _linear(
         "attention.output", part, model.query_width, model.hidden, output, Split.TENSOR, by_rows=True
@@ -271,30 +294,27 @@ def _experts(model: Architecture) -> list[Weight]:
 
 
 def _shard(model: Architecture, weights: Iterable[Weight], tp: int, ep: int, expert_tp: int) -> Shard:
-    vocab, dense, experts = model.padded_vocab(tp), 0, 0
+    vocab, shard = model.padded_vocab(tp), NOTHING
     for weight in weights:
         elements = weight.on_rank(tp, ep, expert_tp, vocab)
         if weight.part is Part.EXPERTS:
-            experts += elements
+            shard += Shard(0, elements)
         else:
-            dense += elements
-    return Shard(dense, experts)
+            quantised = weight.part in MULTIPLIED and len(weight.shape) > 1
+            shard += Shard(elements, 0, 0 if quantised else elements)
+    return shard
 
 
 @lru_cache(maxsize=1024)
-def _running(
-    model: Architecture, tp: int, ep: int, expert_tp: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Dense and expert parameters of all layers before each layer."""
+def _running(model: Architecture, tp: int, ep: int, expert_tp: int) -> tuple[Shard, ...]:
+    """Parameters of all layers before each layer."""
     shards: dict[tuple[Mixer, FeedForward], Shard] = {}
     for block in model.blocks:
         kind = (block.mixer, block.feed_forward)
         if kind not in shards:
             shards[kind] = _shard(model, block_weights(model, *kind), tp, ep, expert_tp)
-    layers = [shards[block.mixer, block.feed_forward] for block in model.blocks]
-    return (
-        tuple(accumulate((shard.dense for shard in layers), initial=0)),
-        tuple(accumulate((shard.experts for shard in layers), initial=0)),
+    return tuple(
+        accumulate((shards[block.mixer, block.feed_forward] for block in model.blocks), initial=NOTHING)
     )
 
 
@@ -309,12 +329,9 @@ def range_shard(
     model: Architecture, layers: range, tp: int, ep: int, expert_tp: int, embedding: bool, head: bool
 ) -> Shard:
     """What one rank holds of consecutive *layers*; see Model.shard_of."""
-    dense, experts = _running(model, tp, ep, expert_tp)
+    before = _running(model, tp, ep, expert_tp)
     ends: list[Weight] = embedding_weights(model) if embedding else []
     if head:
         own_copy = not (model.tied and embedding)
         ends = ends + final_weights(model) + (head_weights(model) if own_copy else head_weights(model)[1:])
-    return Shard(
-        dense[layers.stop] - dense[layers.start] + _shard(model, ends, tp, ep, expert_tp).dense,
-        experts[layers.stop] - experts[layers.start],
-    )
+    return before[layers.stop] - before[layers.start] + _shard(model, ends, tp, ep, expert_tp)

@@ -153,6 +153,10 @@ class CollectiveKind(StrEnum):
     BARRIER = "barrier"
 
 
+# Of these one rank brings a share of the buffer; to all others it brings the whole.
+GATHERS = (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER)
+
+
 @dataclass(frozen=True, slots=True)
 class Collective:
     """Communication in which every rank of the group takes part."""

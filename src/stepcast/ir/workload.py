@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepcast.ir.check import require, require_counts
+from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
-from stepcast.ir.work import Work
+from stepcast.ir.work import Collective, Work
 
 SINGLE_GPU = Layout()
 
@@ -37,8 +38,9 @@ class Op:
 
     *name* tells it apart within its layer; the layer's only computation needs none. *after* names
     non-blocking ops, of this layer or one that ran before, that must have finished first: for each name
-    the latest op so called. *kernels* is how many an eager host issues for it; *host_reads* says that such a
-    host needs the result before it can issue what follows.
+    the latest op so called. An *early* op was issued when the step began: it waits for nothing but those of
+    its group before it. *kernels* is how many an eager host issues for it; *host_reads* says that such a host
+    needs the result before it can issue what follows.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Op:
     after: tuple[str, ...] = ()
     kernels: int = 1
     host_reads: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +173,9 @@ def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Bloc
     start = 0
     for block in body:
         length = len(block.layers)
-        touched = {(place - start) // length for place in changed if start <= place < start + length * block.repeat}
+        touched = {
+            (place - start) // length for place in changed if start <= place < start + length * block.repeat
+        }
         times = [
             tuple(changed.get(start + at * length + index, layer) for index, layer in enumerate(block.layers))
             if at in touched
@@ -206,6 +211,21 @@ def folded(units: Sequence[tuple[Layer, ...]]) -> list[Block]:
 
 
 @dataclass(frozen=True, slots=True)
+class Manner:
+    """How a workload runs, as far as its source says; what a user asks for goes before it."""
+
+    schedule: str = ""
+    messages: str = ""
+    # Recorded times are those of computing by itself: what runs beside it slows it down.
+    alone: bool = False
+    # Experts per token where its exchange crosses the network once for each node; 0: once for each expert.
+    once_per_node: int = 0
+
+
+UNSTATED = Manner()
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """One training step. One Stage means that every stage runs the same; else one per stage and chunk.
 
@@ -221,6 +241,9 @@ class Workload:
     source: str = ""
     notes: tuple[tuple[str, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    manner: Manner = UNSTATED
+    # What each rank brings to a gather is stated, not the whole: its buffer grows with the ranks.
+    shares: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "micro_batches")
@@ -234,6 +257,19 @@ class Workload:
     def uniform(self) -> bool:
         """Every pipeline stage runs the one stage given."""
         return len(self.stages) == 1
+
+    @property
+    def largest_activation_bytes(self) -> int:
+        """The largest buffer that a forward exchanges between tensor-parallel ranks."""
+        works = (
+            op.work
+            for stage in self.stages
+            for block in stage.body
+            for layer in block.layers
+            for op in layer.forward
+        )
+        sizes = (work.size_bytes for work in works if isinstance(work, Collective) and work.group is Group.TP)
+        return max(sizes, default=0)
 
     def note(self, key: str) -> str | None:
         return dict(self.notes).get(key)

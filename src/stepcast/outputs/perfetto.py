@@ -1,15 +1,38 @@
 """Chrome trace JSON from a Timeline, as Perfetto and chrome://tracing open it.
 
 One process per rank, one thread per lane. Ids start at 1, because Perfetto drops slices of process or
-thread 0; times are microseconds with three decimals, whole nanoseconds.
+thread 0; times are microseconds with three decimals, whole nanoseconds. Starts and ends are rounded, not
+durations: neighbours then still meet. Perfetto also drops a slice that overlaps another of its thread without
+lying inside it, so such slices of a lane get further threads.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer, Work
 
+Nanoseconds = npt.NDArray[np.int64]
 CATEGORIES = {kind: kind.name.lower() for kind in SpanKind}
+
+
+@dataclass(frozen=True, eq=False)
+class _Drawn:
+    """A timeline in whole nanoseconds, each row in a thread in which slices nest or lie apart."""
+
+    timeline: Timeline
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    thread_of: Nanoseconds
+    lanes: tuple[int, ...]  # of each thread
+
+    @property
+    def places(self) -> list[bytes]:
+        lanes = self.timeline.lanes
+        return [b'"pid":%d,"tid":%d' % (lanes[lane].rank + 1, at) for at, lane in enumerate(self.lanes, 1)]
 
 
 def write(timeline: Timeline) -> bytes:
@@ -17,46 +40,87 @@ def write(timeline: Timeline) -> bytes:
     import msgspec
 
     encoder = msgspec.json.Encoder()
-    events = [encoder.encode(event) for event in _metadata(timeline)]
-    events += _slices(timeline, encoder)
-    events += _flows(timeline)
+    drawn = _drawn(timeline)
+    events = [encoder.encode(event) for event in _metadata(drawn)]
+    events += _slices(drawn, encoder)
+    events += _flows(drawn)
     head = b'{"displayTimeUnit":"ms","traceEvents":[\n'
     return head + b",\n".join(events) + b"\n]}\n"
 
 
-def _metadata(timeline: Timeline) -> Iterator[dict[str, object]]:
+def _drawn(timeline: Timeline) -> _Drawn:
+    start_ns = np.rint(timeline.start_s * 1e9).astype(np.int64)
+    end_ns = np.maximum(np.rint(timeline.end_s * 1e9).astype(np.int64), start_ns)
+    thread_of = timeline.lane_of.astype(np.int64)
+    lanes = list(range(len(timeline.lanes)))
+    # The outer of two slices that start together comes first.
+    order = np.lexsort((-end_ns, start_ns, thread_of))
+    bounds = np.searchsorted(thread_of[order], np.arange(len(lanes) + 1))
+    for lane in range(len(timeline.lanes)):
+        rows = order[bounds[lane] : bounds[lane + 1]]
+        if (start_ns[rows[1:]] >= np.maximum.accumulate(end_ns[rows])[:-1]).all():
+            continue
+        level_of = _levels(start_ns[rows].tolist(), end_ns[rows].tolist())
+        threads = np.array([lane, *range(len(lanes), len(lanes) + max(level_of))], np.int64)
+        lanes += [lane] * max(level_of)
+        thread_of[rows] = threads[level_of]
+    return _Drawn(timeline, start_ns, end_ns, thread_of, tuple(lanes))
+
+
+def _levels(starts: list[int], ends: list[int]) -> list[int]:
+    """For each slice, outer ones first, the first thread in which it nests or lies apart from all others."""
+    open_until: list[list[int]] = []  # by thread: the ends of the slices around this point, outermost first
+    level_of = []
+    for start, end in zip(starts, ends, strict=True):
+        for around in open_until:
+            while around and around[-1] <= start:
+                around.pop()
+        level = next((at for at, around in enumerate(open_until) if not around or around[-1] >= end), None)
+        if level is None:
+            level = len(open_until)
+            open_until.append([])
+        open_until[level].append(end)
+        level_of.append(level)
+    return level_of
+
+
+def _metadata(drawn: _Drawn) -> Iterator[dict[str, object]]:
     """Names and order of processes and threads."""
+    timeline = drawn.timeline
     for rank in timeline.ranks:
         stage = timeline.stage_of_rank.get(rank)
         name = f"rank {rank}" if stage is None else f"rank {rank} (stage {stage})"
         yield {"ph": "M", "name": "process_name", "pid": rank + 1, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank + 1, "args": {"sort_index": rank}}
-    for at, lane in enumerate(timeline.lanes):
+    for at, number in enumerate(drawn.lanes):
+        lane = timeline.lanes[number]
+        name = lane.name if at == number else f"{lane.name}, overlapping"
         place = {"ph": "M", "pid": lane.rank + 1, "tid": at + 1}
-        yield place | {"name": "thread_name", "args": {"name": lane.name}}
-        yield place | {"name": "thread_sort_index", "args": {"sort_index": at}}
+        yield place | {"name": "thread_name", "args": {"name": name}}
+        yield place | {"name": "thread_sort_index", "args": {"sort_index": number}}
 
 
-def _slices(timeline: Timeline, encoder: "object") -> Iterator[bytes]:
+def _slices(drawn: _Drawn, encoder: "object") -> Iterator[bytes]:
     """One complete event per span. What repeats is encoded once; only the numbers are formatted per row."""
     encode = encoder.encode  # type: ignore[attr-defined]
+    timeline, places = drawn.timeline, drawn.places
     names = [encode(name) for name in timeline.names]
-    places = [b'"pid":%d,"tid":%d' % (lane.rank + 1, at + 1) for at, lane in enumerate(timeline.lanes)]
     works = [_work_args(work) for work in timeline.works]
     categories = [encode(CATEGORIES[kind]) for kind in SpanKind]
     arguments: dict[tuple[int, int, int], bytes] = {}
+    order = np.lexsort((-drawn.end_ns, drawn.start_ns))
     columns = zip(
-        timeline.name_of.tolist(),
-        timeline.lane_of.tolist(),
-        timeline.kind_of.tolist(),
-        timeline.work_of.tolist(),
-        timeline.detail_of.tolist(),
-        timeline.micro_batch_of.tolist(),
-        (timeline.start_s * 1e6).tolist(),
-        (timeline.duration_s * 1e6).tolist(),
+        timeline.name_of[order].tolist(),
+        drawn.thread_of[order].tolist(),
+        timeline.kind_of[order].tolist(),
+        timeline.work_of[order].tolist(),
+        timeline.detail_of[order].tolist(),
+        timeline.micro_batch_of[order].tolist(),
+        drawn.start_ns[order].tolist(),
+        (drawn.end_ns - drawn.start_ns)[order].tolist(),
         strict=True,
     )
-    for name, lane, kind, work, detail, micro_batch, start_us, duration_us in columns:
+    for name, thread, kind, work, detail, micro_batch, start_ns, duration_ns in columns:
         key = (work, detail, micro_batch)
         args = arguments.get(key)
         if args is None:
@@ -64,41 +128,42 @@ def _slices(timeline: Timeline, encoder: "object") -> Iterator[bytes]:
             values |= {} if detail < 0 else timeline.details[detail]
             values |= {} if work < 0 else works[work]
             args = arguments[key] = b',"args":' + encode(values) if values else b""
-        yield b'{"ph":"X","name":%b,"cat":%b,%b,"ts":%.3f,"dur":%.3f%b}' % (
+        yield b'{"ph":"X","name":%b,"cat":%b,%b,"ts":%b,"dur":%b%b}' % (
             names[name],
             categories[kind],
-            places[lane],
-            start_us,
-            duration_us,
+            places[thread],
+            _us(start_ns),
+            _us(duration_ns),
             args,
         )
 
 
-def _flows(timeline: Timeline) -> Iterator[bytes]:
-    """An arrow from the end of each row that sends to the start of the row that waits for it."""
-    places = [b'"pid":%d,"tid":%d' % (lane.rank + 1, at + 1) for at, lane in enumerate(timeline.lanes)]
+def _us(nanoseconds: int) -> bytes:
+    """As microseconds, exactly; starts may be negative where a timeline keeps its own origin."""
+    whole, rest = divmod(abs(nanoseconds), 1000)
+    return b"%b%d.%03d" % (b"-" if nanoseconds < 0 else b"", whole, rest)
+
+
+def _flows(drawn: _Drawn) -> Iterator[bytes]:
+    """An arrow from each row that sends or launches to the start of the row that waits for it."""
+    timeline, places = drawn.timeline, drawn.places
     senders, waiters = timeline.flows[:, 0], timeline.flows[:, 1]
     # Viewers bind an arrow to the slice that encloses its point: stay inside both.
-    leave_us = (timeline.start_s[senders] + 0.999 * timeline.duration_s[senders]) * 1e6
-    arrive_us = (timeline.start_s[waiters] + 0.001 * timeline.duration_s[waiters]) * 1e6
+    arrive_ns = drawn.start_ns[waiters] + (drawn.end_ns > drawn.start_ns + 1)[waiters]
+    leave_ns = np.maximum(drawn.start_ns[senders], np.minimum(drawn.end_ns[senders] - 1, arrive_ns))
     rows = zip(
-        timeline.lane_of[senders].tolist(),
-        timeline.lane_of[waiters].tolist(),
-        leave_us.tolist(),
-        arrive_us.tolist(),
+        timeline.kind_of[senders].tolist(),
+        drawn.thread_of[senders].tolist(),
+        drawn.thread_of[waiters].tolist(),
+        leave_ns.tolist(),
+        arrive_ns.tolist(),
         strict=True,
     )
-    for number, (source, target, leave, arrive) in enumerate(rows, 1):
-        yield b'{"ph":"s","name":"message","cat":"message","id":%d,%b,"ts":%.3f}' % (
-            number,
-            places[source],
-            leave,
-        )
-        yield b'{"ph":"f","bp":"e","name":"message","cat":"message","id":%d,%b,"ts":%.3f}' % (
-            number,
-            places[target],
-            arrive,
-        )
+    for number, (kind, source, target, leave, arrive) in enumerate(rows, 1):
+        word = b'"launch"' if kind == SpanKind.HOST else b'"message"'
+        head = b'"name":%b,"cat":%b,"id":%d' % (word, word, number)
+        yield b'{"ph":"s",%b,%b,"ts":%b}' % (head, places[source], _us(leave))
+        yield b'{"ph":"f","bp":"e",%b,%b,"ts":%b}' % (head, places[target], _us(arrive))
 
 
 def _work_args(work: Work) -> dict[str, object]:

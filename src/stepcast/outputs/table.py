@@ -1,6 +1,6 @@
 """Every format stepcast writes, in one plain table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -26,15 +26,19 @@ class Target:
     takes: str
     module: str
 
-    def write(self, document: Any) -> bytes:
+    def files(self, document: Any, output: str) -> Iterable[tuple[str, bytes]]:
+        """The files to write, by name: *output* alone, or as many as the format takes, named after it."""
         kind = NOUNS.get(type(document).__name__, type(document).__name__.lower())
         if self.takes and kind != self.takes:
             remedy = REMEDIES.get((self.takes, kind), "")
             raise ValueError(
                 f"{self.name} is written from a {self.takes}, and this file holds a {kind}{remedy}"
             )
-        data: bytes = import_module(self.module).write(document)
-        return data
+        module = import_module(self.module)
+        if hasattr(module, "files"):
+            files: Iterable[tuple[str, bytes]] = module.files(document, output)
+            return files
+        return [(output, module.write(document))]
 
     def losses(self, document: Any) -> tuple[str, ...]:
         """What of *document* the format cannot hold."""
@@ -45,7 +49,9 @@ class Target:
 TARGETS: tuple[Target, ...] = (
     Target("simai", "SimAI / AICB workload text", "workload", "stepcast.outputs.simai"),
     Target("optable", "operator table (tab separated)", "workload", "stepcast.outputs.optable"),
-    Target("chakra", "Chakra execution trace (protobuf)", "workload", "stepcast.outputs.chakra"),
+    Target(
+        "chakra", "Chakra execution traces (protobuf), one per rank", "workload", "stepcast.outputs.chakra"
+    ),
     Target("perfetto", "Perfetto / Chrome trace JSON", "timeline", "stepcast.outputs.perfetto"),
     Target("json", "everything read, as JSON", "", "stepcast.outputs.plain"),
 )

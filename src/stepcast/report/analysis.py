@@ -10,6 +10,8 @@ Facts = Mapping[str, Any]
 MOST_ROWS = 16
 BAR_WIDTH = 24
 SMALLEST_SHARE = 5e-4
+# Even routers differ by a few per cent from exchange to exchange.
+UNEVEN_FACTOR = 1.15
 PART_NAMES = {
     "compute": "forward and backward",
     "optimizer": "optimizer",
@@ -36,6 +38,7 @@ def megatron_text(found: Facts, width: int) -> str:
         _stages(found, width),
         _communication(found, width),
         _layers(found, width),
+        _experts(found, width),
         _stragglers(found, width),
         _critical_path(found, width),
     ]
@@ -47,11 +50,12 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     layers = f"{known['layers']} layers, " if "layers" in known else ""
     hidden = f"hidden {known['hidden']}, " if "hidden" in known else ""
     ranks = found["ranks"]
+    experts = f", experts over {found['ep']}" if found["ep"] > 1 else ""
     given = f"{len(ranks)} of {found['gpus']} ranks" if len(ranks) > 1 else f"rank {ranks[0]}"
     return [
         ("step", format_seconds(found["step_s"])),
         ("given", given),
-        ("layout", f"tp {found['tp']} x dp {found['dp']} x pp {found['pp']} = {found['gpus']} GPUs"),
+        ("layout", f"tp {found['tp']} x dp {found['dp']} x pp {found['pp']} = {found['gpus']} GPUs{experts}"),
         (
             "model",
             f"{layers}{hidden}sequence {known.get('seq', '?')}, "
@@ -144,6 +148,32 @@ def _layers(found: Facts, width: int) -> str:
     return table(("stage", "layers", "forward per layer", "backward per layer"), rows, width) if rows else ""
 
 
+def _experts(found: Facts, width: int) -> str:
+    """Sets of ranks whose experts get clearly more tokens than the mean."""
+    lines = []
+    for one in found["expert_imbalance"][:MOST_ROWS]:
+        if one["factor"] < UNEVEN_FACTOR and one["exchange_factor"] < UNEVEN_FACTOR:
+            continue
+        ranks = ", ".join(one["tokens"])
+        lines.append(
+            f"rank {one['busiest_rank']} has busy experts: {one['factor']:.2f}x the mean tokens of the ranks "
+            "it shares them with"
+        )
+        lines.append(
+            bullet(
+                f"ranks {ranks} work on {', '.join(map(str, one['tokens'].values()))} tokens, mean "
+                f"{one['mean_tokens']:.0f}; the busiest of each exchange on {one['exchange_factor']:.2f}x "
+                "its mean",
+                "  - ",
+                width,
+            )
+        )
+        waits = [f"rank {rank} {format_seconds(s)}" for rank, s in one["waits_caused_s"].items() if s > 0]
+        if waits:
+            lines.append(bullet(f"waiting for it: {', '.join(waits[:8])}", "  - ", width))
+    return "\n".join(lines)
+
+
 def _stragglers(found: Facts, width: int) -> str:
     lines = []
     for one in found["stragglers"]:
@@ -193,11 +223,7 @@ def replay_text(found: Facts, width: int) -> str:
         return facts(pairs, width) + "\n\n" + body
     pairs += [
         ("changed", ", ".join(found["changes"])),
-        (
-            "then",
-            f"{format_seconds(found['step_s'])} ({found['speedup']:.2f}x as fast, "
-            f"{_signed(found['change_s'])})",
-        ),
+        *_then(found),
         (
             "layout",
             f"tp {found['tp']} x dp {found['dp']} x pp {found['pp']}, {found['micro_batches']} micro-batches",
@@ -206,6 +232,32 @@ def replay_text(found: Facts, width: int) -> str:
     text = [facts(pairs, width), _before_after(found, width), _stages_before_after(found, width)]
     text += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
     return "\n\n".join(part for part in text if part)
+
+
+def _then(found: Facts) -> list[tuple[str, object]]:
+    """The step, and where it does other work than before, how much work a second."""
+    step, change = format_seconds(found["step_s"]), _signed(found["change_s"])
+    layers = found["layers"]
+    pairs: list[tuple[str, object]] = []
+    if found["work_factor"] == 1:
+        pairs.append(("then", f"{step} ({found['speedup']:.2f}x as fast, {change})"))
+    else:
+        sequences = f"for {found['work_factor']:.3g}x the sequences"
+        pairs.append(("then", f"{step} ({found['step_factor']:.2f}x as long, {change}) {sequences}"))
+        pairs.append(("throughput", _throughput(found)))
+    if layers["before"] != layers["after"]:
+        pairs.append(("model", f"{layers['after']} layers in place of {layers['before']}: not the same work"))
+    return pairs
+
+
+def _throughput(found: Facts) -> str:
+    rates = found["sequences_per_s"]
+    stated = ""
+    if rates["before"] and rates["after"]:
+        stated = f", {rates['after']:.4g} sequences/s in place of {rates['before']:.4g}"
+    if found["speedup_per_gpu"] != found["speedup"]:
+        stated += f"; of each GPU {found['speedup_per_gpu']:.2f}x"
+    return f"{found['speedup']:.2f}x{stated}"
 
 
 def _signed(seconds: float) -> str:

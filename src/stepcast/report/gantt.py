@@ -23,17 +23,18 @@ LEAST_COLUMNS = 1e-3
 
 def gantt(timeline: Timeline, width: int) -> str:
     """What each rank does most in each slice of the step."""
-    ranks = [rank for rank in timeline.ranks if rank in timeline.stage_of_rank] or list(timeline.ranks)
-    label = max(len(f"stage {rank}") for rank in ranks) if ranks else 0
+    ranks, stage_of = timeline.ranks, timeline.stage_of_rank
+    names = [f"stage {stage_of[rank]}" if rank in stage_of else f"rank {rank}" for rank in ranks]
+    label = max(map(len, names), default=0)
     columns = max(10, width - label - 1)
     span_s = timeline.span_s or 1.0
     rank_of = timeline.rank_of
     lines = []
-    for rank in ranks[:LONGEST_ROW_LIST]:
+    for rank, name in list(zip(ranks, names, strict=True))[:LONGEST_ROW_LIST]:
         rows = np.flatnonzero(rank_of == rank)
-        lines.append(f"stage {rank}".ljust(label) + " " + _row(timeline, rows, columns, span_s))
+        lines.append(name.ljust(label) + " " + _row(timeline, rows, columns, span_s))
     if len(ranks) > LONGEST_ROW_LIST:
-        lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more stages")
+        lines.append(f"... and {len(ranks) - LONGEST_ROW_LIST} more")
     return "\n".join([*lines, "", *wrap(_legend("".join(line[label:] for line in lines)), width)])
 
 

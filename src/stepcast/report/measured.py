@@ -6,7 +6,6 @@ from stepcast.ir.operator_times import OperatorTimes
 from stepcast.ir.runlog import RunLog
 from stepcast.ir.sweep import CollectiveSweep
 from stepcast.ir.work import Recorded
-from stepcast.report.workload import layout_facts
 
 Facts = dict[str, Any]
 
@@ -28,7 +27,7 @@ def run_log_facts(log: RunLog) -> Facts:
     batch = log.batch_time()
     return {
         "kind": "run log",
-        **layout_facts(log.layout),
+        **log.layout.facts(),
         "parameters": log.parameters,
         "micro_batch": log.micro_batch,
         "micro_batches": log.micro_batches,

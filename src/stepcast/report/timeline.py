@@ -6,7 +6,6 @@ import numpy as np
 
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
-from stepcast.report.workload import layout_facts
 
 Facts = dict[str, Any]
 
@@ -23,7 +22,7 @@ def timeline_facts(timeline: Timeline) -> Facts:
         "rank_span_s": _rank_spans_s(timeline),
     }
     if timeline.layout is not None:
-        facts |= layout_facts(timeline.layout)
+        facts |= timeline.layout.facts()
     facts |= timeline.facts
     if timeline.stage_of_rank:
         facts["stage_of_rank"] = {str(rank): stage for rank, stage in timeline.stage_of_rank.items()}

@@ -4,17 +4,11 @@ from collections import defaultdict
 from typing import Any
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, Recorded, Transfer
 from stepcast.ir.workload import Phase, Workload
 
 Facts = dict[str, Any]
 MessageKey = tuple[str, str, str]  # kind, group, phase
-
-
-def layout_facts(layout: Layout) -> Facts:
-    names = ("tp", "cp", "ep", "dp", "pp", "vpp", "gpus")
-    return {name: getattr(layout, name) for name in names}
 
 
 def workload_facts(workload: Workload) -> Facts:
@@ -47,7 +41,7 @@ def workload_facts(workload: Workload) -> Facts:
     )
     return {
         "kind": "workload",
-        **layout_facts(workload.layout),
+        **workload.layout.facts(),
         "lines": int(lines) if lines else sum(stage.body_layer_count for stage in workload.stages),
         "micro_batches": workload.micro_batches,
         "layers_per_micro_batch": sum(stage.body_layer_count for stage in workload.stages),

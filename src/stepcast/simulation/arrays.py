@@ -4,9 +4,9 @@ A **lane** runs its ops one after the other in the order in which they were issu
 **register** keeps the end of the latest op that was told to be kept there. A **piece** is work of one rank,
 such as one layer: ops in lanes that wait for lanes, registers, inputs and one another. A **segment** is a
 chain of pieces, each as often as it repeats: the forward of a stage. Its inputs belong to its first piece;
-its outputs are those of its pieces. A **program** is, for each rank, the sequence of its **calls** of segments, each
-input bound to an output of another call. An op starts when its lane is free and everything it waits for has
-ended; the first op of a lane starts at 0.
+its outputs are those of its pieces. A **program** is, for each rank, the sequence of its **calls** of
+segments, each input bound to an output of another call. An op starts when its lane is free and everything it
+waits for has ended; the first op of a lane starts at 0.
 
 Structure comes first and seconds last: an op names its **cost**, which is a number of seconds or whatever a
 list of prices knows, and one program runs with any number of such lists. Nothing here knows what ops do.
@@ -318,10 +318,7 @@ class Calls:
             raise ProgramError(f"{self.ranks} ranks but {len(self.rank_names)} names")
         if bounds[0] != 0 or bounds[-1] != len(self.segment) or (np.diff(bounds) < 0).any():
             raise ProgramError("rank_start must rise from 0 to the number of calls")
-        if (
-            self.source_call.shape[0] != len(self.segment)
-            or self.source_port.shape != self.source_call.shape
-        ):
+        if self.source_call.shape[0] != len(self.segment) or self.source_port.shape != self.source_call.shape:
             raise ProgramError(f"sources must be {len(self.segment)} calls x inputs")
 
     @property
@@ -537,7 +534,8 @@ class Program:
         busy_s: dict[Piece, Floats] = {}
         for piece, cost in self.cost_of.items():
             used = piece.shape.lane != NO_LANE
-            busy_s[piece] = np.bincount(piece.shape.lane[used], seconds[cost[used]], len(self.lanes))
+            busy_s[piece] = np.zeros(len(self.lanes))
+            np.add.at(busy_s[piece], piece.shape.lane[used], seconds[cost[used]])
         per_segment = np.zeros((len(self.segments), len(self.lanes)))
         for row, segment in zip(per_segment, self.segments, strict=True):
             for piece, repeat in segment.chain:

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.group import Group
-from stepcast.simulation.arrays import Floats, Ints, Piece, Program, Segment
+from stepcast.simulation.arrays import Floats, Ints, Piece, Segment
 from stepcast.simulation.distinct import distinct_rows
-from stepcast.simulation.engine import Run
+from stepcast.simulation.engine import Run, piece_maps
 from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.step import Step
 
@@ -88,7 +88,7 @@ def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Gro
     return totals
 
 
-def _patterns(run: Run, spending: "_Spending") -> tuple[list[tuple[int, list[float]]], Ints]:
+def _patterns(run: Run, spending: "_Spending") -> tuple[list[tuple[int, Floats]], Ints]:
     """One call with its beginning for each distinct one, and the beginning of every call.
 
     A beginning is when each lane is free and each input there, counted from the compute lane's turn. What
@@ -103,28 +103,26 @@ def _patterns(run: Run, spending: "_Spending") -> tuple[list[tuple[int, list[flo
     begins = np.maximum(begins, floor_s[program.segment, None])
     keys = np.concatenate([same[program.segment][:, None].astype(np.float64), begins], axis=1)
     found = distinct_rows(keys)
-    return [(call, begins[call].tolist()) for call in found.first.tolist()], found.inverse
-
-
-@dataclass(frozen=True)
-class _Spent:
-    """What a piece spends, what of that it waits while none of its own lanes is busy, that is for its inputs,
-    and where lanes and registers stand after it."""
-
-    columns: list[float]
-    idle_s: float
-    after: list[float]
+    return [(call, begins[call]) for call in found.first.tolist()], found.inverse
 
 
 class _Spending:
     """What pieces spend, by what they begin with."""
 
     def __init__(self, run: Run, lanes: Lanes, groups: tuple[Group, ...]) -> None:
-        self.program, self.lanes, self.groups = run.program, lanes, groups
+        self.lanes, self.groups = lanes, groups
+        self.maps = piece_maps(run.program, run.seconds[None])
         self.seconds: dict[Piece, list[float]] = {
             piece: run.seconds[cost].tolist() for piece, cost in run.program.cost_of.items()
         }
-        self.known: dict[tuple[Piece, tuple[float, ...]], _Spent] = {}
+        self.beside_s = {
+            piece: sum(seconds)
+            - sum(
+                each for each, lane in zip(seconds, piece.shape.lane.tolist(), strict=True) if lane == COMPUTE
+            )
+            for piece, seconds in self.seconds.items()
+        }
+        self.known: dict[tuple[Piece, bytes], tuple[Floats, float]] = {}
         self.ops_of: dict[Piece, list[list[int]]] = {}
         self.column = {
             lane: HOST if lane == lanes.host_lane else EXPOSED + groups.index(lanes.group(lane) or Group.PP)
@@ -132,43 +130,38 @@ class _Spending:
         }
 
     def floor_s(self, segment: Segment) -> float:
-        """Minus all that one of its pieces does beside computation."""
-        return -max(
-            sum(
-                seconds
-                for seconds, lane in zip(self.seconds[piece], piece.shape.lane.tolist(), strict=True)
-                if lane != COMPUTE
-            )
-            for piece, _ in segment.chain
-        )
+        """Minus all that its pieces do beside computation."""
+        return -sum(repeat * self.beside_s[piece] for piece, repeat in segment.chain)
 
-    def of_call(self, segment: Segment, begins: list[float]) -> tuple[Floats, float]:
+    def of_call(self, segment: Segment, begins: Floats) -> tuple[Floats, float]:
         """Columns, and the wait for inputs, of a call of *segment*."""
         columns = np.zeros(EXPOSED + len(self.groups))
-        idle_s, floor_s, state = 0.0, self.floor_s(segment), begins
+        idle_s, state = 0.0, begins
         for piece, repeat in segment.chain:
+            matrix = self.maps[piece][0][: piece.shape.lanes]
             left = repeat
             while left:
-                spent = self.of_piece(piece, tuple(state[: piece.shape.first_op]))
-                turn = spent.after[COMPUTE]
-                after = [max(each - turn, floor_s) for each in spent.after]
-                times = left if after == state else 1
-                columns += np.multiply(spent.columns, times)
-                idle_s += spent.idle_s * times
+                state = state[: piece.shape.first_op]
+                spent, idle = self.of_piece(piece, np.maximum(state, -self.beside_s[piece]))
+                after = np.maximum.reduce(matrix + state, 1)
+                after -= after[COMPUTE]
+                times = left if (after == state[: len(after)]).all() else 1
+                columns += spent * times
+                idle_s += idle * times
                 left -= times
                 state = after
         return columns, idle_s
 
-    def of_piece(self, piece: Piece, begins: tuple[float, ...]) -> _Spent:
-        key = (piece, begins)
+    def of_piece(self, piece: Piece, begins: Floats) -> tuple[Floats, float]:
+        key = (piece, begins.tobytes())
         if key not in self.known:
-            self.known[key] = self._spent(piece, begins)
+            self.known[key] = self._spent(piece, begins.tolist())
         return self.known[key]
 
-    def _spent(self, piece: Piece, begins: tuple[float, ...]) -> _Spent:
+    def _spent(self, piece: Piece, begins: list[float]) -> tuple[Floats, float]:
+        """Columns of one piece, and what of it waits while none of its own lanes is busy: for its inputs."""
         shape, seconds = piece.shape, self.seconds[piece]
-        nodes = list(begins)
-        starts = []
+        nodes, starts = list(begins), []
         for before, duration_s in zip(shape.waits, seconds, strict=True):
             start = max(map(nodes.__getitem__, before))
             starts.append(start)
@@ -198,8 +191,7 @@ class _Spending:
                     part = min(busy.within(wait[0], wait[1]), wait[2])
                     columns[self.column[lane]] += part
                     wait[2] -= part
-        idle_s = sum(wait[2] for wait in waits)
-        return _Spent(columns, idle_s, [nodes[node] for node in shape.exits[: shape.lanes].tolist()])
+        return np.array(columns), sum(wait[2] for wait in waits)
 
 
 class _Busy:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
-from stepcast.ir.workload import Block, Stage, Workload, written
+from stepcast.ir.workload import Block, Stage, Workload
 from stepcast.simulation.messages import USUAL, Phase
 from stepcast.simulation.schedule import Place, Schedule
 
@@ -93,6 +93,8 @@ def _whole(stage: Stage, workload: Workload) -> Chunk:
 
 def _split(whole: Chunk, parts: int) -> list[Chunk]:
     """Consecutive pieces of nearly equal numbers of layers; the same cuts in every micro-batch."""
+    if parts == 1:
+        return [whole]
     count = sum(len(block.layers) * block.repeat for block in whole.usual)
     if count < parts:
         raise ValueError(f"{count} layers cannot be split into {parts} chunks; use fewer stages or chunks")

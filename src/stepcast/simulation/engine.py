@@ -253,7 +253,8 @@ def _deadlock(program: Program, at: list[int]) -> str:
     def named(call: int) -> str:
         rank = int(program.rank[call])
         segment = program.segments[program.segment[call]].name
-        return f"call {call - program.rank_start[rank]} of rank {rank} ({segment})"
+        name = program.rank_names[rank] if program.rank_names else f"rank {rank}"
+        return f"call {call - program.rank_start[rank]} of {name} ({segment})"
 
     call = next(call for call, stop in zip(at, program.rank_start[1:], strict=True) if call < stop)
     sources = program.source_call[call].tolist()

@@ -5,6 +5,7 @@ communication starts when the computation before it has ended and holds up the c
 non-blocking one holds up nobody but the ops that name it.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -46,11 +47,20 @@ class Slowed:
     factor: float
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """What computing loses to a communication that runs beside it."""
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """What the computing of a piece loses to collectives that run beside it.
 
-    work: Communication
+    A collective of share k takes k seconds of computing for each second that both run: as long as it lasts,
+    or as long as that computes which stands between it and what waits for it. What nothing of the piece waits
+    for outlasts it, and runs beside the next piece, which is taken to be like this one. Those of one lane
+    follow one another, so that all of them run beside what the piece computes at most.
+    """
+
+    windows: tuple[tuple[Collective, tuple[Work, ...]], ...]
+    """Each collective with the computing that may run beside it."""
+    computing: tuple[Work, ...]
+    factor: float
 
 
 @dataclass(frozen=True)
@@ -59,7 +69,8 @@ class Prices:
 
     seconds: Seconds
     issue_s: IssueSeconds | None = None
-    lost_s: Seconds | None = None
+    takes: Seconds | None = None
+    """Seconds of computing that a work takes for each second beside it."""
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
 
     def __call__(self, cost: Cost) -> float:
@@ -73,13 +84,30 @@ class Prices:
                 return self._communication_s(work) + delay_s
             case Slowed(work, factor):
                 return self.seconds(work) * factor
-            case Lost(work):
-                assert self.lost_s is not None
-                # What a slow group exchanges lasts longer, and so does what it takes from computing.
-                return self.lost_s(work) * self.slow_groups.get(work.group, 1.0)
+            case Beside():
+                return self._lost_s(cost)
             case Collective() | Transfer():
                 return self._communication_s(cost)
         return self.seconds(cost)  # type: ignore[arg-type]
+
+    def _lost_s(self, beside: Beside) -> float:
+        assert self.takes is not None
+        computing_s = self._computing_s(beside.computing, beside.factor)
+        together_s: dict[Group, float] = defaultdict(float)
+        taken_s: dict[Group, float] = defaultdict(float)
+        for work, window in beside.windows:
+            window_s = computing_s if window is beside.computing else self._computing_s(window, beside.factor)
+            side_by_side_s = min(self._communication_s(work), window_s)
+            together_s[work.group] += side_by_side_s
+            taken_s[work.group] += self.takes(work) * side_by_side_s
+        return sum(
+            taken * min(1.0, computing_s / together_s[group])
+            for group, taken in taken_s.items()
+            if together_s[group] > 0
+        )
+
+    def _computing_s(self, works: Sequence[Work], factor: float) -> float:
+        return sum(map(self.seconds, works)) * factor
 
     def _communication_s(self, work: Communication) -> float:
         return self.seconds(work) * self.slow_groups.get(work.group, 1.0)
@@ -149,10 +177,10 @@ def end_piece(lanes: Lanes, streams: int) -> Piece:
     return Piece.of("end", ops, lanes=lanes.count, outputs=range(streams))
 
 
-def layers_piece(layers: tuple[Layer, ...], kind: Kind, terms: Terms) -> Piece:
-    """One slot's ops of *layers*; the same piece for the same layers."""
+def layers_piece(layers: tuple[Layer, ...], kind: Kind, terms: Terms, goes_on: bool) -> Piece:
+    """One slot's ops of *layers*; the same piece for the same layers. The slot *goes on* with others."""
     known = _pieces(terms)
-    key = (kind, *map(id, layers))
+    key = (kind, goes_on, *map(id, layers))
     found = known.get(key)
     if found is None:
         if len(known) >= MOST_PIECES:
@@ -160,7 +188,7 @@ def layers_piece(layers: tuple[Layer, ...], kind: Kind, terms: Terms) -> Piece:
         build = Build(terms, 1)
         for each in phase_ops(layers, kind):
             build.issue(0, each)
-        found = known[key] = (layers, build.piece())
+        found = known[key] = (layers, build.piece(goes_on))
     return found[1]
 
 
@@ -189,18 +217,73 @@ def once_piece(issued: Sequence[Issued], name: str, terms: Terms, others: int, f
 
 
 def interleaved_piece(streams: Sequence[Sequence[Issued]], seconds: Seconds, terms: Terms) -> Piece:
-    """Ops of all streams, each stream in its own order, taken in proportion to the computation done."""
-    placed = []
-    for stream, listed in enumerate(streams):
-        total_s = sum(seconds(issued.op.work) for issued in listed) or 1.0
-        done_s = 0.0
-        for at, issued in enumerate(listed):
-            placed.append((done_s / total_s, stream, at, issued))
-            done_s += seconds(issued.op.work)
+    """Ops of all streams, each stream in its own order: always the op that can start first, so that one
+    stream computes while the other communicates (DeepSeek-V3, 2024, section 3.2.1); of two the one whose
+    stream has done less.
+    """
+    orders = [_Order(stream, seconds) for stream in streams]
+    free_s: dict[Group | None, float] = {}
     build = Build(terms, len(streams))
-    for _, stream, _, issued in sorted(placed, key=lambda item: item[:3]):
-        build.issue(stream, issued)
-    return build.piece()
+    while any(order.left for order in orders):
+        starts = [
+            (order.start_s(free_s), order.done_share, number)
+            for number, order in enumerate(orders)
+            if order.left
+        ]
+        start_s, _, number = min(starts)
+        build.issue(number, orders[number].take(start_s, free_s))
+    return build.piece(False)
+
+
+class _Order:
+    """One stream of ops, as far as it has been issued."""
+
+    def __init__(self, ops: Sequence[Issued], seconds: Seconds) -> None:
+        self.ops, self.at = ops, 0
+        self.lengths_s = [seconds(issued.op.work) for issued in ops]
+        self.total_s = sum(self.lengths_s) or 1.0
+        self.done_s = self.ready_s = 0.0
+        self.ended_s: dict[str, float] = {}
+
+    @property
+    def left(self) -> bool:
+        return self.at < len(self.ops)
+
+    @property
+    def done_share(self) -> float:
+        return self.done_s / self.total_s
+
+    def start_s(self, free_s: dict[Group | None, float]) -> float:
+        """When the next op can start: its lane is free, and what it waits for has ended."""
+        op = self.ops[self.at].op
+        named_s = max((self.ended_s.get(name, 0.0) for name in op.after), default=0.0)
+        return max(self.ready_s, free_s.get(_lane_key(op), 0.0), named_s)
+
+    def take(self, start_s: float, free_s: dict[Group | None, float]) -> Issued:
+        issued, length_s = self.ops[self.at], self.lengths_s[self.at]
+        end_s = start_s + length_s
+        free_s[_lane_key(issued.op)] = self.ended_s[issued.op.name] = end_s
+        if issued.op.blocking or not isinstance(issued.op.work, Collective | Transfer):
+            self.ready_s = end_s
+        self.done_s += length_s
+        self.at += 1
+        return issued
+
+
+def _lane_key(op: Op) -> Group | None:
+    return op.work.group if isinstance(op.work, Collective | Transfer) else None
+
+
+@dataclass
+class _Window:
+    """A collective and where among the computing of its piece it was issued, and first waited for."""
+
+    stream: int
+    name: str
+    work: Collective
+    blocking: bool
+    start: int
+    end: int | None = None
 
 
 class Build:
@@ -213,14 +296,20 @@ class Build:
         # given, and the blocking communication that nothing has waited for yet.
         self.begun = [False] * streams
         self.awaited: dict[int, int] = {}
-        self.named: dict[str, int] = {}
+        self.named: list[dict[str, int]] = [{} for _ in range(streams)]
+        # What computes, and in whose stream; what communicates beside it, from where on and until what waits.
+        self.computing: list[tuple[int, Work]] = []
+        self.beside: list[_Window] = []
+        self.waited: dict[tuple[int, str], int] = {}
 
     def issue(self, stream: int, issued: Issued) -> None:
         op, layer = issued.op, issued.layer
         work = op.work
-        after, registers = self._named_waits(op)
+        after, registers = self._named_waits(stream, op)
         done = self.lanes.done(stream)
-        keeps = (self.lanes.register[op.name],) if op.name in self.lanes.register else ()
+        keeps: tuple[int, ...] = ()
+        if op.name in self.lanes.register:
+            keeps += (self.lanes.register[op.name],)
         if op.host_reads:
             keeps += (self.lanes.read,)
         name = layer.op_name(op)
@@ -229,6 +318,8 @@ class Build:
                 return
             after += self._issued(issued)
             registers += (done,)
+            if op.early:
+                after, registers = (), ()
             cost: Cost = Delayed(work, layer.process_s) if layer.process_s else work
             if op.blocking:
                 registers += self._begins(stream)
@@ -236,8 +327,8 @@ class Build:
             at = self._add(name, cost, self.lanes.of(work.group), after, registers, keeps)
             if op.blocking:
                 self.awaited[stream] = at
-            elif self.terms.contention and isinstance(work, Collective):
-                self.ops.append(TimedOp(f"slowed by {name}", Lost(work), COMPUTE))
+            if isinstance(work, Collective) and (not op.blocking or self.streams > 1):
+                self.beside.append(_Window(stream, op.name, work, op.blocking, len(self.computing)))
         else:
             after += self._issued(issued)
             registers += (done, *self._given(stream))
@@ -245,7 +336,35 @@ class Build:
             at = self._add(name, cost, COMPUTE, after, registers, (done, *keeps))
             self.begun[stream] = True
             self.awaited.pop(stream, None)
-        self.named[op.name] = at
+            self.computing.append((stream, work))
+        self.named[stream][op.name] = at
+
+    def _beside(self, goes_on: bool) -> Beside | None:
+        """What computing loses to collectives; None where nothing runs beside any."""
+        computing = tuple(work for _, work in self.computing)
+        windows = []
+        for each in self.beside:
+            if each.blocking:
+                window = tuple(work for stream, work in self.computing if stream != each.stream)
+            elif each.end is not None:
+                window = computing[each.start : each.end]
+            elif goes_on and self.waited.get((each.stream, each.name), each.start) >= each.start:
+                window = computing
+            else:
+                # The next piece waits for it where this one waited for that of the piece before.
+                again = self.waited.get((each.stream, each.name), 0) if goes_on else 0
+                window = computing[each.start :] + computing[:again]
+            if window:
+                windows.append((each.work, window))
+        return Beside(tuple(windows), computing, self.terms.factor) if windows else None
+
+    def _waits_for(self, stream: int, name: str) -> None:
+        """An op waits here: for what this piece issued, or for what an earlier one did."""
+        for each in reversed(self.beside):
+            if (each.stream, each.name) == (stream, name):
+                each.end = len(self.computing) if each.end is None else each.end
+                return
+        self.waited.setdefault((stream, name), len(self.computing))
 
     def _begins(self, stream: int) -> tuple[int, ...]:
         """What a blocking communication waits for that nothing of its stream came before: the slot's input,
@@ -273,11 +392,15 @@ class Build:
         self.ops.append(TimedOp("issue", cost, host, lanes=(self.lanes.read,)))
         return (len(self.ops) - 1,)
 
-    def _named_waits(self, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def _named_waits(self, stream: int, op: Op) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Ops of this piece that *op* names, and the registers of those that were issued earlier."""
-        here = tuple(self.named[name] for name in op.after if name in self.named)
-        register = self.lanes.register
-        earlier = tuple(register[name] for name in op.after if name not in self.named and name in register)
+        if not op.after:
+            return (), ()
+        named, register = self.named[stream], self.lanes.register
+        for name in op.after:
+            self._waits_for(stream, name)
+        here = tuple(named[name] for name in op.after if name in named)
+        earlier = tuple(register[name] for name in op.after if name not in named and name in register)
         return here, earlier
 
     def _add(
@@ -292,8 +415,13 @@ class Build:
         self.ops.append(TimedOp(name, cost, lane, tuple(dict.fromkeys(after)), (), registers, keeps))
         return len(self.ops) - 1
 
-    def piece(self) -> Piece:
+    def piece(self, goes_on: bool) -> Piece:
         """A blocking communication at the end holds up the computation of the next piece too."""
         if self.awaited:
             self.ops.append(TimedOp("wait", 0.0, COMPUTE, tuple(self.awaited.values())))
+        if self.terms.contention and (beside := self._beside(goes_on)) is not None:
+            self.ops.append(TimedOp("slowed by communication", beside, COMPUTE, keeps=self._all_done()))
         return Piece.of("", self.ops, lanes=self.lanes.count)
+
+    def _all_done(self) -> tuple[int, ...]:
+        return tuple(self.lanes.done(stream) for stream in range(self.streams))

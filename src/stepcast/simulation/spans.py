@@ -1,8 +1,11 @@
 """The tasks of a simulated step as a Timeline."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.ir.layout import Layout
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
 from stepcast.simulation.arrays import NO_LANE, Ints, Program, Segment, Times
 from stepcast.simulation.distinct import distinct
@@ -10,8 +13,12 @@ from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.step import Step
 
 
-def timeline_of(step: Step, times: Times, source: str = "") -> Timeline:
-    """Every task that takes time, on the lanes of its stage. Details say which slot it belongs to."""
+def timeline_of(step: Step, times: Times, layout: Layout, place: int = 0) -> Timeline:
+    """Every task that takes time, on the lanes of the rank at *place* of its stage, which was simulated for
+    all.
+
+    Details say which slot a task belongs to.
+    """
     program = step.program.written_out
     names = list(dict.fromkeys(name for segment in program.segments for name in segment.shape.names))
     number = {name: at for at, name in enumerate(names)}
@@ -26,13 +33,13 @@ def timeline_of(step: Step, times: Times, source: str = "") -> Timeline:
     )[kept]
     slot_of = np.array([details.index(slot) for slot in slots], np.int64)
     used, _, lane_of = distinct(program.rank[calls] * len(program.lanes) + lanes)
-    ranks_and_lanes = [divmod(key, len(program.lanes)) for key in used.tolist()]
+    stages = range(step.schedule.stages)
+    ranks = [layout.rank_of_stage(stage, place) for stage in stages]
     micro_batches = program.micro_batches
     batch = np.full(len(kept), NONE) if micro_batches is None else micro_batches[calls, 0]
-    stages = range(step.schedule.stages)
     return Timeline(
         names=tuple(names),
-        lanes=tuple(Lane(rank, program.lanes[lane]) for rank, lane in ranks_and_lanes),
+        lanes=tuple(_lane(program, ranks, *divmod(key, len(program.lanes))) for key in used.tolist()),
         works=(),
         details=tuple({"slot": slot} for slot in details),
         name_of=name_of.astype(np.int32),
@@ -45,10 +52,18 @@ def timeline_of(step: Step, times: Times, source: str = "") -> Timeline:
         start_s=times.start_s[kept],
         duration_s=durations_s[kept],
         measured=False,
-        source=source,
-        stage_of_rank={stage: stage for stage in stages},
+        layout=layout,
+        stage_of_rank=dict(zip(ranks, stages, strict=True)),
         flows=_flows(program, kept),
     )
+
+
+def _lane(program: Program, ranks: Sequence[int], number: int, lane: int) -> Lane:
+    """A lane of a stage; messages that wait for their receiver lie apart, on the rank that sends them."""
+    if number < len(ranks):
+        return Lane(ranks[number], program.lanes[lane])
+    sender = program.rank[program.source_call[program.rank_start[number], 0]]
+    return Lane(ranks[sender], program.rank_names[number])
 
 
 def _flows(program: Program, kept: Ints) -> npt.NDArray[np.int32]:

@@ -6,10 +6,10 @@ from functools import cached_property, lru_cache
 
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Transfer
-from stepcast.ir.workload import Stage, Workload
 from stepcast.ir.workload import Phase as LayerPhase
+from stepcast.ir.workload import Stage, Workload, written
 from stepcast.simulation.arrays import Cost, Floats, Piece, Program, Segment
-from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies, written
+from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
 from stepcast.simulation.lanes import Lanes, open_names, used_groups
 from stepcast.simulation.messages import Messages, Phase, Send
 from stepcast.simulation.pipeline import Round, pipeline_program
@@ -86,22 +86,20 @@ def build_step(
     rank and nobody to talk to.
 
     *prices* that say what issuing costs pace each rank by a host that issues its work op by op, others by
-    captured graphs; those that say what is lost let communication slow down what computes beside it.
+    captured graphs; those that say what it takes let communication slow down what computes beside it.
     """
     prices = replace(prices, slow_groups=conditions.slow_groups)
     eager = prices.issue_s is not None
     chunks = chunks_of(workload, schedule, body)
     groups, receives = used_groups(workload.stages), send is Send.BLOCKING
     lanes = Lanes(groups, receives, eager, _named(schedule, chunks.values()))
-    terms = Terms(lanes, alone, eager, prices.lost_s is not None)
+    terms = Terms(lanes, alone, eager, prices.takes is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send)
     once = [_stage_of(workload, schedule, stage) for stage in range(schedule.stages)]
     rounds = _Rounds(replace(terms, eager=False, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
-    program = pipeline_program(
-        schedule, lanes.names, slots.segment, messages, before, after, alike(workload)
-    )
+    program = pipeline_program(schedule, lanes.names, slots.segment, messages, before, after, alike(workload))
     return Step(program, schedule, lanes, message, prices, len(before), len(after))
 
 
@@ -125,9 +123,7 @@ class _Slots:
         self, chunks: Mapping[Place, Chunk], terms: Terms, prices: Prices, slow_stages: Mapping[int, float]
     ) -> None:
         self.chunks, self.prices, self.slow_stages = chunks, prices, slow_stages
-        self.terms = {
-            factor: replace(terms, factor=factor) for factor in {1.0, *slow_stages.values()}
-        }
+        self.terms = {factor: replace(terms, factor=factor) for factor in {1.0, *slow_stages.values()}}
         self.made: dict[tuple[object, ...], Segment] = {}
 
     def segment(self, stage: int, phases: tuple[Phase, ...]) -> Segment:
@@ -145,8 +141,10 @@ class _Slots:
         middle: list[tuple[Piece, int]] = []
         if streams == 1:
             ((body,), (kind,)) = bodies, kinds
-            for block in body if kind is Kind.FORWARD else reversed(body):
-                middle.append((layers_piece(block.layers, kind, terms), block.repeat))
+            ordered = body if kind is Kind.FORWARD else body[::-1]
+            for at, block in enumerate(ordered, start=1):
+                goes_on = at < len(ordered) or block.repeat > 1
+                middle.append((layers_piece(block.layers, kind, terms, goes_on), block.repeat))
         else:
             ops = [phase_ops(written(body), kind) for body, kind in zip(bodies, kinds, strict=True)]
             middle.append((interleaved_piece(ops, self.prices.seconds, terms), 1))

@@ -3,23 +3,16 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import ceil
 
-from stepcast.analyze.optimus.plan import OptimusPlan, plan_of_log
-from stepcast.cost.memory.optimus import optimus_memory
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.gpustat import read_gpustat
+from stepcast.inputs.optimus.beside import LOG_END, gpustat_beside
 from stepcast.inputs.source import Source
-from stepcast.ir.dtype import DType
-from stepcast.ir.model import Model
 from stepcast.ir.runlog import RunLog
-from stepcast.ir.strategy import Execution, Kernels, Strategy
+from stepcast.optimus.memory import optimus_memory
+from stepcast.optimus.runs import lengths_of, planned
 
-# ``20251224_105911_TP1_DP1_PP8_MBS1_GBS32_log.txt`` has ``20251224_105911_gpustat_TP1_..._GBS32.log`` beside.
-LOG_END, GPUSTAT_END, GPUSTAT = "_log.txt", ".log", "gpustat_"
-STAMP_WORDS = 2
 WITHIN = 0.10
 
 
@@ -37,7 +30,7 @@ class StagePeak:
         return self.predicted_bytes / self.measured_bytes - 1
 
 
-def stage_peaks(log: RunLog, model: Model, gpu: Gpu, sequences: Sequence[float]) -> tuple[StagePeak, ...]:
+def stage_peaks(log: RunLog, gpu: Gpu) -> tuple[StagePeak, ...]:
     """Every stage of *log*; nothing where no gpustat log lies beside it, or data parallelism is used."""
     file = gpustat_beside(log.source)
     if file is None or log.layout.dp > 1:
@@ -46,9 +39,7 @@ def stage_peaks(log: RunLog, model: Model, gpu: Gpu, sequences: Sequence[float])
         peaks = read_gpustat(Source(file))
     except FormatError:
         return ()
-    plan = plan_of_log(log, model, sequences)
-    lengths = [round(length) for length in sequences]
-    stages = optimus_memory(model, strategy_of(plan, max(lengths)), gpu, lengths)
+    stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
     tp, name = log.layout.tp, os.path.basename(log.source).removesuffix(LOG_END)
     if len(peaks) < log.layout.tp * log.layout.pp:
         return ()
@@ -56,30 +47,6 @@ def stage_peaks(log: RunLog, model: Model, gpu: Gpu, sequences: Sequence[float])
         StagePeak(name, stage.stage, max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total)
         for stage in stages
     )
-
-
-def strategy_of(plan: OptimusPlan, seq: int) -> Strategy:
-    """A run as a strategy; cuts inside a layer count as behind it."""
-    bounds = [ceil(sum(stage.layers for stage in plan.stages[:count])) for count in range(plan.layout.pp)]
-    bounds.append(plan.model.layers)
-    return Strategy(
-        plan.layout,
-        plan.micro_batch,
-        plan.micro_batch * plan.micro_batches * plan.layout.dp,
-        seq,
-        precision=DType.FP32,
-        kernels=Kernels.PLAIN,
-        execution=Execution.EAGER,
-        stage_layers=tuple(stop - start for start, stop in pairwise(bounds)),
-    )
-
-
-def gpustat_beside(path: str) -> str | None:
-    folder, name = os.path.split(path)
-    words = name.removesuffix(LOG_END).split("_")
-    stamp, rest = words[:STAMP_WORDS], words[STAMP_WORDS:]
-    file = os.path.join(folder, "_".join([*stamp, GPUSTAT + "_".join(rest)]) + GPUSTAT_END)
-    return file if name.endswith(LOG_END) and os.path.exists(file) else None
 
 
 def figures(peaks: Sequence[StagePeak]) -> Iterator[tuple[str, float]]:

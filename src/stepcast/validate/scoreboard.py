@@ -80,6 +80,7 @@ class Measurements:
     figures: Mapping[str, float] = field(default_factory=dict)  # further figures of the set, fractions
     notes: tuple[str, ...] = ()
     orders: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of a tag in the order to show
+    details: tuple[str, ...] = ()  # tags that tell about single rows and group none
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,11 @@ def summary(measured_s: Array, predicted_s: Array) -> Summary | None:
 def scoreboard(found: Measurements) -> Scoreboard:
     table = found.columns
     order = np.argsort(-np.abs(table.error), kind="stable")[:WORST]
-    groups = {tag: _grouped(table, labels, found.orders.get(tag)) for tag, labels in table.tags.items()}
+    groups = {
+        tag: _grouped(table, labels, found.orders.get(tag))
+        for tag, labels in table.tags.items()
+        if tag not in found.details
+    }
     groups["time"] = _grouped(table, time_labels(table.measured_s), TIME_NAMES)
     return Scoreboard(
         summary=summary(table.measured_s, table.predicted_s),

@@ -9,19 +9,26 @@ from stepcast.validate.scoreboard import Measurements
 
 @dataclass(frozen=True, slots=True)
 class MeasurementSet:
-    """*module* has ``measure_folder(folder) -> Measurements``; *folder* is its name beside the others."""
+    """*module* has ``measure_folder(folder) -> Measurements``; *folder* is its name beside the others, and
+    *further* are folders with more rows of the set, which it then takes together.
+    """
 
     name: str
     about: str
     module: str
     folder: str
+    further: tuple[str, ...] = ()
 
     @property
     def exists(self) -> bool:
         return find_spec(self.module) is not None
 
-    def measure(self, folder: str, **options: str) -> Measurements:
-        found = import_module(self.module).measure_folder(folder, **options)
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return (self.folder, *self.further)
+
+    def measure(self, *folders: str, **options: str) -> Measurements:
+        found = import_module(self.module).measure_folder(*folders, **options)
         if not isinstance(found, Measurements):
             raise TypeError(f"{self.module}.measure_folder must return Measurements")
         return found
@@ -51,7 +58,11 @@ _TABLE = (
         "optimus", "OptimusPrime sweep of a 1B model", "stepcast.validate.optimus", "optimus-sweep"
     ),
     MeasurementSet(
-        "published", "published training runs", "stepcast.validate.published.comparison", "published"
+        "published",
+        "published training runs",
+        "stepcast.validate.published.comparison",
+        "published",
+        further=("published-new",),
     ),
 )
 

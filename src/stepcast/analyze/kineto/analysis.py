@@ -9,6 +9,7 @@ import numpy as np
 from stepcast.analyze.kineto.kernels import COMMUNICATION, COPY, OTHER, class_of_names, label
 from stepcast.analyze.kineto.match import Matching, match_collectives
 from stepcast.analyze.kineto.rank import Lanes, RankTime, class_times, rank_time
+from stepcast.analyze.kineto.steps import marked_steps
 from stepcast.ir.timeline import SpanKind, Timeline
 
 # A rank whose computation takes this much longer than the usual rank's holds the others up.
@@ -62,6 +63,7 @@ class KinetoAnalysis:
     kernels: tuple[Kernel, ...]
     collectives: Matching
     stragglers: tuple[Straggler, ...]
+    gpus: int | None  # of the whole job, where its traces say
     warnings: tuple[str, ...]
 
     @property
@@ -79,6 +81,7 @@ class KinetoAnalysis:
         return {
             "kind": "kineto run",
             "source": self.source,
+            "gpus": self.gpus,
             "step_s": max(rank.step_s for rank in self.ranks),
             "operations_s": self.classes_s,
             "bubble_s": idle_s,
@@ -132,8 +135,9 @@ def breakdown(rank: RankTime) -> dict[str, float]:
 
 def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
     """Where the time of the traced ranks went."""
+    timeline, steps = marked_steps(timeline)
     lanes = Lanes(timeline)
-    times = [time for rank in timeline.ranks if (time := rank_time(lanes, rank)) is not None]
+    times = [time for rank in timeline.ranks if (time := rank_time(lanes, rank, steps.get(rank))) is not None]
     if not times:
         raise ValueError(f"{timeline.source}: holds no work of a GPU or a CPU thread to analyse")
     matching = match_collectives(timeline)
@@ -146,6 +150,7 @@ def analyze_kineto(timeline: Timeline) -> KinetoAnalysis:
         kernels=kernels,
         collectives=matching,
         stragglers=stragglers,
+        gpus=timeline.facts.get("world_size"),
         warnings=(*timeline.warnings, *_doubts(timeline, times, matching)),
     )
 

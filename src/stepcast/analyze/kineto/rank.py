@@ -1,10 +1,9 @@
 """One rank of a profiler trace: what its GPU did, hid and waited for.
 
-Times are of the whole window: the profiled steps and what they left running, or where no step is marked, from
-the first work on the GPU to the last.
+Times are of the whole window: the marked steps, each until its last kernel has ended, or where no step is
+marked, from the first work on the GPU to the last.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,20 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.analyze.intervals import Intervals, union_of
+from stepcast.analyze.kineto.steps import MarkedSteps, is_stream, launch_s
 from stepcast.ir.timeline import Floats, Ints, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 
 Rows = npt.NDArray[np.int64]
 
-# Calls that put work on a GPU stream; the host is ahead of the GPU by those whose work has not begun.
-LAUNCH = re.compile(
-    r"(?:cuda|cu|hip)(?:Ext|Module)?(?:LaunchKernel|LaunchCooperativeKernel|LaunchHostFunc|Memcpy|Memset|"
-    r"GraphLaunch)\w*"
-)
-GRAPH = re.compile(r"(?:cuda|cu|hip)GraphLaunch")
 # Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
 QUEUE_GAP_S = 10e-6
-STREAM = "stream "
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +96,9 @@ class Lanes:
         order = np.argsort(timeline.lane_of, kind="stable")
         bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
         self._order, self._bounds = order, bounds
-        self.launches = np.array([LAUNCH.fullmatch(name) is not None for name in timeline.names], dtype=bool)
-        self.graphs = any(GRAPH.match(name) for name in timeline.names)
+        self.launch_s = launch_s(timeline)
+        self.calls = np.full(len(timeline), -1, np.int64)
+        self.calls[timeline.flows[:, 1]] = timeline.flows[:, 0]
         families = [
             str(work.group) if isinstance(work, Collective | Transfer) else "" for work in timeline.works
         ]
@@ -121,10 +115,7 @@ class Lanes:
         return self._of_rank.get(rank, [])
 
     def streams(self, rank: int) -> list[int]:
-        """GPU streams; annotations of streams repeat their work and are none."""
-        names = self.timeline.lanes
-        lanes = [lane for lane in self.of_rank(rank) if STREAM in names[lane].name]
-        return [lane for lane in lanes if not names[lane].name.startswith("annotations")]
+        return [lane for lane in self.of_rank(rank) if is_stream(self.timeline.lanes[lane].name)]
 
     def threads(self, rank: int) -> list[int]:
         return [
@@ -132,31 +123,29 @@ class Lanes:
         ]
 
 
-def rank_time(lanes: Lanes, rank: int) -> RankTime | None:
+def rank_time(lanes: Lanes, rank: int, steps: MarkedSteps | None) -> RankTime | None:
     """None for a rank without any work."""
     timeline = lanes.timeline
     streams = lanes.streams(rank)
     working = streams or lanes.threads(rank)
     rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows(lane) for lane in working)])
-    if not len(rows):
+    if not len(rows) and not (working and steps):
         return None
-    host = _host(lanes, rank)
-    steps = _steps(lanes, rank)
     start_s, end_s = _window(timeline, rows, steps)
     sets = _sets(timeline, rows, not streams, start_s, end_s)
     compute, communication, copies = sets
     busy = compute.union(communication).union(copies)
     exposed = communication.without(compute)
     exposed_copies = copies.without(compute.union(communication))
-    queued = np.sort(timeline.start_s[rows])
-    idle = _idle(busy.gaps(start_s, end_s), queued, host)
+    paired = rows[~np.isnan(lanes.launch_s[rows])]
+    queued_s, launched_s = timeline.start_s[paired], lanes.launch_s[paired]
+    idle = _idle(busy.gaps(start_s, end_s), np.sort(queued_s), np.sort(launched_s))
     window_s = end_s - start_s
-    count = max(len(steps), 1)
     return RankTime(
         rank=rank,
         window_s=window_s,
-        steps=len(steps),
-        step_s=float(np.mean(timeline.duration_s[steps])) if len(steps) else window_s,
+        steps=len(steps) if steps else 0,
+        step_s=steps.mean_s if steps else window_s,
         compute_s=compute.length_s,
         communication_s=communication.length_s,
         exposed_communication_s=exposed.length_s,
@@ -165,26 +154,16 @@ def rank_time(lanes: Lanes, rank: int) -> RankTime | None:
         idle=idle if streams else Idle(idle.total_s, 0.0, 0.0),
         streams=tuple(_stream(timeline, lanes, lane, compute, start_s, end_s) for lane in streams),
         groups=_groups(lanes, rows, compute, start_s, end_s),
-        launches=len(host) // count,
-        launch_lag_s=_lag(host, queued) if streams else None,
+        launches=len(np.unique(lanes.calls[paired])) // (len(steps) if steps else 1),
+        launch_lag_s=float(np.median(np.maximum(queued_s - launched_s, 0.0))) if len(paired) else None,
         on_host=not streams,
     )
 
 
-def _steps(lanes: Lanes, rank: int) -> Rows:
-    found = [lane for lane in lanes.of_rank(rank) if lanes.timeline.lanes[lane].name == "steps"]
-    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows(lane) for lane in found)])
-    return rows[np.argsort(lanes.timeline.start_s[rows], kind="stable")]
-
-
-def _window(timeline: Timeline, rows: Rows, steps: Rows) -> tuple[float, float]:
-    start_s, end_s = timeline.start_s, timeline.end_s
-    if not len(steps):
-        return float(start_s[rows].min()), float(end_s[rows].max())
-    first, last = float(start_s[steps].min()), float(end_s[steps].max())
-    # What the steps launched may run on after they have ended.
-    begun = rows[(start_s[rows] >= first) & (start_s[rows] <= last)]
-    return first, max(last, float(end_s[begun].max(initial=last)))
+def _window(timeline: Timeline, rows: Rows, steps: MarkedSteps | None) -> tuple[float, float]:
+    if steps:
+        return float(steps.start_s[0]), float(steps.end_s[-1])
+    return float(timeline.start_s[rows].min()), float(timeline.end_s[rows].max())
 
 
 def _sets(
@@ -235,31 +214,14 @@ def _groups(
     return found
 
 
-def _host(lanes: Lanes, rank: int) -> Floats:
-    """When each launch began, in order; nothing where launches are graphs, which start many kernels."""
-    timeline = lanes.timeline
-    if lanes.graphs:
-        return np.zeros(0)
-    rows = np.concatenate([np.zeros(0, np.int64), *(lanes.rows(lane) for lane in lanes.threads(rank))])
-    launches = rows[lanes.launches[timeline.name_of[rows]]]
-    return np.sort(timeline.start_s[launches])
-
-
 def _idle(gaps: Intervals, queued: Floats, launched: Floats) -> Idle:
-    """A gap is the host's where every launch made before it began has also been run by then.
-
-    Launches and the GPU's work are counted, not paired: their numbers agree but for what the trace cut off,
-    which shifts the count by a constant.
-    """
+    """A gap is the host's where every launch made before it began has also been run by then."""
     lengths = gaps.durations_s
     short = lengths < QUEUE_GAP_S
     if not len(launched):
         return Idle(0.0, float(lengths[short].sum()), float(lengths[~short].sum()))
-    cut_off = max(0, len(queued) - len(launched))
-    waiting = (
-        np.searchsorted(launched, gaps.start_s, side="right")
-        + cut_off
-        - np.searchsorted(queued, gaps.start_s, side="right")
+    waiting = np.searchsorted(launched, gaps.start_s, side="right") - np.searchsorted(
+        queued, gaps.start_s, side="right"
     )
     starved = waiting <= 0
     return Idle(
@@ -267,14 +229,6 @@ def _idle(gaps: Intervals, queued: Floats, launched: Floats) -> Idle:
         queue_s=float(lengths[~starved & short].sum()),
         dependency_s=float(lengths[~starved & ~short].sum()),
     )
-
-
-def _lag(launched: Floats, queued: Floats) -> float | None:
-    """Median time from a launch to its start, counted from the end, where nothing is cut off."""
-    count = min(len(launched), len(queued))
-    if not count or abs(len(launched) - len(queued)) > 0.1 * len(queued):
-        return None
-    return float(np.median(np.maximum(queued[-count:] - launched[-count:], 0.0)))
 
 
 def class_times(lanes: Lanes, rank: int, class_of: Sequence[int], classes: int) -> Floats:

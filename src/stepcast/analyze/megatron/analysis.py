@@ -7,13 +7,14 @@ from typing import Any
 
 from stepcast.analyze.durations import at_shortest
 from stepcast.analyze.megatron.events import Operation, operations_of
+from stepcast.analyze.megatron.experts import ExpertLoad, expert_loads
 from stepcast.analyze.megatron.layers import StageLayers, stage_layers
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.megatron.stragglers import Straggler, find_stragglers
 from stepcast.analyze.megatron.traffic import Traffic, traffic_of
 from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
 from stepcast.analyze.play import PathStep, critical_steps, measured, play
-from stepcast.analyze.recording import Join, Part, RankRecord, Recording
+from stepcast.analyze.recording import Join, Part, RankRecord, Recording, configuration
 from stepcast.ir.timeline import Timeline
 
 # Work that is less of a rank than this is left out of what is said about it.
@@ -30,6 +31,7 @@ class MegatronAnalysis:
     layers: tuple[StageLayers, ...]
     traffic: tuple[Traffic, ...]
     stragglers: tuple[Straggler, ...]
+    expert_loads: tuple[ExpertLoad, ...]
     critical_path: tuple[PathStep, ...]
     critical_path_s: float | None  # the longest chain of durations alone; None where ranks are missing
     warnings: tuple[str, ...]
@@ -71,6 +73,7 @@ class MegatronAnalysis:
             "layers": [one.facts() for one in self.layers],
             "stages": stage_rows(self.parts),
             "imbalance": self._imbalance(),
+            "expert_imbalance": [one.facts() for one in self.expert_loads],
             "rank_times": [self._rank_facts(one) for one in self.parts],
             "stragglers": [_straggler_facts(one, self.recording) for one in self.stragglers],
             "critical_path": [_step_facts(one) for one in self.critical_path],
@@ -142,6 +145,7 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
         layers=stage_layers(operations, recording),
         traffic=traffic,
         stragglers=find_stragglers(recording, parts),
+        expert_loads=expert_loads(operations, parts, recording.layout),
         critical_path=critical_steps(recording),
         critical_path_s=play(at_shortest(recording)).step_s,
         warnings=(),
@@ -179,13 +183,13 @@ def _warnings(analysis: MegatronAnalysis) -> list[str]:
 
 def _layout_facts(recording: Recording) -> dict[str, Any]:
     layout = recording.layout
-    facts = {key: value for key, value in recording.facts.items() if key not in ("basis", "gradient_bytes")}
     return {
         "tp": layout.tp,
         "dp": layout.dp,
         "pp": layout.pp,
+        "ep": layout.ep,
         "gpus": layout.gpus,
-        "configuration": facts,
+        "configuration": configuration(recording),
         "configuration_basis": recording.facts.get("basis", {}),
     }
 

@@ -4,6 +4,7 @@ Matching needs no clock: the k-th collective of an operation meets the k-th of t
 members of its group, and a send meets the receive of the same micro-batch on the next stage.
 """
 
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ REDUCTIONS = {
     "exp_dp_allreduce": Group.EXPERT_DP,
 }
 
+TOKENS = re.compile(r"\[([0-9]+), [0-9]+\]", re.ASCII)
+
 Key = tuple[Hashable, ...]
 
 
@@ -45,6 +48,8 @@ class Event:
     end_s: float
     key: Key
     is_source: bool = False  # of a message or broadcast
+    rows: int | None = None  # that this rank hands in to an exchange of tokens between experts
+    uneven: bool = False  # members hand in different sizes; size_bytes is then the largest
 
     def presence(self) -> Presence:
         return Presence(self.rank, self.start_s, self.end_s, self.is_source)
@@ -97,6 +102,8 @@ def operations_of(timeline: Timeline, layout: Layout) -> dict[int, list[Operatio
         if parent != NONE and parent in operation_at and timeline.kind_of[row] == SpanKind.COMMUNICATION:
             event = _part_event(timeline, row, operation_at[parent], names[row], layout, seen)
             operation_at[parent].parts.append(event)
+    for events in matched(found).values():
+        _settle_size(events)
     for listed in found.values():
         listed.sort(key=lambda operation: operation.end_s)
         for operation in listed:
@@ -167,7 +174,32 @@ def _part_event(
         float(timeline.end_s[row]),
         key,
         is_source=broadcast and rank == together[0],
+        rows=_rows(timeline, row, work),
     )
+
+
+def _rows(timeline: Timeline, row: int, work: Work | None) -> int | None:
+    """The tokens of a shape such as [tokens, hidden]."""
+    if not isinstance(work, Collective) or (work.kind, work.group) != (CollectiveKind.ALL_TO_ALL, Group.EP):
+        return None
+    match = TOKENS.fullmatch(_details(timeline, row).get("shape", ""))
+    return int(match[1]) if match else None
+
+
+def _settle_size(events: list[Event]) -> None:
+    """One size for all who meet: an uneven exchange lasts as long as its largest share needs."""
+    sizes = {event.size_bytes for event in events}
+    if len(sizes) > 1:
+        largest = max(size for size in sizes if size is not None)
+        for event in events:
+            event.size_bytes, event.uneven = largest, True
+
+
+def exchanges(operation: Operation) -> list[tuple[Event, Event]]:
+    """Tokens go out to the experts and come back; in a backward pass their gradients do. What the second
+    hands in is what the experts of its rank worked on. Nothing where they do not come in pairs."""
+    found = [event for event in operation.parts if event.rows is not None]
+    return [] if len(found) % 2 else list(zip(found[::2], found[1::2], strict=True))
 
 
 def matched(operations: Mapping[int, list[Operation]]) -> dict[Key, list[Event]]:

@@ -162,4 +162,5 @@ def _meeting(events: Sequence[Event], alone_s: float | None) -> Meeting:
         start_s=start_s,
         end_s=start_s + transfer_s,
         overlapped=alone_s is not None,
+        uneven=first.uneven,
     )

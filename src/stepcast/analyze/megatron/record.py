@@ -10,6 +10,7 @@ from stepcast.analyze.megatron.events import (
     SENDS,
     Event,
     Operation,
+    exchanges,
     matched,
     operations_of,
 )
@@ -193,12 +194,17 @@ def _inner(operation: Operation, table: MeetingTable) -> list[Piece]:
     pieces: list[Piece] = []
     cursor_s, before = operation.start_s, "start"
     turns: dict[tuple[str, str], int] = {}
+    tokens: int | None = None
+    tokens_after = {id(out): back.rows for out, back in exchanges(operation)}
+    tokens_after |= {id(back): None for _, back in exchanges(operation)}
     for event in [*operation.parts, None]:
         after, until_s = ("end", operation.end_s) if event is None else (event.name, event.start_s)
         turn = turns.get((before, after), 0)
         turns[before, after] = turn + 1
         role = f"{operation.name}: {before} to {after}, {'even' if turn % 2 else 'odd'}"
-        pieces.append(_local(operation, part, role, cursor_s, until_s))
+        if tokens is not None:
+            role += ", experts"
+        pieces.append(_local(operation, part, role, cursor_s, until_s, tokens))
         if event is None:
             break
         if table.member(event) is not None:
@@ -209,11 +215,15 @@ def _inner(operation: Operation, table: MeetingTable) -> list[Piece]:
                 _local(operation, group, f"{operation.name}: {event.name}", event.start_s, event.end_s)
             )
         cursor_s, before = event.end_s, event.name
+        tokens = tokens_after.get(id(event), tokens)
     return pieces
 
 
-def _local(operation: Operation, part: Part, role: str, start_s: float, end_s: float) -> Local:
-    return Local(part, operation.name, role, operation.micro_batch, start_s, max(0.0, end_s - start_s))
+def _local(
+    operation: Operation, part: Part, role: str, start_s: float, end_s: float, tokens: int | None = None
+) -> Local:
+    duration_s = max(0.0, end_s - start_s)
+    return Local(part, operation.name, role, operation.micro_batch, start_s, duration_s, tokens)
 
 
 def _join(operation: Operation, name: str, events: Sequence[Event], table: MeetingTable) -> Join:

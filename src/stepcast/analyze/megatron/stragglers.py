@@ -1,4 +1,6 @@
-"""Slow ranks, told by the work they do alone: pieces of the same role are the same work on every rank."""
+"""Slow ranks, told by the work they do alone: pieces of the same role are the same work on every rank, but
+for experts, whose work follows the tokens that they are sent.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,6 +9,7 @@ from statistics import median
 from stepcast.analyze.megatron.events import OPTIMIZER
 from stepcast.analyze.parts import RankParts
 from stepcast.analyze.recording import Join, Local, Part, RankRecord, Recording
+from stepcast.analyze.tokens import at_tokens_s, seconds_per_token
 
 # Slower than this is no chance: ranks of a healthy run differ by a few per cent.
 FACTOR = 1.15
@@ -74,18 +77,38 @@ class Straggler:
         return totals
 
 
-def role_times_s(record: RankRecord) -> dict[tuple[str, str], tuple[int, float]]:
-    """(operation, role) -> how often and how long this rank computed."""
-    times: dict[tuple[str, str], tuple[int, float]] = {}
+@dataclass(frozen=True, slots=True)
+class RoleTime:
+    """How often and how long a rank computed in one role, and for how many tokens."""
+
+    count: int = 0
+    total_s: float = 0.0
+    tokens: int = 0
+
+    @property
+    def mean_s(self) -> float:
+        return self.total_s / self.count
+
+    @property
+    def mean_tokens(self) -> float:
+        return self.tokens / self.count
+
+
+def role_times_s(record: RankRecord) -> dict[tuple[str, str], RoleTime]:
+    """(operation, role) -> what this rank computed."""
+    times: dict[tuple[str, str], RoleTime] = {}
     for piece in record.pieces():
+        tokens = 0
         if isinstance(piece, Local) and piece.part in (Part.COMPUTE, Part.OPTIMIZER):
-            seconds = piece.duration_s
+            seconds, tokens = piece.duration_s, piece.tokens or 0
         elif isinstance(piece, Join) and piece.own_s and piece.waits:
             seconds = piece.own_s
         else:
             continue
-        count, total_s = times.get((piece.operation, piece.role), (0, 0.0))
-        times[piece.operation, piece.role] = count + 1, total_s + seconds
+        before = times.get((piece.operation, piece.role), RoleTime())
+        times[piece.operation, piece.role] = RoleTime(
+            before.count + 1, before.total_s + seconds, before.tokens + tokens
+        )
     return times
 
 
@@ -93,9 +116,10 @@ def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> tuple[S
     """Ranks whose own work takes longer than the same work elsewhere, the slowest first."""
     by_rank = {record.rank: role_times_s(record) for record in recording.ranks}
     stage_of = {record.rank: record.stage for record in recording.ranks}
+    slopes_s = seconds_per_token(recording.ranks)
     found = []
     for rank in by_rank:
-        paces = _paces(rank, by_rank, stage_of)
+        paces = _paces(rank, by_rank, stage_of, slopes_s)
         caused = [(one.rank, one.waits_for_s[rank]) for one in parts if one.waits_for_s.get(rank, 0.0) > 0]
         caused.sort(key=lambda pair: -pair[1])
         one = Straggler(rank, paces, tuple(caused))
@@ -107,18 +131,23 @@ def find_stragglers(recording: Recording, parts: Sequence[RankParts]) -> tuple[S
 
 def _paces(
     rank: int,
-    by_rank: Mapping[int, Mapping[tuple[str, str], tuple[int, float]]],
+    by_rank: Mapping[int, Mapping[tuple[str, str], RoleTime]],
     stage_of: Mapping[int, int],
+    slopes_s: Mapping[str, float],
 ) -> tuple[Pace, ...]:
     """The work of *rank* that other ranks do too."""
     paces = []
-    for key, (count, own_s) in by_rank[rank].items():
+    for key, own in by_rank[rank].items():
         operation, role = key
         if operation == OPTIMIZER:
             continue  # its work follows the parameters of the stage, and its sync hides part of it
         others = {other: times[key] for other, times in by_rank.items() if other != rank and key in times}
-        reference_s = count * median(total_s / number for number, total_s in others.values()) if others else 0
+        slope_s = slopes_s.get(role, 0.0)
+        each_s = [
+            at_tokens_s(one.mean_s, one.mean_tokens, own.mean_tokens, slope_s) for one in others.values()
+        ]
+        reference_s = own.count * median(each_s) if others else 0
         if reference_s:
             elsewhere = any(stage_of[other] != stage_of[rank] for other in others)
-            paces.append(Pace(operation, role, own_s, reference_s, elsewhere))
+            paces.append(Pace(operation, role, own.total_s, reference_s, elsewhere))
     return tuple(paces)

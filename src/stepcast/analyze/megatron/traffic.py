@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import mean, median
 
 from stepcast.analyze.changes import bus_factor
 from stepcast.analyze.groups import members
@@ -23,7 +23,7 @@ class Traffic:
     name: str
     kind: str
     group: str
-    size_bytes: int | None
+    size_bytes: int | None  # where ranks hand in different sizes: the largest, mean over the collectives
     ranks: int  # in one set of the group
     count: int  # per rank that takes part
     total_s: float  # per rank that takes part, waiting included
@@ -69,29 +69,34 @@ def traffic_of(operations: Mapping[int, list[Operation]], recording: Recording) 
     met: dict[tuple[str, str, int | None], list[float]] = {}
     beside: set[tuple[str, str, int | None]] = set()
     for meeting in recording.meetings:
-        key = (meeting.name, meeting.group, meeting.size_bytes)
+        key = (meeting.name, meeting.group, None if meeting.uneven else meeting.size_bytes)
         met.setdefault(key, []).append(meeting.transfer_s)
         if meeting.overlapped:
             beside.add(key)
     grouped: dict[tuple[str, str, str, str, int | None], dict[int, list[float]]] = {}
+    uneven_bytes: dict[tuple[str, str, str, str, int | None], list[int]] = {}
     for rank, listed in operations.items():
         for operation in listed:
             for event in (*operation.events, *operation.parts):
                 if event.kind != "sync":
                     name = _plain_name(event)
-                    key5 = (operation.name, name, event.kind, event.group, event.size_bytes)
+                    size_bytes = None if event.uneven else event.size_bytes
+                    key5 = (operation.name, name, event.kind, event.group, size_bytes)
+                    if event.uneven and event.size_bytes is not None:
+                        uneven_bytes.setdefault(key5, []).append(event.size_bytes)
                     grouped.setdefault(key5, {}).setdefault(rank, []).append(event.end_s - event.start_s)
     rows = []
     for (operation_name, name, kind, group, size_bytes), by_rank in grouped.items():
         times_s = [time_s for listed_s in by_rank.values() for time_s in listed_s]
         transfers = met.get((name, group, size_bytes))
+        sizes = uneven_bytes.get((operation_name, name, kind, group, size_bytes))
         rows.append(
             Traffic(
                 operation_name,
                 name,
                 kind,
                 group,
-                size_bytes,
+                round(mean(sizes)) if sizes else size_bytes,
                 _set_size(next(iter(by_rank)), kind, group, recording.layout),
                 round(len(times_s) / len(by_rank)),
                 sum(times_s) / len(by_rank),

@@ -15,7 +15,7 @@ from stepcast.cost.collectives.contention import lost_share
 from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.exchange import imbalance_of
 from stepcast.cost.collectives.protocol import Protocol
-from stepcast.cost.collectives.route import Route, route_of
+from stepcast.cost.collectives.route import Route, route_of, uneven_warning
 
 __all__ = [
     "Algorithm",
@@ -34,4 +34,5 @@ __all__ = [
     "route_of",
     "send_receive_price",
     "send_receive_s",
+    "uneven_warning",
 ]

@@ -2,7 +2,7 @@
 
 from stepcast.cost.collectives.choose import price, send_receive_price
 from stepcast.cost.collectives.route import route_of
-from stepcast.hardware import Cluster, resolve
+from stepcast.hardware import Cluster, Place, placed, resolve
 from stepcast.ir.work import CollectiveKind
 
 MESSAGE = "message"
@@ -10,7 +10,8 @@ MESSAGE = "message"
 
 def reached_busbw(kind: str, size_bytes: int, ranks: int, cluster: Cluster) -> float | None:
     """Bytes per second of *kind* (a collective or a message) over neighbouring ranks; None if not known."""
-    path = resolve(cluster, range(ranks), active_per_node=min(ranks, cluster.domain_gpus))
+    active = min(ranks, cluster.domain_gpus)
+    path = resolve(cluster, range(ranks), active, placed(Place.EVEN, cluster, ranks))
     route = route_of(path, cluster)
     if kind == MESSAGE:
         return send_receive_price(size_bytes, route).busbw_bytes_per_s

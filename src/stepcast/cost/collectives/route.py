@@ -8,6 +8,9 @@ from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import FabricKind
 from stepcast.hardware.path import GroupPath
+from stepcast.hardware.placement import Place
+
+UNEVEN = 2.0  # ranks on the fullest node over the emptiest, from which on it is said
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,11 @@ class Route:
             return self.channels
         return min(self.channels, self.channels_per_rank * self.fewest_per_node)
 
+    @property
+    def unevenness(self) -> float:
+        """Ranks on the fullest node over those on the emptiest, through whose way out all of them go."""
+        return self.ranks_per_node / self.fewest_per_node
+
     def within(self) -> "Route":
         """The same ranks seen from one node."""
         return replace(self, ranks=self.ranks_per_node, nodes=1, fewest_per_node=self.ranks_per_node)
@@ -122,6 +130,20 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         in_switch_reduction=path.in_switch_reduction,
         in_network_reduction=path.in_network_reduction,
     )
+
+
+def uneven_warning(who: str, route: Route, cluster: Cluster, place: Place) -> list[str]:
+    """Says that *who* is slow for the node that holds least of it; nothing where that hardly matters."""
+    if route.unevenness < UNEVEN:
+        return []
+    racks = cluster.topology.scale_up_nodes > 1
+    what = "rack" if racks else "node"
+    remedy = "use --place even, or " if racks and place is Place.PACKED else ""
+    return [
+        f"{who} {route.ranks} ranks stands on {route.nodes} {what}s, {route.ranks_per_node} on the fullest "
+        f"and {route.fewest_per_node} on the emptiest, whose way out bounds them all: {remedy}"
+        f"choose GPUs that fill every {what} alike"
+    ]
 
 
 def _rate(link: Link | None) -> float:

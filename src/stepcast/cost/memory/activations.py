@@ -180,7 +180,7 @@ def _attention(model: Model, shape: _Shape) -> float:
     rotary = model.position.kind is PositionKind.ROTARY
     kept = (query + key + value + output) * element
     if rotary and model.latent is None and shape.kernels is not Kernels.FUSED:
-        kept += (query + key) * element
+        kept += _projected(model, shape) - value * element
     if model.latent is not None:
         # Latents before and after their norms; values that are a view keep the keys they came with.
         latent = model.latent
@@ -241,10 +241,18 @@ def _scores(model: Model, shape: _Shape) -> float:
     return shape.batch * (model.heads / shape.tp) * (shape.seq / shape.cp) * shape.seq
 
 
+def _projected(model: Model, shape: _Shape) -> float:
+    """Queries, keys and values as they are projected; where tensor ranks share kv heads, those of all ranks
+    (``generate.attention``).
+    """
+    ways = 1 if shape.tp > model.kv_heads else shape.tp
+    width = model.heads * model.head_dim + model.kv_heads * (model.head_dim + model.value_dim)
+    return shape.tokens * width / ways * shape.element
+
+
 def _attention_transient(model: Model, shape: _Shape) -> float:
     """Gradients of queries, keys, values and their projection; unfused, those of two squares."""
-    wide = shape.tokens * (model.heads + 2 * model.kv_heads) * model.head_dim / shape.tp * shape.element
-    return 2 * wide + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.element)
+    return 2 * _projected(model, shape) + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.element)
 
 
 def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:

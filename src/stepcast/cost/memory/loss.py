@@ -1,11 +1,10 @@
-"""What exists for a moment only: the logits and their gradient, and layers gathered from their shards."""
+"""What the end of a model needs: the logits and their gradient, and modules for further tokens."""
 
 from stepcast.cost.memory.states import FP32_BYTES
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
-from stepcast.ir.stages import Piece
+from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Kernels, Strategy, TrainingKind
-from stepcast.ir.trainable import held_shard, trained_shard
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8
@@ -26,7 +25,7 @@ def loss_bytes(model: Model, strategy: Strategy, in_flight: int = 1) -> float:
         # The softmax, and the gradients before and after it; the logits themselves are gone.
         return kept + 3 * FP32_BYTES * logits
     if kernels is Kernels.COMPILED:
-        if strategy.sharding.splits_parameters:
+        if plan_of(strategy).by_unit:
             # Layers are compiled one by one and the loss is not; the logits outlive it.
             return kept + (3 * FP32_BYTES + element) * logits
         return kept + logits * element * (1 if vocab % ALIGNED == 0 else 3)
@@ -44,31 +43,3 @@ def further_ends_bytes(model: Model, strategy: Strategy) -> float:
     """
     outer = strategy.local_tokens * model.hidden // strategy.outer_ways
     return (1 + 2 + 2) * outer * strategy.stored.bytes
-
-
-def gathered_bytes(model: Model, strategy: Strategy, piece: Piece) -> tuple[float, float]:
-    """ZeRO-3 and FSDP: gathered weights, and gradients that are not reduced yet.
-
-    That is the unit at work and the next one, and the gradients of one. In a pipeline the weights of the
-    whole stage stay gathered and its gradients are summed unreduced until the last micro-batch, or each of
-    them would gather and reduce everything anew (torch.distributed.pipelining).
-    """
-    if not strategy.sharding.splits_parameters:
-        return 0.0, 0.0
-    if strategy.layout.pp > 1:
-        weights = held_shard(model, strategy, piece).total * strategy.stored.bytes
-        return weights, trained_shard(model, strategy, piece).total * strategy.gradient_dtype.bytes
-    size = _largest_unit(model, strategy, piece) * strategy.stored.bytes
-    return 2 * size, size
-
-
-def _largest_unit(model: Model, strategy: Strategy, piece: Piece) -> int:
-    """Parameters of the largest layer or end: each is gathered by itself."""
-    kinds = {model.blocks[layer]: layer for layer in piece.layers}
-    units = [Piece(range(layer, layer + 1), False, False) for layer in kinds.values()]
-    none = range(piece.layers.start, piece.layers.start)
-    if piece.embedding:
-        units.append(Piece(none, True, False))
-    if piece.head:
-        units.append(Piece(none, False, True))
-    return max(held_shard(model, strategy, unit).total for unit in units)

@@ -17,7 +17,8 @@ class Overhead:
     not fit the next request. *step_bytes*: per parameter whose states a rank keeps, what the optimizer copies
     for its step in large pieces, for which no freed activation has room. *gradient_bytes*: per parameter a
     rank holds, further copies of its gradient. *whole_master*: each rank keeps the fp32 weights of all its
-    parameters and updates a part of them.
+    parameters and updates a part of them. *fitted*: some of these figures were learnt from peaks of published
+    runs, which are then no test of them.
     """
 
     context_bytes: float
@@ -27,6 +28,7 @@ class Overhead:
     step_bytes: float = 0.0
     gradient_bytes: float = 0.0
     whole_master: bool = False
+    fitted: bool = False
 
 
 # 804 MB between what torch reserved and what the driver reported: one process on an H200, CUDA 13.
@@ -44,6 +46,7 @@ OVERHEADS: dict[str, Overhead] = {
         fragmentation=0.2,
         buffer_bytes=6.0 * GIB,
         step_bytes=6.0,
+        fitted=True,
     ),
     # The first bf16 optimizer (DeepSpeed's runtime/bf16_optimizer.py of February 2022) keeps fp32 weights and
     # fp32 sums of gradients whole, bf16 gradients beside those, and gathers weights 5e8 at a time.
@@ -54,6 +57,7 @@ OVERHEADS: dict[str, Overhead] = {
         buffer_bytes=1e9,
         gradient_bytes=2.0,
         whole_master=True,
+        fitted=True,
     ),
 }
 

@@ -3,10 +3,12 @@
 from dataclasses import dataclass
 
 from stepcast.cost.memory.activations import Kept, layer_kept
-from stepcast.cost.memory.loss import further_ends_bytes, gathered_bytes
-from stepcast.cost.memory.states import States, piece_states, split_ways
+from stepcast.cost.memory.gathered import Collected, collected
+from stepcast.cost.memory.loss import further_ends_bytes
+from stepcast.cost.memory.states import States, piece_states
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
+from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.trainable import trained_shard
@@ -24,15 +26,16 @@ class PieceTotals:
     transient: float
     largest_layer: float
     first_layer_gradients: float
-    gathered: float
-    unreduced: float
+    collected: Collected
     embedding: bool
     head: bool
 
 
-def piece_totals(model: Model, strategy: Strategy, piece: Piece, known: dict[Block, Kept]) -> PieceTotals:
+def piece_totals(
+    model: Model, strategy: Strategy, piece: Piece, known: dict[Block, Kept], orientations: int
+) -> PieceTotals:
     """The totals of one piece; *known* gains what layers of each kind keep, for the pieces after it."""
-    trained, ways = trained_shard(model, strategy, piece), split_ways(strategy)
+    trained = trained_shard(model, strategy, piece)
     whole = strategy.recompute.whole_layers(len(piece.layers))
     kinds: dict[Block, Kept] = {}
 
@@ -54,18 +57,16 @@ def piece_totals(model: Model, strategy: Strategy, piece: Piece, known: dict[Blo
             further_ends_bytes(model, strategy) + sum(kept.kept for kept in further)
         )
         recomputed = max(recomputed, *(kept.again for kept in further))
-    gathered, unreduced = gathered_bytes(model, strategy, piece)
     return PieceTotals(
-        states=piece_states(model, strategy, piece),
+        states=piece_states(model, strategy, piece, orientations),
         trained=trained.total,
-        owned=trained.dense / ways[0] + trained.experts / ways[1],
+        owned=plan_of(strategy).share(trained),
         activations=activations,
         recomputed=recomputed,
         transient=max((kept.transient for kept in kinds.values()), default=0.0),
         largest_layer=max((kept.kept + kept.again for kept in kinds.values()), default=0.0),
         first_layer_gradients=_first_layer_gradients(model, strategy, piece),
-        gathered=gathered,
-        unreduced=unreduced,
+        collected=collected(model, strategy, piece, orientations),
         embedding=piece.embedding,
         head=piece.head,
     )
@@ -76,4 +77,4 @@ def _first_layer_gradients(model: Model, strategy: Strategy, piece: Piece) -> fl
     if not layers:
         return 0.0
     first = Piece(range(layers.start, layers.start + 1), False, False)
-    return piece_states(model, strategy, first).gradients
+    return piece_states(model, strategy, first, orientations=1).gradients

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from stepcast.cost.memory.activations import Kept
+from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import default_in_flight
 from stepcast.cost.memory.loss import loss_bytes
 from stepcast.cost.memory.overhead import OVERHEADS, Overhead, communicators
 from stepcast.cost.memory.piece import PieceTotals, piece_totals
-from stepcast.cost.memory.states import FP32_BYTES
+from stepcast.cost.memory.states import FP32_BYTES, orientations
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
+from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Kernels, Strategy, StrategyError, TrainingKind
 
@@ -87,7 +89,7 @@ def memory(
         in_flight = default_in_flight(strategy)
     if len(in_flight) != strategy.layout.pp:
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
-    totals = _piece_totals(model, strategy)
+    totals = _piece_totals(model, strategy, orientations(strategy, gpu))
     shared = _Shared(model, strategy)
     stages = []
     for stage, counts in enumerate(in_flight):
@@ -112,7 +114,7 @@ class _Moment:
         return self.gradients + self.activations + self.temporary
 
 
-def _piece_totals(model: Model, strategy: Strategy) -> list[PieceTotals]:
+def _piece_totals(model: Model, strategy: Strategy, orientations: int) -> list[PieceTotals]:
     """Every piece's totals in model order; pieces of the same layers share theirs."""
     known: dict[tuple[object, ...], PieceTotals] = {}
     kinds: dict[Block, Kept] = {}
@@ -121,7 +123,7 @@ def _piece_totals(model: Model, strategy: Strategy) -> list[PieceTotals]:
     for piece in pieces(model, strategy):
         key = (blocks[piece.layers.start : piece.layers.stop], piece.embedding, piece.head)
         if key not in known:
-            known[key] = piece_totals(model, strategy, piece, kinds)
+            known[key] = piece_totals(model, strategy, piece, kinds, orientations)
         totals.append(known[key])
     return totals
 
@@ -131,12 +133,10 @@ class _Shared:
 
     def __init__(self, model: Model, strategy: Strategy) -> None:
         layout = strategy.layout
-        self.strategy = strategy
+        self.strategy, self.plan = strategy, plan_of(strategy)
         # Flat buffers exist all the time; PyTorch's own gradients from the first backward of a step on.
         self.early = (
-            strategy.kernels is Kernels.FUSED
-            or strategy.micro_batches > 1
-            or strategy.sharding.splits_gradients
+            strategy.kernels is Kernels.FUSED or strategy.micro_batches > 1 or self.plan.splits_gradients
         )
         whole = strategy.local_tokens * model.hidden * strategy.stored.bytes
         outer = whole / strategy.outer_ways
@@ -204,12 +204,9 @@ class _Stage:
         shared, held, gradients = self.shared, self.held, self.states.gradients
         early = gradients if shared.early else 0.0
         working = max(piece.transient for piece in held) + shared.exchanged
-        if self.strategy.layout.pp > 1:  # all of a stage's weights stay gathered
-            gathered = sum(piece.gathered for piece in held)
-            unreduced = sum(piece.unreduced for piece in held)
-        else:
-            gathered = max(piece.gathered for piece in held)
-            unreduced = max(piece.unreduced for piece in held)
+        gathered = (sum if keeps_weights(shared.plan) else max)(piece.collected.weights for piece in held)
+        whole = sum if shared.plan.reduced is Reduced.ONCE else max
+        unreduced = whole(piece.collected.gradients for piece in held)
         sharded = gathered + unreduced + WORKSPACE_BYTES
         # The last layer to run backward has no gradients yet when its activations are all there.
         late = max(early, gradients - held[0].first_layer_gradients)

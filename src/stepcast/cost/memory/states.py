@@ -7,16 +7,20 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 
 from dataclasses import dataclass
 
+from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
+from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import Kernels, Sharding, Strategy, TrainingKind
+from stepcast.ir.strategy import Kernels, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
 from stepcast.ir.weights import Shard
 
 FP32_BYTES = DType.FP32.bytes
-# Formats whose weights are kept quantised, in both orientations, from one micro-batch to the next.
+# Formats whose weights fused kernels keep quantised from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)
+# GPUs whose matrix units multiply fp8 in either orientation.
+EITHER_ORIENTATION = ("blackwell", "blackwell-ultra")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +37,57 @@ class States:
         )
 
 
-def split_ways(strategy: Strategy) -> tuple[int, int]:
-    """Ranks that share the states of dense and of expert parameters."""
-    if strategy.sharding is Sharding.NONE:
-        return 1, 1
-    return strategy.layout.shard_size, strategy.layout.expert_dp
-
-
-def piece_states(model: Model, strategy: Strategy, piece: Piece) -> States:
-    """What one rank keeps for *piece* all the time; gradients as if none were freed."""
+def piece_states(model: Model, strategy: Strategy, piece: Piece, orientations: int) -> States:
+    """What one rank keeps for *piece* all the time, each quantised weight in *orientations* copies; gradients
+    as if none were freed.
+    """
     held, trained = held_shard(model, strategy, piece), trained_shard(model, strategy, piece)
-    adapters = trained if strategy.training is TrainingKind.LORA else Shard(0, 0)
-    ways, sharding = split_ways(strategy), strategy.sharding
-    fsdp = sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
-    weight = FP32_BYTES if fsdp and strategy.optimizer.master_weights else strategy.stored.bytes
-    whole = _split(held, (1, 1)) + _split(adapters, (1, 1))
-    shared = _split(held, ways) + _split(adapters, ways)
-    parameters = weight * (shared if sharding.splits_parameters else whole)
-    if strategy.precision in QUANTISED and strategy.kernels is Kernels.FUSED:
-        parameters += 2 * strategy.precision.bytes * _split(held, (1, 1))
-    gradient = strategy.gradient_dtype.bytes
-    gradients = gradient * _split(trained, ways if sharding.splits_gradients else (1, 1))
-    return States(parameters, gradients, optimizer_bytes(strategy, fsdp) * _split(trained, ways))
+    plan, parameters, gradients = plan_of(strategy), 0.0, 0.0
+    for part, each in plan.kinds(held):
+        whole = whole_bytes(strategy, each, orientations)
+        parameters += _share_bytes(strategy, each) / part.ways if part.collected else whole
+    if strategy.training is TrainingKind.LORA:
+        kept = FP32_BYTES if strategy.keeps_fp32_weights else strategy.stored.bytes
+        for part, each in plan.kinds(trained):
+            parameters += kept * each.total / (part.ways if part.collected else 1)
+    for part, each in plan.kinds(trained):
+        ways = part.ways if plan.splits_gradients else 1
+        gradients += strategy.gradient_dtype.bytes * each.total / ways
+    return States(parameters, gradients, optimizer_bytes(strategy) * plan.share(trained))
 
 
-def optimizer_bytes(strategy: Strategy, fsdp: bool = False) -> float:
+def orientations(strategy: Strategy, gpu: Gpu) -> int:
+    """Copies of each quantised weight: products of the forward and of the backward read it along other axes.
+
+    Scales of blocks differ between the two; with one scale a copy is transposed for matrix units that need
+    it (Transformer Engine, is_non_tn_fp8_gemm_supported).
+    """
+    return 1 if strategy.precision is DType.FP8 and gpu.architecture in EITHER_ORIENTATION else 2
+
+
+def whole_bytes(strategy: Strategy, shard: Shard, orientations: int) -> float:
+    """Weights as the layers use them. Fused kernels keep them quantised from one micro-batch to the next,
+    beside the stored ones or, with parameters in fp8, instead of them.
+    """
+    stored, quantised = strategy.stored.bytes, 0.0
+    if strategy.precision in QUANTISED:
+        copies = orientations if strategy.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
+        quantised = copies * strategy.precision.bytes
+    narrow = quantised if strategy.fp8_parameters else stored + quantised
+    return narrow * shard.quantised + stored * shard.unquantised
+
+
+def _share_bytes(strategy: Strategy, shard: Shard) -> float:
+    """What all ranks together keep of weights that they split."""
+    if strategy.keeps_fp32_weights:
+        return FP32_BYTES * shard.total
+    narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.stored.bytes
+    return narrow * shard.quantised + strategy.stored.bytes * shard.unquantised
+
+
+def optimizer_bytes(strategy: Strategy) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
     optimizer = strategy.optimizer
-    copied = optimizer.master_weights and strategy.stored is not DType.FP32 and not fsdp
+    copied = optimizer.master_weights and strategy.stored is not DType.FP32
+    copied = copied and not strategy.keeps_fp32_weights
     return optimizer.moments * optimizer.moment_dtype.bytes + (FP32_BYTES if copied else 0.0)
-
-
-def _split(shard: Shard, ways: tuple[int, int]) -> float:
-    return shard.dense / ways[0] + shard.experts / ways[1]

@@ -1,11 +1,9 @@
 """A Workload from another program's trace: one layer for each node that does work, in an order that runs."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -14,11 +12,10 @@ from stepcast.inputs.chakra.nodes import NONE, Nodes, NodeType, Offsets, Trace
 from stepcast.inputs.chakra.order import owners
 from stepcast.inputs.chakra.plan import COLLECTIVE_OF_TYPE
 from stepcast.inputs.chakra.protobuf import Value
+from stepcast.inputs.chakra.ranks import KnownRanks
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.kineto.process_groups import group_named
 from stepcast.ir.group import Group
-from stepcast.ir.layout import Layout
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Recorded, Transfer, Work
+from stepcast.ir.work import GATHERS, Collective, Direction, Recorded, Transfer, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import US
 
@@ -32,49 +29,38 @@ USED = (*NOTED, "comm_type", "comm_size", "comm_src", "comm_dst")
 Flags = npt.NDArray[np.bool_]
 
 
-class ProcessGroup(msgspec.Struct, frozen=True):
-    """An entry of the list that PyTorch puts into its process_group:init node."""
-
-    pg_name: str | int = ""
-    pg_desc: str = ""
-    ranks: tuple[int, ...] = ()
-    pg_size: int = 0
-    group_size: int = 0
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks) or self.pg_size or self.group_size
-
-
-GROUPS = msgspec.json.Decoder(list[ProcessGroup])
-
-
-def foreign_workload(trace: Trace, dependencies: Offsets, order: Offsets, path: str) -> Workload:
+def foreign_workload(
+    trace: Trace, dependencies: Offsets, order: Offsets, path: str, known: KnownRanks
+) -> Workload:
     """Nodes as layers of one micro-batch. Host ops are left out where the trace has device ops."""
     nodes = trace.nodes
     warnings: list[str] = []
     kept = _kept(nodes, warnings)
     if not kept.any():
         raise FormatError("has no nodes that compute or communicate; expected a Chakra execution trace", path)
-    reader = _Reader(nodes, _process_groups(nodes), path)
+    reader = _Reader(nodes, known, path)
     layers = reader.layers(order[kept[order]], _waits(nodes, dependencies, order, kept))
-    if reader.unsized:
-        warnings.append("all-gathers of groups of unknown size: comm_size counts what one rank brings")
-    layout = reader.layout()
-    if layout.gpus == 1 and bool(np.isin(nodes.types[kept], COMM_TYPES).any()):
-        warnings.append("the trace does not say which ranks communicate; one rank is assumed")
+    if not known.stated and bool(np.isin(nodes.types[kept], COMM_TYPES).any()):
+        count = "one rank is" if known.layout.gpus == 1 else f"{known.layout.gpus} ranks are"
+        warnings.append(
+            f"the trace does not say which ranks communicate; {count} assumed, and --gpus N states others"
+        )
     notes = [("chakra.nodes", str(len(nodes)))]
     if trace.version:
         notes.append(("chakra.version", trace.version))
     if isinstance(schema := trace.metadata.get("schema"), str):
         notes.append(("chakra.schema", schema))
+    # A trace holds its rank's whole step: with other stages it shares no slots, only messages.
+    piped = known.layout.pp > 1
     return Workload(
-        stages=(Stage(body=(Block(layers),)),),
-        layout=layout,
+        stages=(Stage(body=(), prologue=layers) if piped else Stage(body=(Block(layers),)),),
+        layout=known.layout,
+        boundary_bytes=0 if piped else None,
         name=re.split(r"[\\/]", path)[-1].rsplit(".", 1)[0],
         source="chakra",
         notes=tuple(notes),
         warnings=tuple(warnings),
+        shares=True,
     )
 
 
@@ -153,30 +139,12 @@ def _waits(nodes: Nodes, dependencies: Offsets, order: Offsets, kept: Flags) -> 
     return waits
 
 
-def _process_groups(nodes: Nodes) -> dict[str, ProcessGroup]:
-    """PyTorch's groups by name, from its metadata nodes: a list in JSON, quoted as a list of one."""
-    groups: dict[str, ProcessGroup] = {}
-    for values in nodes.inputs.values():
-        start, end = values.find("[{"), values.rfind("}]")
-        if start < 0 or end < start:
-            continue
-        text = values[start : end + 2]
-        for form in (text, text.replace('\\"', '"'), text.replace("'", '"')):
-            try:
-                groups |= {str(group.pg_name): group for group in GROUPS.decode(form)}
-                break
-            except msgspec.DecodeError:
-                continue
-    return groups
-
-
 class _Reader:
     """Turns nodes into layers; equal nodes become one object."""
 
-    def __init__(self, nodes: Nodes, groups: Mapping[str, ProcessGroup], path: str) -> None:
-        self.unsized = False
+    def __init__(self, nodes: Nodes, known: KnownRanks, path: str) -> None:
         self._nodes = nodes
-        self._groups = groups
+        self._known = known
         self._path = path
 
     def layers(self, order: Offsets, waits: _Waits) -> tuple[Layer, ...]:
@@ -230,14 +198,11 @@ class _Reader:
             raise FormatError(
                 f"node {self._nodes.ids[node]} has collective type {number!r}; expected 0 to 9", self._path
             )
-        size_bytes = self._size_bytes(node)
-        if kind is CollectiveKind.ALL_GATHER:
-            listed = self._listed(node)
-            if listed and listed.size:
-                size_bytes *= listed.size
-            else:
-                self.unsized = True
-        return Collective(kind, size_bytes, self._group(node))
+        size_bytes, name = self._size_bytes(node), self._value("pg_name", node)
+        if kind in GATHERS:
+            # Chakra counts what a rank brings (its converter: the input tensors; ASTRA-sim: Ring.cc).
+            size_bytes *= self._known.size(name)
+        return Collective(kind, size_bytes, self._known.group(name))
 
     def _transfer(self, node: int) -> Transfer:
         direction = Direction.SEND if self._nodes.types[node] == NodeType.COMM_SEND else Direction.RECEIVE
@@ -245,10 +210,10 @@ class _Reader:
         offset = 1 if direction is Direction.SEND else -1
         if type(source) is int and type(destination) is int and source != destination:
             offset *= destination - source
-        group = self._group(node)
-        return Transfer(
-            direction, self._size_bytes(node), Group.PP if group is Group.WORLD else group, offset
-        )
+        group = self._known.transfer_group(self._value("pg_name", node))
+        if group is Group.PP:
+            offset = self._known.stages(offset)
+        return Transfer(direction, self._size_bytes(node), group, offset)
 
     def _size_bytes(self, node: int) -> int:
         size_bytes = self._value("comm_size", node)
@@ -259,27 +224,6 @@ class _Reader:
                 f"node {self._nodes.ids[node]} has comm_size {size_bytes!r}; expected bytes", self._path
             )
         return size_bytes
-
-    def _listed(self, node: int) -> ProcessGroup | None:
-        return self._groups.get(str(self._value("pg_name", node)))
-
-    def _group(self, node: int) -> Group:
-        listed, name = self._listed(node), self._value("pg_name", node)
-        return group_named(listed.pg_desc if listed else "", name if isinstance(name, str) else "")
-
-    def layout(self) -> Layout:
-        """Degrees from the process groups that the trace lists."""
-        sizes: dict[Group, int] = {}
-        ranks: set[int] = set()
-        for name, listed in self._groups.items():
-            ranks |= set(listed.ranks)
-            group = group_named(listed.pg_desc, name)
-            sizes[group] = max(sizes.get(group, 1), listed.size)
-        world = max(len(ranks), *sizes.values(), 1) if sizes else 1
-        tp, cp, pp = (sizes.get(group, 1) for group in (Group.TP, Group.CP, Group.PP))
-        if world % (tp * cp * pp):
-            return Layout(dp=world)
-        return Layout(tp=tp, cp=cp, pp=pp, dp=world // (tp * cp * pp), ep=sizes.get(Group.EP, 1))
 
 
 def _plain(value: Value) -> str:

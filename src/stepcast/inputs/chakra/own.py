@@ -1,7 +1,7 @@
 """A Workload from a trace that stepcast wrote: nodes folded back into the layers of its plan."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -15,6 +15,7 @@ from stepcast.inputs.chakra.plan import (
     DURATION_S,
     EPILOGUE,
     LAYER,
+    MESSAGE,
     MICRO_BATCH,
     OP,
     PHASE,
@@ -22,13 +23,16 @@ from stepcast.inputs.chakra.plan import (
     PLAN,
     PLAN_VERSION,
     PROLOGUE,
+    RANK,
     SECTION,
     STAGE,
+    STAGES,
     WORK,
     StagePlan,
     WorkloadPlan,
     work_from,
 )
+from stepcast.inputs.chakra.protobuf import Value
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.work import Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
@@ -47,44 +51,119 @@ Slot = tuple[Place, int, Op]
 Variant = tuple[Ops, Offsets]
 
 
-def own_workload(trace: Trace, path: str) -> Workload:
-    """The workload that stepcast wrote."""
+def own_workload(traces: Sequence[Trace], paths: Sequence[str]) -> Workload:
+    """The workload that stepcast wrote, one trace for each rank (or, as it once did, one for all)."""
+    path = paths[0]
     try:
-        plan = msgspec.json.decode(str(trace.metadata[PLAN]), type=WorkloadPlan)
+        text = str(traces[0].metadata[PLAN])
+        plan = msgspec.json.decode(text, type=WorkloadPlan)
         if plan.version != PLAN_VERSION:
             raise ValueError(f"{PLAN} is of version {plan.version}; expected {PLAN_VERSION}")
-        written = _written(trace)
+        found: dict[int, dict[Place, list[Variant]]] = {}
+        first_of: dict[int, str] = {}
+        per_stage = plan.layout.gpus // plan.layout.pp
+        for trace, path in zip(traces, paths, strict=True):
+            if str(trace.metadata.get(PLAN)) != text:
+                raise ValueError(f"is of another set than {paths[0]}")
+            coordinate = _rank(trace, plan) // per_stage
+            written = _written(trace)
+            if found.setdefault(coordinate, written) is written:
+                first_of[coordinate] = path
+            elif not _alike(found[coordinate], written):
+                raise ValueError(f"does not run what {first_of[coordinate]} runs, a rank of the same stage")
+        path = paths[0]
+        merged = _merged(plan, found, [trace.metadata.get(STAGES) for trace in traces])
         stages = tuple(
-            _Folding(plan, index, stage, written).stage() for index, stage in enumerate(plan.stages)
+            _Folding(plan, index, stage, merged).stage() for index, stage in enumerate(plan.stages)
         )
-        if written:
-            raise ValueError(f"nodes stand at {next(iter(written))}, which {PLAN} does not have")
+        if merged:
+            raise ValueError(f"nodes stand at {next(iter(merged))}, which {PLAN} does not have")
         return Workload(
-            stages=stages,
+            stages=_shared(stages),
             layout=plan.layout,
             micro_batches=plan.micro_batches,
             boundary_bytes=plan.boundary_bytes,
             name=plan.name,
             source=plan.source,
             notes=plan.notes,
+            warnings=_missing(plan, len(traces), STAGES in traces[0].metadata),
+            manner=plan.manner,
+            shares=plan.shares,
         )
     except (ValueError, msgspec.DecodeError) as error:
-        raise FormatError(f"{error}; expected a trace as stepcast writes it", path) from None
+        raise FormatError(f"{error}; expected traces as stepcast writes them", path) from None
+
+
+def _rank(trace: Trace, plan: WorkloadPlan) -> int:
+    rank = trace.metadata.get(RANK, 0)
+    if type(rank) is not int or not 0 <= rank < plan.layout.gpus:
+        raise ValueError(f"is of rank {rank!r}, and {PLAN} has {plan.layout.gpus}")
+    return rank
+
+
+def _alike(one: Mapping[Place, list[Variant]], other: Mapping[Place, list[Variant]]) -> bool:
+    """Whether two ranks run the same ops in the same micro-batches."""
+    if one.keys() != other.keys():
+        return False
+    for place, variants in one.items():
+        if len(variants) != len(other[place]):
+            return False
+        runs = dict(other[place])
+        for ops, micro_batches in variants:
+            same = runs.get(ops)
+            if same is None or not np.array_equal(np.sort(same), np.sort(micro_batches)):
+                return False
+    return True
+
+
+def _merged(
+    plan: WorkloadPlan, found: Mapping[int, dict[Place, list[Variant]]], held: Sequence[Value]
+) -> dict[Place, list[Variant]]:
+    """What all stages run. Where every one runs the same, the first says it."""
+    if len(plan.stages) == 1:
+        if 0 not in found:
+            raise ValueError("the file of rank 0 is missing; name all files of the set, or their folder")
+        return found[0]
+    everywhere = set(range(len(plan.stages)))
+    here: set[object] = set()
+    for stages in held:
+        here |= everywhere if stages is None else set(stages) if isinstance(stages, tuple) else set()
+    # Pipelines that run both ways have a stage on two ranks, each with half of the micro-batches.
+    if missing := sorted(everywhere - here):
+        raise ValueError(f"no file holds stage {missing[0]} of {len(plan.stages)}; name all files of the set")
+    merged: dict[Place, list[Variant]] = {}
+    for written in found.values():
+        for place, variants in written.items():
+            merged.setdefault(place, []).extend(variants)
+    return merged
+
+
+def _shared(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Equal stages as one object, which is priced once."""
+    known: dict[Stage, Stage] = {}
+    return tuple(known.setdefault(stage, stage) for stage in stages)
+
+
+def _missing(plan: WorkloadPlan, files: int, is_set: bool) -> tuple[str, ...]:
+    if not is_set or files == plan.layout.gpus:
+        return ()
+    return (f"{files} of {plan.layout.gpus} ranks' files were given: the others are taken to run the same",)
 
 
 def _written(trace: Trace) -> dict[Place, list[Variant]]:
     """What each layer runs as the nodes have it, and in which micro-batches it runs that."""
-    nodes, reader = trace.nodes, _SlotReader(trace.nodes)
-    if not len(nodes):
+    reader = _SlotReader(trace.nodes)
+    kept = reader.kept()
+    if not len(kept):
         return {}
-    slots, slot_of = reader.slots()
+    slots, slot_of = reader.slots(kept)
     places: dict[Place, int] = {}
     place_of_slot = [places.setdefault(slot[0], len(places)) for slot in slots]
     # Equal ops have one number, whatever layer they stand in.
     ops: dict[Op, int] = {}
     code_of_slot = [ops.setdefault(slot[2], len(ops)) * len(PHASES) + slot[1] for slot in slots]
     outside = np.array([slot[0][1] != BODY for slot in slots])[slot_of]
-    micro_batches = np.where(outside, 0, reader.micro_batches())
+    micro_batches = np.where(outside, 0, reader.micro_batches()[kept])
     place_of, code_of = np.array(place_of_slot)[slot_of], np.array(code_of_slot)[slot_of]
     # Runs of nodes: one layer in one micro-batch, in file order within each phase.
     order = np.lexsort((code_of % len(PHASES), micro_batches, place_of))
@@ -122,11 +201,17 @@ class _SlotReader:
         self._columns = {name: nodes.attributes.get(name, absent) for name in SLOT_ATTRIBUTES}
         self._micro_batch = nodes.attributes.get(MICRO_BATCH, absent)
 
-    def slots(self) -> tuple[list[Slot], Offsets]:
+    def kept(self) -> Offsets:
+        """The nodes that are ops of the plan; messages between stages follow from it."""
+        section = self._columns[SECTION]
+        message = np.array([value == MESSAGE for value in section.values] + [False])
+        return np.flatnonzero(~message[section.of])
+
+    def slots(self, kept: Offsets) -> tuple[list[Slot], Offsets]:
         """The distinct slots, and which is every node's."""
-        hashes = row_hashes([column.of for column in self._columns.values()])
+        hashes = row_hashes([column.of[kept] for column in self._columns.values()])
         _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
-        return [self.slot(index) for index in firsts.tolist()], inverse
+        return [self.slot(index) for index in kept[firsts].tolist()], inverse
 
     def micro_batches(self) -> Offsets:
         """Of every node; -1 where it has none."""

@@ -22,7 +22,7 @@ from stepcast.ir.work import (
     Transfer,
     Work,
 )
-from stepcast.ir.workload import Phase
+from stepcast.ir.workload import UNSTATED, Manner, Phase
 
 SCHEMA_VERSION = "0.0.4"
 PLAN_VERSION = 1
@@ -32,6 +32,10 @@ MICRO_BATCH, OP = "stepcast.micro_batch", "stepcast.op"
 BLOCKING, AFTER = "stepcast.blocking", "stepcast.after"
 DURATION_S, WORK = "stepcast.duration_s", "stepcast.work"
 PROLOGUE, BODY, EPILOGUE = "prologue", "body", "epilogue"
+# Messages between stages: they follow from the plan.
+MESSAGE = "message"
+# Of a file: its rank, and the stages of the plan that it holds (all, where it is not one of a set).
+RANK, STAGES = "stepcast.rank", "stepcast.stages"
 PHASES = {str(phase): index for index, phase in enumerate(Phase)}
 
 COLLECTIVE_OF_TYPE = {
@@ -83,6 +87,8 @@ class WorkloadPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str = ""
     source: str = ""
     notes: Notes = ()
+    manner: Manner = UNSTATED
+    shares: bool = False
 
 
 WORK_TYPES = {

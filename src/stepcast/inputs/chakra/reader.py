@@ -1,13 +1,18 @@
 """Chakra execution traces (protobuf, schema 0.0.4): stepcast's own and other programs'."""
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from stepcast.inputs.chakra.protobuf import WireError, fields, read_attribute, read_varint, text
+from stepcast.inputs.chakra.rank_files import lists_groups, rank_of, ranks_of_set, read_groups, run_of
+from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 
 if TYPE_CHECKING:
     from stepcast.ir.workload import Workload
+
+__all__ = ["looks_like", "read", "read_run", "run_of"]
 
 VERSION = re.compile(r"v?\d{1,4}(?:\.\d{1,6}){0,3}(?:[-+.][\w.+-]{1,40})?")
 ATTRIBUTE_NAME = re.compile(rb"\x0a[\x01-\x60][A-Za-z_][ -~]*")
@@ -18,7 +23,9 @@ VERSION_TAG, ATTRIBUTE_TAG = 0x0A, 0x12
 
 
 def looks_like(head: bytes) -> bool:
-    """The first message is a GlobalMetadata, or after an empty one comes a node."""
+    """The first message is a GlobalMetadata, or after an empty one comes a node; or a list of groups."""
+    if lists_groups(head):
+        return True
     try:
         message, rest, cut = _message(head)
         if message:
@@ -75,18 +82,46 @@ def _is_node(message: bytes) -> bool:
 
 
 def read(source: Source) -> "Workload":
-    """The workload in a trace: as it was written, if by stepcast, else its nodes in order."""
+    """The workload in one trace."""
+    return read_run([source])
+
+
+def read_run(sources: Sequence[Source]) -> "Workload":
+    """The workload in the traces of ranks: as it was written, if by stepcast, else their nodes in order."""
     # Here, so that recognising other formats does not load them.
     from stepcast.inputs.chakra.foreign import foreign_workload
+    from stepcast.inputs.chakra.foreign_set import joined_workload
     from stepcast.inputs.chakra.order import dependency_indices, execution_order
     from stepcast.inputs.chakra.own import own_workload
     from stepcast.inputs.chakra.plan import PLAN
+    from stepcast.inputs.chakra.ranks import known_ranks
     from stepcast.inputs.chakra.walk import decode
 
-    # Not source.data(), which would take some lengths for the mark of UTF-16 text.
-    trace = decode(b"".join(source.chunks()), source.path)
-    dependencies = dependency_indices(trace.nodes, source.path)
-    order = execution_order(trace.nodes, dependencies, source.path)
-    if PLAN in trace.metadata:
-        return own_workload(trace, source.path)
-    return foreign_workload(trace, dependencies, order, source.path)
+    groups: dict[str, tuple[int, ...]] = {}
+    files: list[Source] = []
+    for source in sources:
+        if lists_groups(source.head_bytes):
+            groups |= read_groups(source)
+        else:
+            files.append(source)
+    if not files:
+        raise FormatError(
+            "lists communicators and holds no trace; name the .et files with it", sources[0].path
+        )
+    paths = [source.path for source in files]
+    ranks = ranks_of_set(paths) if len(files) > 1 else (rank_of(paths[0]),)
+    traces, orders = [], []
+    for source in files:
+        # Not source.data(), which would take some lengths for the mark of UTF-16 text.
+        trace = decode(b"".join(source.chunks()), source.path)
+        dependencies = dependency_indices(trace.nodes, source.path)
+        traces.append(trace)
+        orders.append((dependencies, execution_order(trace.nodes, dependencies, source.path)))
+    if PLAN in traces[0].metadata:
+        return own_workload(traces, paths)
+    known = known_ranks([trace.nodes for trace in traces], groups, ranks)
+    found = {
+        path: foreign_workload(trace, *order, path, known)
+        for trace, order, path in zip(traces, orders, paths, strict=True)
+    }
+    return joined_workload(found, ranks)

@@ -8,37 +8,25 @@ import msgspec
 import numpy as np
 
 from stepcast.inputs.kineto.comm import Communicators, Details
+from stepcast.inputs.kineto.roles import (
+    CORRELATED,
+    DEVICE,
+    GAUDI,
+    ON_HOST,
+    Role,
+    gaudi_category,
+    role_of,
+    role_of_kernel,
+)
 from stepcast.inputs.kineto.stream import Event
 from stepcast.ir.timeline import NONE, Ints, SpanKind, TimelineBuilder
 from stepcast.ir.work import Work
 from stepcast.units import US
 
 STEP_PREFIX = "ProfilerStep"
-COMM_KERNEL = re.compile(r"nccl|rccl|hccl|nvshmem|deep_?ep", re.IGNORECASE)
 CPU_COMM = re.compile(r"(?:gloo|mpi|ucc):")
-
-# Categories of Kineto's output_json.cpp; the capitalised ones are of PyTorch 1.8 to 1.11.
-HOST_CATEGORIES = frozenset(
-    {
-        "cpu_op",
-        "user_annotation",
-        "python_function",
-        "cuda_runtime",
-        "cuda_driver",
-        "hip_runtime",
-        "xpu_runtime",
-        "xpu_driver",
-        "mtia_runtime",
-        "privateuse1_runtime",
-        "privateuse1_driver",
-        "Operator",
-        "Runtime",
-    }
-)
-KERNEL_CATEGORIES = frozenset({"kernel", "Kernel", "mtia_ccp_events", "collective_comm"})
-COPY_CATEGORIES = frozenset({"gpu_memcpy", "gpu_memset", "Memcpy", "Memset"})
-# The profiler's own frame around the whole trace.
-UNUSED_CATEGORIES = frozenset({"Trace"})
+CORRELATION = re.compile(rb'"correlation"\s*:\s*(\d{1,18})(?!\d)')
+KIND_OF_ROLE = {Role.COPY: SpanKind.COPY, Role.COMMUNICATION: SpanKind.COMMUNICATION}
 
 LaneKey = tuple[str, int | str | None, int | str | None]
 
@@ -51,13 +39,16 @@ class RankColumns:
         self.skipped = 0
         self.unpaired = 0
         self._names: dict[str, int] = {}
-        self._communicates: list[bool] = []
+        # Of each name, what it is in a thread of the host and in a stream.
+        self._kinds: list[tuple[SpanKind, SpanKind]] = []
         self._lanes: dict[str, int] = {}
-        self._lane_of_key: dict[LaneKey, tuple[int, SpanKind] | None] = {}
+        self._lane_of_key: dict[LaneKey, tuple[int, Role] | None] = {}
         self._device: int | str | None = None
         self._columns = {key: array("i") for key in ("name", "lane", "kind")}
         self._start_us = array("d")
         self._duration_us = array("d")
+        # What a launch and the work it launched share.
+        self._correlation = array("q")
         # Rows that communicate, with their arguments: few, so kept as they are until the rank is known.
         self._communications: dict[int, tuple[str, bytes | None]] = {}
 
@@ -65,69 +56,73 @@ class RankColumns:
         return len(self._start_us)
 
     def add(self, events: list[Event]) -> None:
-        names, lane_of_key, communicates = self._names, self._lane_of_key, self._communicates
+        names, lane_of_key, kinds = self._names, self._lane_of_key, self._kinds
         add_name, add_lane = self._columns["name"].append, self._columns["lane"].append
         add_kind, add_start = self._columns["kind"].append, self._start_us.append
         add_duration, isfinite = self._duration_us.append, math.isfinite
+        add_correlation = self._correlation.append
         for event in events:
             if event.ph != "X":
                 self.unpaired += event.ph in ("B", "E")
                 continue
             start, duration = event.ts, event.dur
             if start is None or duration is None or not (duration >= 0 and isfinite(start + duration)):
-                self.skipped += event.cat not in UNUSED_CATEGORIES
+                self.skipped += role_of(event.cat) is not Role.FRAME
                 continue
-            key = (event.cat, event.pid, event.tid)
+            category = event.cat if event.cat != GAUDI else gaudi_category(event.args)
+            key = (category, event.pid, event.tid)
             try:
                 place = lane_of_key[key]
             except KeyError:
                 place = lane_of_key[key] = self._place(*key)
             if place is None:
                 continue
-            lane, kind = place
+            lane, role = place
             name = event.name
             index = names.get(name)
             if index is None:
                 index = names[name] = len(names)
-                communicates.append(COMM_KERNEL.search(name) is not None or CPU_COMM.match(name) is not None)
-            if kind is SpanKind.HOST and name.startswith(STEP_PREFIX):
-                self.steps += 1
-                lane, kind = self._lane("steps"), SpanKind.STEP
-            elif kind is SpanKind.COMPUTE:
-                if communicates[index] or (event.args and b'"Collective name"' in bytes(event.args)):
+                kinds.append((_kind_on_host(name), _kind_on_device(name)))
+            if role in ON_HOST:
+                kind = kinds[index][0]
+                if kind is SpanKind.STEP:
+                    self.steps += 1
+                    lane = self._lane("steps")
+            elif role is Role.KERNEL:
+                kind = kinds[index][1]
+                if kind is SpanKind.COMPUTE and event.args and b'"Collective name"' in bytes(event.args):
                     kind = SpanKind.COMMUNICATION
-                    self._communications[len(self)] = name, _kept(event.args)
-            elif kind is SpanKind.HOST and communicates[index] and CPU_COMM.match(name):
-                kind = SpanKind.COMMUNICATION
+            else:
+                kind = KIND_OF_ROLE.get(role, SpanKind.OTHER)
+            if kind is SpanKind.COMMUNICATION:
                 self._communications[len(self)] = name, _kept(event.args)
             add_name(index)
             add_lane(lane)
             add_kind(kind)
             add_start(start)
             add_duration(duration)
+            add_correlation(_correlation(event.args) if role in CORRELATED else NONE)
 
     def _lane(self, name: str) -> int:
         return self._lanes.setdefault(name, len(self._lanes))
 
-    def _place(
-        self, category: str, pid: int | str | None, tid: int | str | None
-    ) -> tuple[int, SpanKind] | None:
-        """The lane of a category's events in one thread or stream, and their kind."""
-        if category in UNUSED_CATEGORIES:
+    def _place(self, category: str, pid: int | str | None, tid: int | str | None) -> tuple[int, Role] | None:
+        """The lane of a category's events in one thread or stream, and their role."""
+        role = role_of(category)
+        if role is Role.FRAME:
             return None
-        if category in HOST_CATEGORIES:
-            return self._lane(f"cpu thread {tid}"), SpanKind.HOST
-        if category == "overhead":
-            return self._lane("profiler overhead"), SpanKind.OTHER
-        if category in KERNEL_CATEGORIES or category in COPY_CATEGORIES:
+        if role in ON_HOST:
+            return self._lane(f"cpu thread {tid}"), role
+        if role is Role.OVERHEAD:
+            return self._lane("profiler overhead"), role
+        if role in DEVICE:
             self._device = pid if self._device is None else self._device
             device = "" if pid == self._device else f"device {pid} "
-            kind = SpanKind.COPY if category in COPY_CATEGORIES else SpanKind.COMPUTE
-            return self._lane(f"{device}stream {tid}"), kind
-        if category == "gpu_user_annotation":
-            return self._lane(f"annotations of stream {tid}"), SpanKind.OTHER
+            return self._lane(f"{device}stream {tid}"), role
+        if role is Role.ANNOTATION:
+            return self._lane(f"annotations of stream {tid}"), role
         # Other programs' traces: one lane for each thread of each process.
-        return self._lane(f"{category or 'events'} of process {pid} thread {tid}"), SpanKind.OTHER
+        return self._lane(f"{category or 'events'} of process {pid} thread {tid}"), role
 
     def add_to(self, builder: TimelineBuilder, communicators: Communicators, offset_s: float) -> None:
         """Append all rows as lanes of one rank, *offset_s* later than they say."""
@@ -157,7 +152,24 @@ class RankColumns:
             details=tuple(details),
             detail_of=detail_of,
             parent_of=self._parents(lane_of),
+            flows=self._launches(),
         )
+
+    def _launches(self) -> Ints:
+        """Each launch with the work it launched: they carry the same correlation."""
+        correlation = np.frombuffer(self._correlation, dtype=np.int64)
+        kind = np.frombuffer(self._columns["kind"], dtype=np.int32)
+        known = np.flatnonzero(correlation != NONE)
+        calls = known[kind[known] == SpanKind.HOST]
+        work = known[kind[known] != SpanKind.HOST]
+        # The outermost call, where one call makes another.
+        calls = calls[np.lexsort((np.frombuffer(self._start_us)[calls], correlation[calls]))]
+        if not len(calls):
+            return np.zeros((0, 2), np.int32)
+        at = np.searchsorted(correlation[calls], correlation[work])
+        found = calls[np.minimum(at, len(calls) - 1)]
+        launched = correlation[found] == correlation[work]
+        return np.stack([found[launched], work[launched]], axis=1).astype(np.int32)
 
     def _parents(self, lane_of: Ints) -> Ints:
         """For each host event the event it was called from: the innermost one around it in its thread."""
@@ -185,6 +197,21 @@ class RankColumns:
             if len(rows):
                 parent_of[rows] = np.where(found == NONE, NONE, rows[found])
         return parent_of
+
+
+def _kind_on_host(name: str) -> SpanKind:
+    if name.startswith(STEP_PREFIX):
+        return SpanKind.STEP
+    return SpanKind.COMMUNICATION if CPU_COMM.match(name) else SpanKind.HOST
+
+
+def _kind_on_device(name: str) -> SpanKind:
+    return KIND_OF_ROLE.get(role_of_kernel(name), SpanKind.COMPUTE)
+
+
+def _correlation(args: msgspec.Raw) -> int:
+    found = CORRELATION.search(bytes(args)) if args else None
+    return int(found[1]) if found else NONE
 
 
 def _kept(args: msgspec.Raw) -> bytes | None:

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.kineto.columns import COMM_KERNEL, KERNEL_CATEGORIES
 from stepcast.inputs.kineto.process_groups import dtype_named
+from stepcast.inputs.kineto.roles import Role, role_of, role_of_kernel
 from stepcast.inputs.kineto.stream import Event, EventStream
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
@@ -21,8 +21,6 @@ from stepcast.ir.operator_times import OperatorTime, OperatorTimes
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.units import US
 
-LAUNCH_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime", "Runtime"})
-OPERATOR_CATEGORIES = frozenset({"cpu_op", "Operator"})
 # fp32 tensors multiplied on tensor cores: names of cuBLAS, CUTLASS and the kernels of Hopper and later.
 TF32_KERNEL = re.compile(r"tf32|s1688|s16816|tensorop|nvjet", re.IGNORECASE)
 TRUE, FALSE = ("True", "1"), ("False", "0")
@@ -159,11 +157,12 @@ class _Collected:
         for event in events:
             if event.ph != "X" or not event.args:
                 continue
-            if event.cat in KERNEL_CATEGORIES:
+            role = role_of(event.cat)
+            if role is Role.KERNEL:
                 self._add_kernel(event)
-            elif event.cat in OPERATOR_CATEGORIES and event.name in OPERATORS:
+            elif role is Role.HOST and event.name in OPERATORS:
                 self._add_operator(event)
-            elif event.cat in LAUNCH_CATEGORIES and "aunch" in event.name:
+            elif role is Role.CALL:
                 args = KERNEL_ARGS.decode(event.args)
                 operator = _first(args.operator, args.old_operator)
                 if args.correlation is not None and operator is not None:
@@ -171,7 +170,7 @@ class _Collected:
 
     def _add_kernel(self, event: Event) -> None:
         duration = event.dur
-        if duration is None or not duration > 0 or COMM_KERNEL.search(event.name):
+        if duration is None or not duration > 0 or role_of_kernel(event.name) is not Role.KERNEL:
             return
         self.total_us += duration
         args = KERNEL_ARGS.decode(event.args)

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.evidence import RankEvidence, check_same_run, common_hints
+from stepcast.inputs.megatron.expert_groups import UNKNOWN_EP, expert_size
 from stepcast.inputs.megatron.shape import Solution, StageCount, solutions
 from stepcast.ir.layout import Layout
 
@@ -55,8 +56,10 @@ def infer(ranks: Sequence[RankEvidence]) -> Config:
         findings.learn(
             "vocab", findings.facts.pop("vocab_shard") * tp, "solved: shard of the vocabulary x tp"
         )
-    ep = hints.get("ep", 1)
-    layout = Layout(tp=tp, dp=block // tp, pp=pp, ep=ep)
+    ep, findings.basis["ep"] = expert_size(ranks, tp, block // tp, hints)
+    if ep is None:
+        findings.warnings.append(UNKNOWN_EP)
+    layout = Layout(tp=tp, dp=block // tp, pp=pp, ep=ep or 1)
     _check_hints(layout, hints, findings)
     _warn_of_missing_ranks(ranks, layout, findings)
     findings.facts["basis"] = findings.basis
@@ -310,7 +313,7 @@ def _either(values: Iterable[int]) -> str:
 
 def _check_hints(layout: Layout, hints: Mapping[str, int], findings: Findings) -> None:
     """The content wins over the file name; a difference is told."""
-    known = {"tp": layout.tp, "pp": layout.pp, **findings.facts}
+    known = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep, **findings.facts}
     for word, hint in hints.items():
         if word in known and known[word] != hint:
             findings.warnings.append(f"the file name says {word} {hint}, the content {known[word]}")

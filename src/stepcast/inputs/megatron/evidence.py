@@ -1,17 +1,11 @@
 """What each rank of a Megatron-LM trace shows of its run, and whether ranks can be of one run."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepcast.inputs.errors import FormatError
+from stepcast.inputs.megatron.names import file_name_hints
 from stepcast.ir.dtype import DType
-
-FILE_NAME = re.compile(
-    r"wd([0-9]{1,7})_tp([0-9]{1,5})_pp([0-9]{1,5})(?:_exp([0-9]{1,5})_expNum\w+?)?_numl([0-9]{1,5})_bs([0-9]{1,6})",
-    re.ASCII,
-)
-HINT_WORDS = ("world", "tp", "pp", "ep", "layers", "micro_batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +24,12 @@ class RankEvidence:
     forward_reduces: int | None  # activations reduced over tp in one forward pass; None: not traced
     micro_batches: int
     has_loss: bool
+    # Rows that each all-to-all between experts of a forward pass is handed; None: experts do not communicate.
+    exchanges: tuple[int, ...] | None = None
 
     @property
     def is_last(self) -> bool:
         return self.has_loss or (self.stage > 0 and self.word_embedding is not None)
-
-
-def file_name_hints(path: str) -> dict[str, int]:
-    match = FILE_NAME.search(path.replace("\\", "/").rsplit("/", 1)[-1])
-    if match is None:
-        return {}
-    return {
-        word: int(text) for word, text in zip(HINT_WORDS, match.groups(), strict=True) if text and int(text)
-    }
 
 
 def check_same_run(ranks: Sequence[RankEvidence]) -> None:

@@ -1,7 +1,7 @@
 """Columns of Megatron-LM rank traces into a Timeline."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -143,10 +143,24 @@ class Assembly:
         for row, count, within in zip(self.rows, counts.tolist(), inside.tolist(), strict=True):
             if count:
                 rows_of.setdefault(row.rank, []).append((row, count, within))
+        exchanges = self._exchanges(forward)
         return [
-            _rank_evidence(self.columns.path_of_rank[rank], rows_of[rank], micro_batches[rank])
+            replace(
+                _rank_evidence(self.columns.path_of_rank[rank], rows_of[rank], micro_batches[rank]),
+                exchanges=exchanges.get(rank),
+            )
             for rank in sorted(rows_of)
         ]
+
+    def _exchanges(self, forward: npt.NDArray[np.bool_]) -> dict[int, tuple[int, ...]]:
+        """Rank -> the rows it hands to each all-to-all between experts within its forward passes."""
+        between = self._by_row(lambda row: row.message is not None and row.message.group is Group.EP)
+        rows = self._by_row(_exchanged_rows)
+        found: dict[int, list[int]] = {rank: [] for rank in np.unique(self.rank_of[between == 1]).tolist()}
+        inside = (rows >= 0) & forward
+        for rank, count in zip(self.rank_of[inside].tolist(), rows[inside].tolist(), strict=True):
+            found[rank].append(count)
+        return {rank: tuple(counts) for rank, counts in found.items()}
 
     def _warn_of_clocks(self) -> None:
         """Ranks that never ran at the same time were not on one clock (or not in one iteration)."""
@@ -180,6 +194,14 @@ class Assembly:
             self.warnings.append(
                 f"bytes of unknown number formats are not counted: {', '.join(map(str, sizes))}"
             )
+
+
+def _exchanged_rows(row: Row) -> int:
+    """The tokens that *row* hands to an all-to-all between experts; -1 where it is none."""
+    message = row.message
+    if message is None or (message.kind, message.group) != (CollectiveKind.ALL_TO_ALL, Group.EP):
+        return -1
+    return row.shape[0] if row.shape is not None and len(row.shape) == 2 else -1
 
 
 def _lane(row: Row) -> Lane:

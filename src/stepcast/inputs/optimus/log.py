@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -105,12 +106,35 @@ def settle(once: dict[str, str], tokens: Tokens, warnings: list[str]) -> tuple[L
         warnings.append(f"not printed, taken from the rest or as 1: {', '.join(missing)}")
     if printed.get("world", tp * dp * pp) != tp * dp * pp:
         warnings.append(f"world size {printed['world']} is not TP {tp} x DP {dp} x PP {pp}")
-    if global_batch != micro_batch * micro_batches * dp:
-        warnings.append(f"GBS {global_batch} is not MBS {micro_batch} x GAS {micro_batches} x DP {dp}")
     if stages > pp:
         warnings.append(f"stage {stages - 1} reported, but PP is {pp}")
-    sizes = {"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": global_batch}
+    ran = samples_taken(once, dp, global_batch)
+    if global_batch != micro_batch * micro_batches * dp:
+        warnings.append(f"GBS {global_batch} is not MBS {micro_batch} x GAS {micro_batches} x DP {dp}")
+    if ran != global_batch:
+        # A rank cuts what it takes into GAS micro-batches, whatever MBS says (get_input of schedule.py).
+        micro_batch = ceil(ran / (dp * micro_batches))
+        warnings.append(
+            f"GBS {global_batch} and MBS {printed.get('mbs', 1)} are printed, but a step took {ran} samples: "
+            f"read as {micro_batches} micro-batches of {micro_batch}"
+        )
+    sizes = {"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": ran}
     return Layout(tp=tp, dp=dp, pp=pp), sizes
+
+
+def samples_taken(once: dict[str, str], dp: int, global_batch: int) -> int:
+    """By all ranks in a step: as a rank counted them, or as the length of an epoch shows.
+
+    A loader over one of *dp* equal shares of the data has as many batches as its batch size makes of them;
+    *global_batch* where that is one such size.
+    """
+    if int(once.get("taken", "0")) > 0:
+        return int(once["taken"])
+    batches = int(once.get("batches_per_epoch", "0"))
+    share = ceil(int(once.get("data_size", "0")) / dp)
+    if not 0 < batches <= share or batches == ceil(share / max(1, global_batch // dp)):
+        return global_batch
+    return dp * ceil(share / batches)
 
 
 def stage_ends(text: str) -> tuple[str, ...]:

@@ -48,6 +48,10 @@ ONCE = {
         r"> Total parameters in model: +([0-9]{1,3}(?:,[0-9]{3}){0,5})(?![0-9,])", re.ASCII
     ),
     "data_size": re.compile(r"data_size=([0-9]{1,12})", re.ASCII),
+    # Printed with --debug-batch: the samples that all ranks of the first stage took in a step.
+    "taken": re.compile(
+        r"effective_global_batch_used_by_stage0\(sum over stage0 ranks\)=([0-9]{1,12})(?![0-9])", re.ASCII
+    ),
     "batches_per_epoch": re.compile(r"nbatches=([0-9]{1,12})", re.ASCII),
     "model_class": re.compile(r">> model class name: (\w{1,80})", re.ASCII),
     "elapsed_s": re.compile(r"Time elapsed: (" + NUMBER + ") sec", re.ASCII),

@@ -1,5 +1,6 @@
 """The schedules by name."""
 
+from stepcast.ir.layout import Layout
 from stepcast.simulation.schedule import MakeSchedule, Schedule, ScheduleError
 from stepcast.simulation.schedules.classic import gpipe, interleaved, one_f_one_b
 from stepcast.simulation.schedules.dualpipe import dualpipe
@@ -26,3 +27,20 @@ def make_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> Sc
     if min(stages, micro_batches, chunks) < 1:
         raise ScheduleError(f"a schedule needs at least 1 of {stages=}, {micro_batches=}, {chunks=}")
     return SCHEDULES[name](stages, micro_batches, chunks)
+
+
+def usual_schedule(layout: Layout, micro_batches: int, name: str | None = None) -> str:
+    """The schedule of a pipeline that is called *name*, or of which nothing is said."""
+    if layout.pp == 1 and name not in ("gpipe", "1f1b"):
+        return "1f1b"
+    if name or layout.vpp == 1:
+        return name or "1f1b"
+    # Interleaving needs as many micro-batches as stages.
+    return "interleaved" if micro_batches >= layout.pp else "gpipe"
+
+
+def schedule_for(layout: Layout, micro_batches: int, name: str | None = None) -> Schedule:
+    """The schedule of *layout*'s pipeline, by name or as is usual."""
+    name = usual_schedule(layout, micro_batches, name)
+    chunks = ONLY_CHUNKS.get(name, layout.vpp)
+    return make_schedule(name, layout.pp, micro_batches, chunks if layout.pp > 1 else 1)

@@ -189,10 +189,12 @@ def _selections(table: Columns) -> dict[str, Mask]:
     memory_bound: Mask = ~(matrix | attention | whole)
     return {
         "operators": ~whole,
+        "matmul, every kind": matrix,
         "linear bf16": linear,
         "linear bf16 over 50 us": linear & (measured_s > LONG_S),
         "bmm bf16": kind == "bmm bf16",
         "attention": attention,
+        "memory-bound": memory_bound,
         "memory-bound over 20 us": memory_bound & (measured_s > MEMORY_BOUND_FROM_S),
         "blocks forward": kind == "block forward",
         "blocks backward": kind == "block backward",

@@ -3,7 +3,7 @@
 import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepcast.cost.memory import memory
@@ -11,11 +11,13 @@ from stepcast.cost.memory.overhead import OVERHEADS
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
+from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.strategy import Kernels, Strategy
 from stepcast.models.columns import model_of_columns
 from stepcast.units import GIB
 from stepcast.validate.published.cluster import cluster_of
+from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
 from stepcast.validate.published.defaults import defaults_of
 from stepcast.validate.published.run import NotComparableError, PublishedRun, run_of
 from stepcast.validate.published.software import calibration_of
@@ -23,7 +25,6 @@ from stepcast.validate.published.strategy import strategy_of
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
 FILE = "training_runs.csv"
-Record = Mapping[str, str | None]
 Skipped = Counter[str]
 
 
@@ -40,12 +41,15 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """Peak memory of the fullest GPU; *measured_bytes* is 0 for a run that ran out of memory."""
+    """Peak memory of the fullest GPU; *measured_bytes* is 0 for a run that ran out of memory. *fitted*: the
+    framework's overhead was learnt from runs such as this.
+    """
 
     name: str
     measured_bytes: float
     predicted_bytes: float
     fits: bool
+    fitted: bool = False
 
     @property
     def out_of_memory(self) -> bool:
@@ -54,37 +58,65 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Everything that a file of published runs could be compared with."""
+    """Everything that files of published runs could be compared with; *corrected* and *left_out* are numbers
+    of rows that contradict their sources.
+    """
 
     rows: tuple[Row, ...]
     memory_rows: tuple[MemoryRow, ...]
     skipped: Mapping[str, int]
+    corrected: int = 0
+    left_out: int = 0
 
 
-def measure_folder(folder: str) -> Measurements:
-    """The runs in *folder*'s csv file, or in that one csv file."""
-    found = measure(Path(folder))
-    return Measurements(columns(found.rows), found.skipped, figures=dict(_figures(found)), notes=NOTES)
+def measure_folder(*folders: str) -> Measurements:
+    """The runs in the csv files of *folders* (or in these csv files) together."""
+    found = measure(*map(Path, folders))
+    return Measurements(
+        columns(found.rows),
+        found.skipped,
+        figures=dict(_figures(found)),
+        notes=(*NOTES, *_corrections_note(found), *_memory_note(found)),
+        details=(CORRECTION,),
+    )
 
 
-def rows(path: str) -> tuple[tuple[Row, ...], Mapping[str, int]]:
+def rows(*paths: str) -> tuple[tuple[Row, ...], Mapping[str, int]]:
     """Measured and predicted step times, and why rows were left out: reason -> rows."""
-    found = measure(Path(path))
+    found = measure(*map(Path, paths))
     return found.rows, found.skipped
 
 
+CORRECTION = "correction"  # the label that tells what was corrected in a row, and why
 NOTES = (
     "what a row leaves open is taken from its framework's documented defaults (docs/published.md)",
-    "no constant was fitted to these rows; their frameworks' kernels were chosen with the rows in sight",
+    "no constant of times was fitted to these rows; their frameworks' kernels were chosen with them in sight",
 )
 
 
-def measure(path: Path) -> Found:
+def _corrections_note(found: Found) -> Iterator[str]:
+    if found.corrected or found.left_out:
+        many = "row" if found.corrected == 1 else "rows"
+        yield (
+            f"{found.corrected} {many} corrected, {found.left_out} left out, where sources contradict "
+            "themselves or say elsewhere what a row lacks: docs/published.md"
+        )
+
+
+def _memory_note(found: Found) -> Iterator[str]:
+    known = [row for row in found.memory_rows if not row.out_of_memory]
+    fitted = sum(row.fitted for row in known)
+    if fitted:
+        yield f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows"
+
+
+def measure(*paths: Path) -> Found:
     times: list[Row] = []
     memories: list[MemoryRow] = []
     skipped: Skipped = Counter()
     predicted: dict[tuple[Model, Strategy, Cluster], float] = {}
-    for record in completed(list(_records(path))):
+    records = list(corrected((record for path in paths for record in _records(path)), corrections()))
+    for record in completed(records):
         try:
             setup = setup_of(record)
             if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
@@ -99,7 +131,9 @@ def measure(path: Path) -> Found:
             times.append(Row(_label(setup), measured_s, predicted[key], _tags(setup)))
         except ValueError as error:
             skipped[_reason(error)] += 1
-    return Found(tuple(times), tuple(memories), skipped)
+    left_out = sum(record.get("status") == LEFT_OUT for record in records)
+    changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
+    return Found(tuple(times), tuple(memories), skipped, changed, left_out)
 
 
 def completed(records: Sequence[Record]) -> Iterator[Record]:
@@ -127,17 +161,28 @@ def setup_of(record: Record) -> Setup:
 
 
 def measured_step_s(setup: Setup) -> float:
-    """Seconds of a step as published, else from tokens or floating-point operations per second."""
+    """Seconds of a step as published, else from tokens or floating-point operations per second, or from the
+    share that these are of a GPU's bf16 peak; operations are counted as the source counts them.
+    """
     run, strategy = setup.run, setup.strategy
     if run.iteration_s is not None:
         return run.iteration_s
     if run.tokens_per_s_per_gpu is not None:
         return run.global_batch * strategy.seq / (run.tokens_per_s_per_gpu * run.gpus)
-    if run.flops_per_gpu is not None:
-        flops = model_flops(setup.model, strategy.seq, run.global_batch)
+    flops_per_gpu = run.flops_per_gpu
+    if flops_per_gpu is None and run.utilisation is not None:
+        flops_per_gpu = run.utilisation * setup.cluster.gpu.matrix_peak_flops(DType.BF16)
+    if flops_per_gpu is not None:
+        flops = model_flops(
+            setup.model,
+            strategy.seq,
+            run.global_batch,
+            causal=run.counts_causal,
+            lora_rank=strategy.lora_rank,
+        )
         if run.tflops_kind.startswith("hardware"):
             flops *= 4 / 3  # the forward once more
-        return flops / (run.flops_per_gpu * run.gpus)
+        return flops / (flops_per_gpu * run.gpus)
     raise NotComparableError("no time, tokens per second or FLOP/s is published")
 
 
@@ -152,10 +197,16 @@ def predicted_step_s(setup: Setup) -> float:
 def _memory_row(setup: Setup) -> MemoryRow:
     run, known = setup.run, defaults_of(setup.run.framework)
     overhead = OVERHEADS.get(f"{known.memory}-bf16" if "bf16-optimizer" in run.sharding else known.memory)
-    stages = memory(setup.model, setup.strategy, setup.cluster.gpu, overhead=overhead)
+    strategy = setup.strategy
+    if run.recomputes_by_op and strategy.kernels is Kernels.PLAIN:
+        # Its policy keeps matmuls and attention, whatever kernels run between them: so does a compiler.
+        strategy = replace(strategy, kernels=Kernels.COMPILED)
+    stages = memory(setup.model, strategy, setup.cluster.gpu, overhead=overhead)
     fullest = max(stages, key=lambda stage: stage.total)
     measured = 0.0 if run.out_of_memory else (run.peak_memory_gib or 0.0) * GIB
-    return MemoryRow(run.name, measured, getattr(fullest, known.peak), all(stage.fits for stage in stages))
+    fits = all(stage.fits for stage in stages)
+    fitted = overhead is not None and overhead.fitted
+    return MemoryRow(run.name, measured, getattr(fullest, known.peak), fits, fitted)
 
 
 def _label(setup: Setup) -> str:
@@ -169,6 +220,7 @@ def _label(setup: Setup) -> str:
 def _tags(setup: Setup) -> dict[str, str]:
     run, strategy = setup.run, setup.strategy
     return {
+        "source": run.source.split()[0].partition("@")[0] if run.source else "",
         "framework": run.framework,
         "gpu": setup.cluster.gpu.name,
         "precision": str(strategy.precision),
@@ -176,6 +228,8 @@ def _tags(setup: Setup) -> dict[str, str]:
         "parallelism": _parallelism(strategy),
         "recompute": str(strategy.recompute.kind),
         "time from": "derived" if run.derived or run.iteration_s is None else "stated",
+        "values": "corrected" if run.corrected else "as published",
+        CORRECTION: run.corrected,
     }
 
 
@@ -195,15 +249,21 @@ def _figures(found: Found) -> Iterator[tuple[str, float]]:
     from numpy import array
 
     known = [row for row in found.memory_rows if not row.out_of_memory]
-    one = summary(
-        array([row.measured_bytes for row in known], dtype=float),
-        array([row.predicted_bytes for row in known], dtype=float),
+    parts = (
+        ("peak memory", known),
+        ("peak memory, overhead fitted to such rows", [row for row in known if row.fitted]),
+        ("peak memory, nothing fitted", [row for row in known if not row.fitted]),
     )
-    if one is not None:
-        yield "peak memory: mean_abs_error", one.mean_abs_error
-        yield "peak memory: median_abs_error", one.median_abs_error
-        yield "peak memory: worst_abs_error", one.worst_abs_error
-        yield "peak memory: mean_error", one.mean_error
+    for what, some in parts:
+        one = summary(
+            array([row.measured_bytes for row in some], dtype=float),
+            array([row.predicted_bytes for row in some], dtype=float),
+        )
+        if one is not None:
+            yield f"{what}: mean_abs_error", one.mean_abs_error
+            yield f"{what}: median_abs_error", one.median_abs_error
+            yield f"{what}: worst_abs_error", one.worst_abs_error
+            yield f"{what}: mean_error", one.mean_error
     over = [row for row in found.memory_rows if row.out_of_memory]
     if over:
         yield "out of memory, predicted not to fit", sum(not row.fits for row in over) / len(over)

@@ -19,7 +19,7 @@ from stepcast.validate.published.software import AttentionKernel
 NONE, FULL = Recompute(), Recompute(RecomputeKind.FULL)
 SELECTIVE = Recompute(RecomputeKind.SELECTIVE)
 # Autograd's own order, Megatron-LM's before 2022: both gradients of a matmul, then the sum over tensor ranks.
-EARLY_OVERLAP = replace(NO_OVERLAP, tensor_gradients=False)
+EARLY_OVERLAP = NO_OVERLAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +107,28 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
         ),
     ),
     (
+        "megatron-lm 2023",
+        Defaults(
+            "Megatron-LM of January 2023 (commit 285068c8, README and arguments.py): selective recomputation "
+            "and sequence parallelism for models of this size, distributed optimizer, nothing overlapped but "
+            "sums over tensor ranks, dropout",
+            sharding=Sharding.ZERO_1,
+            sequence_parallel=True,
+            flash_attention=False,
+            recompute=SELECTIVE,
+            overlap=NO_OVERLAP,
+            dropout=True,
+            attention=AttentionKernel.NONE,
+        ),
+    ),
+    (
         "megatron-lm 2",  # a commit of the present, named after it
         Defaults(
             "Megatron-LM with Transformer Engine: distributed optimizer, nothing overlapped unless asked, "
             "context parallelism by all-to-all (SimuMax, docs/b200)",
             sharding=Sharding.ZERO_1,
             sequence_parallel=True,
-            overlap=NO_OVERLAP,
+            overlap=replace(NO_OVERLAP, tensor_gradients=True),
             context=ContextKind.ALL_TO_ALL,
             seq=4096,
         ),
@@ -157,6 +172,17 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             seq=8192,
             memory="pytorch",
             peak="reserved",
+        ),
+    ),
+    (
+        "megascale",
+        Defaults(
+            "Jiang et al. 2024, sections 3.2 and 3.3: optimizer states sharded, tensor, data and pipeline "
+            "communication overlapped, FlashAttention 2",
+            sharding=Sharding.ZERO_1,
+            sequence_parallel=True,
+            overlap=Overlap(tensor=True),
+            attention=AttentionKernel.FLASH_2,
         ),
     ),
     (

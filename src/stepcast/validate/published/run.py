@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from stepcast.units import TFLOPS
+from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT
 
 # What rows need to say to be compared at all.
 NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "global_batch")
@@ -47,12 +48,40 @@ class PublishedRun:
     iteration_s: float | None = None
     tokens_per_s_per_gpu: float | None = None
     flops_per_gpu: float | None = None
+    utilisation: float | None = None
     peak_memory_gib: float | None = None
     derived: bool = False
+    compiled: bool | None = None
+    further_tokens: bool | None = None
+    corrected: str = ""
 
     @property
     def out_of_memory(self) -> bool:
         return self.status.strip().lower() == "oom"
+
+    @property
+    def counts_causal(self) -> bool:
+        """Whether its FLOP/s count the causal half of attention, or the whole square."""
+        return "causal" in self.tflops_kind and "non-causal" not in self.tflops_kind
+
+    @property
+    def reshard(self) -> bool | None:
+        """Whether FSDP frees gathered weights between forward and backward; None where the row is silent."""
+        return False if "no reshard" in self.sharding else None
+
+    @property
+    def recomputes_by_op(self) -> bool:
+        """torchtitan's selective activation checkpointing, which decides operator by operator."""
+        return self.recompute.lower().endswith("ac")
+
+    @property
+    def overlaps_experts(self) -> bool:
+        return "a2a overlap" in self.schedule.lower()
+
+    @property
+    def forwards_experts(self) -> bool:
+        """DeepEP and HybridEP send a token once to each node and hand it on there."""
+        return any(word in self.framework.lower() for word in ("deepep", "hybridep"))
 
 
 def run_of(record: Mapping[str, str | None]) -> PublishedRun:
@@ -60,7 +89,11 @@ def run_of(record: Mapping[str, str | None]) -> PublishedRun:
     missing = [name for name in NEEDED if not _text(record, name)]
     if missing:
         raise NotComparableError(f"{missing[0]} is not published")
-    tflops = _number(record, "tflops_per_gpu")
+    if _text(record, "status") == LEFT_OUT:
+        raise NotComparableError(
+            f"{_text(record, 'id')} left out: {_text(record, CORRECTED).partition(': ')[2]}"
+        )
+    tflops, mfu_percent = _number(record, "tflops_per_gpu"), _number(record, "mfu_pct")
     return PublishedRun(
         name=_text(record, "id"),
         source=_text(record, "source"),
@@ -92,8 +125,12 @@ def run_of(record: Mapping[str, str | None]) -> PublishedRun:
         iteration_s=_number(record, "iter_time_s"),
         tokens_per_s_per_gpu=_number(record, "tokens_per_s_per_gpu"),
         flops_per_gpu=None if tflops is None else tflops * TFLOPS,
+        utilisation=None if mfu_percent is None else mfu_percent / 100,
         peak_memory_gib=_number(record, "peak_mem_gib"),
         derived=_text(record, "derived").lower() == "true",
+        compiled=_flag(record, "compile"),
+        further_tokens=_flag(record, "mtp"),
+        corrected=_text(record, CORRECTED),
     )
 
 

@@ -9,8 +9,10 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
+    Kernels,
     Recompute,
     RecomputeKind,
+    RecomputeModule,
     ScheduleKind,
     Sharding,
     Strategy,
@@ -40,6 +42,18 @@ SHARDINGS: tuple[tuple[str, Sharding], ...] = (
     ("zero1", Sharding.ZERO_1),
     ("none", Sharding.NONE),
 )
+# Megatron-Core's recompute_modules, and what tables shorten them to.
+MODULES: dict[str, RecomputeModule] = {
+    "attn": RecomputeModule.CORE,
+    "core_attn": RecomputeModule.CORE,
+    "mla_up_proj": RecomputeModule.LATENT_UP,
+    "layernorm": RecomputeModule.NORMS,
+    "norm": RecomputeModule.NORMS,
+    "mlp": RecomputeModule.MLP,
+    "moe_act": RecomputeModule.EXPERT_ACTIVATION,
+    "act": RecomputeModule.EXPERT_ACTIVATION,
+    "moe": RecomputeModule.EXPERTS,
+}
 RELEASE = re.compile(r"(\d\d)\.(\d\d)[. ].*NeMo Container")
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
@@ -78,17 +92,22 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         training=TrainingKind.LORA if lora else TrainingKind.FULL,
         lora_rank=LORA_RANK if lora else 0,
         flash_attention=_stated(run.flash_attention, known.flash_attention),
-        overlap=replace(known.overlap, experts=recipe.overlapped_experts),
+        overlap=replace(known.overlap, experts=recipe.overlapped_experts or run.overlaps_experts),
         execution=recipe.execution or known.execution,
-        kernels=known.kernels,
+        kernels=Kernels.PLAIN if run.compiled is False else known.kernels,
         dropout=known.dropout,
         fused_accumulation=known.fused_accumulation,
         boundary_scattered=known.boundary_scattered,
         owners_broadcast=known.owners_broadcast,
         fused_experts=recipe.fused_experts,
-        forwarded_experts=recipe.forwarded_experts,
-        further_tokens=min(1, model.next_token_layers) * recipe.further_tokens,
+        forwarded_experts=recipe.forwarded_experts or run.forwards_experts,
+        further_tokens=0 if run.further_tokens is False else _further_tokens(model, recipe),
+        reshard=run.reshard,
     )
+
+
+def _further_tokens(model: Model, recipe: Recipe) -> int:
+    return min(1, model.next_token_layers) * recipe.further_tokens
 
 
 def _as_of(run: PublishedRun, known: Defaults) -> Defaults:
@@ -171,9 +190,12 @@ def _recompute(run: PublishedRun, known: Defaults, recipe: Recipe) -> Recompute:
         return Recompute()
     if word.startswith("full"):
         return Recompute(RecomputeKind.FULL)
-    if word.startswith("selective") or "sac" in word:
+    if word == "selective" or run.recomputes_by_op:
         return Recompute(RecomputeKind.SELECTIVE)
-    raise NotComparableError(f"recompute {run.recompute!r} is not known")
+    named = re.findall(r"\w+", word.removeprefix("selective"))
+    if not named or any(name not in MODULES for name in named):
+        raise NotComparableError(f"recompute {run.recompute!r} is not known")
+    return Recompute(RecomputeKind.SELECTIVE, modules=tuple(MODULES[name] for name in named))
 
 
 def _release(run: PublishedRun) -> Release | None:

@@ -15,11 +15,12 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.analyze.optimus.cost import Constants, Machine, efficiency_of
-from stepcast.analyze.optimus.plan import OptimusPlan
-from stepcast.analyze.optimus.program import step_s
 from stepcast.ir.check import require
 from stepcast.ir.runlog import RunLog
+from stepcast.optimus.cost import Constants, efficiency_of
+from stepcast.optimus.machine import Machine
+from stepcast.optimus.plan import OptimusPlan, batch_s
+from stepcast.optimus.program import step_s
 
 Floats = npt.NDArray[np.float64]
 
@@ -54,6 +55,15 @@ class Observation:
     def __post_init__(self) -> None:
         require(self.measured_s > 0, f"{self.source}: the batch time must be above zero")
 
+    @property
+    def name(self) -> str:
+        """The same for two copies of one log, whatever their file names."""
+        plan, layout = self.plan, self.plan.layout
+        return (
+            f"tp{layout.tp} dp{layout.dp} pp{layout.pp} micro-batch {plan.micro_batch} x "
+            f"{plan.micro_batches}: {1e3 * self.measured_s:.2f} ms"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Fit:
@@ -71,15 +81,12 @@ class Fit:
 
 def observe(log: RunLog, plan: OptimusPlan, machine: Machine) -> Observation:
     """What *log* measured."""
-    batch = log.batch_time()
-    if batch is None:
-        raise ValueError(f"{log.source}: no batch after the first is printed; expected '| ms/batch' lines")
     efficiency = None
     if HEAD in log.layer_times.layers:
         heads = log.layer_forward(HEAD)
         seconds = median(each.seconds for each in heads.values())
         efficiency = efficiency_of(seconds, plan.head_weights, plan.tokens, machine)
-    return Observation(plan, batch.seconds, efficiency, log.source)
+    return Observation(plan, batch_s(log), efficiency, log.source)
 
 
 def fit(observations: Sequence[Observation], machine: Machine) -> Fit:

@@ -1,9 +1,9 @@
-"""Forward and backward of a Llama layer's parts, tensor by tensor: see optimus_tensors.
+"""Forward and backward of a Llama layer's parts, tensor by tensor: see tensors.
 
 Names: what a forward keeps is a dict entry of the micro-batch, under the part and its layer.
 """
 
-from stepcast.cost.memory.optimus_tensors import StageTensors
+from stepcast.optimus.memory.tensors import StageTensors
 
 Kept = dict[object, list[int]]
 

@@ -4,12 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from stepcast.cost.memory.optimus import optimus_memory
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import Strategy, StrategyError
 from stepcast.models.catalog import load_model
+from stepcast.optimus.memory import optimus_memory
+from stepcast.optimus.plan import OptimusPlan, plan
 from stepcast.units import MIB
 
 MODEL, GPU = load_model("llama-3.2-1b"), load_gpu("a40")
@@ -17,12 +16,12 @@ LAYER = 4 * (2 * 2048 * 2048 + 2 * 2048 * 512 + 3 * 2048 * 8192)
 WORDS = 4 * 128256 * 2048
 
 
-def run(tp: int, pp: int, micro_batch: int = 4, seq: int = 112, layers: tuple[int, ...] = ()) -> Strategy:
-    return Strategy(Layout(tp=tp, pp=pp), micro_batch, 32, seq, precision=DType.FP32, stage_layers=layers)
+def run(tp: int, pp: int, micro_batch: int = 4, seq: float = 112) -> OptimusPlan:
+    return plan(MODEL, Layout(tp=tp, pp=pp), micro_batch, 32 // micro_batch, seq)
 
 
 def test_weights_are_split_and_words_are_not() -> None:
-    stages = optimus_memory(MODEL, run(2, 4, layers=(4, 5, 5, 2)), GPU)
+    stages = optimus_memory(run(2, 4), GPU)
     norms = 4 * 2048
     assert [stage.parameters for stage in stages] == [
         WORDS + 4 * (LAYER / 2 + 2 * norms),
@@ -34,7 +33,7 @@ def test_weights_are_split_and_words_are_not() -> None:
 
 
 def test_without_tensor_parallelism_there_are_moments_and_cuts_inside_a_layer() -> None:
-    stages = optimus_memory(MODEL, run(1, 8, 1), GPU)
+    stages = optimus_memory(run(1, 8, 1), GPU)
     down = 4 * 2048 * 8192
     assert stages[0].parameters == WORDS + 2 * LAYER - down + 4 * 4 * 2048
     assert stages[3].parameters == 2 * LAYER + 4 * 4 * 2048
@@ -42,7 +41,7 @@ def test_without_tensor_parallelism_there_are_moments_and_cuts_inside_a_layer() 
 
 
 def test_parts_add_up_and_none_is_negative() -> None:
-    for stage in optimus_memory(MODEL, run(4, 2, 8, layers=(9, 7)), GPU, (88, 109, 124, 95, 120)):
+    for stage in optimus_memory(run(4, 2, 8), GPU, (88, 109, 124, 95, 120)):
         assert sum(stage.parts.values()) == pytest.approx(stage.total)
         assert min(stage.parts.values()) >= 0
         assert stage.fits
@@ -52,18 +51,18 @@ def test_messages_of_a_whole_step_stay() -> None:
     """Twice the micro-batches: a middle stage keeps as many more tuples and gradients, though no more are
     in flight: its own input and that of stage 1, and two gradients, two tensors each.
     """
-    few = run(2, 4, 1, 120, (4, 5, 5, 2))
-    more = optimus_memory(MODEL, replace(few, global_batch=64), GPU)[2].activations
-    less = optimus_memory(MODEL, few, GPU)[2].activations
+    few = run(2, 4, 1, 120)
+    more = optimus_memory(replace(few, micro_batches=64), GPU)[2].activations
+    less = optimus_memory(few, GPU)[2].activations
     assert more - less == pytest.approx(32 * 8 * 120 * 2048 * 4, rel=0.15)
 
 
 def test_longer_sequences_need_more() -> None:
-    short = optimus_memory(MODEL, run(2, 4, 8, 64, (4, 5, 5, 2)), GPU)
-    long = optimus_memory(MODEL, run(2, 4, 8, 512, (4, 5, 5, 2)), GPU)
+    short = optimus_memory(run(2, 4, 8, 64), GPU)
+    long = optimus_memory(run(2, 4, 8, 512), GPU)
     assert all(one.total + 500 * MIB < other.total for one, other in zip(short, long, strict=True))
 
 
 def test_other_models_are_refused() -> None:
-    with pytest.raises(StrategyError, match="no Llama"):
-        optimus_memory(load_model("gpt2-large"), run(1, 2), GPU)
+    with pytest.raises(ValueError, match="no Llama"):
+        optimus_memory(replace(run(1, 2), model=load_model("gpt2-large")), GPU)

@@ -115,8 +115,17 @@ def plan_of_log(log: RunLog, model: Model, sequences: Sequence[float]) -> Optimu
     )
 
 
+def batch_s(log: RunLog) -> float:
+    """The median wall time of *log*'s batches."""
+    batch = log.batch_time()
+    if batch is None:
+        raise ValueError(f"{log.source}: no batch after the first is printed; expected '| ms/batch' lines")
+    return batch.seconds
+
+
 def median_sequence(log: RunLog, sequences: Sequence[float]) -> float:
     """Batch i is step i + 1; the median over the batches whose median time is reported."""
+    batch_s(log)  # says so where there is none
     indices = sorted({batch.index for batch in log.batches if batch.index >= FIRST_WARM_STEP})
     used = [sequences[index] for index in indices if index < len(sequences)]
     if not used:

@@ -3,6 +3,9 @@
 Each stage has a host lane and a device lane. Its order is that of opt_prime/schedule.py (1F1B): the gradient
 of a micro-batch is sent only after the next activations have been received. A message begins when both sides
 have come to it with their GPUs idle, because sizes and shapes are read back to the host.
+
+Data-parallel gradients are reduced behind the last micro-batch's backward alone: run_core_backward there runs
+every earlier one under DistributedDataParallel's no_sync.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,15 +16,15 @@ from typing import NamedTuple
 import numpy as np
 
 from stepcast.analyze.intervals import union_of
-from stepcast.analyze.optimus.cost import (
-    FP32_BYTES,
+from stepcast.optimus.cost import (
+    BUCKET_PASSES,
     Constants,
-    Machine,
     StageWork,
     Work,
     stage_work,
 )
-from stepcast.analyze.optimus.plan import OptimusPlan
+from stepcast.optimus.machine import FP32_BYTES, Machine
+from stepcast.optimus.plan import OptimusPlan
 from stepcast.simulation.arrays import Program, Segment, TimedOp, Times
 from stepcast.simulation.builder import ProgramBuilder
 from stepcast.simulation.engine import simulate, task_times
@@ -31,6 +34,7 @@ LANES = ("host", "device", "network")
 # What the device or a message is doing; "host" and "bubble" are what is left.
 WORKING = ("compute", "unhooked", "accumulation", "tensor", "data", "messages", "optimizer", "fixed")
 PARTS = (*WORKING, "host", "bubble")
+STAGE_SEGMENTS = 5  # of each stage: forward; first, middle and last backward; the end
 LABEL_MESSAGES = 5  # of one micro-batch's labels, from the first stage to the last
 
 
@@ -89,7 +93,7 @@ def _program(plan: OptimusPlan, machine: Machine, constants: Constants) -> Progr
 
 
 def _segments(plan: OptimusPlan, machine: Machine, constants: Constants) -> list[Segment]:
-    """For each stage: forward, first and later backward, the end; then posting and the messages."""
+    """Each stage's own; then the start, posting and the messages."""
     works = [stage_work(plan, stage, machine, constants) for stage in plan.stages]
     segments: list[Segment] = []
     for work in works:
@@ -113,25 +117,46 @@ def _hop_bytes_per_s(plan: OptimusPlan, machine: Machine, hop: int) -> float:
 
 
 def _stage_segments(plan: OptimusPlan, machine: Machine, work: StageWork) -> list[Segment]:
-    passes = (("F", work.forward), ("B0", work.first_backward), ("B", work.backward), ("end", work.optimizer))
-    return [Segment.of(name, _ops(plan, machine, works), lanes=3) for name, works in passes]
+    last = work.backward if plan.micro_batches > 1 else work.first_backward
+    passes = (
+        ("F", _ops(work.forward)),
+        ("B first", _ops(work.first_backward)),
+        ("B", _ops(work.backward)),
+        ("B last", _ops(last) if plan.layout.dp == 1 else _reducing_ops(plan, machine, last)),
+        ("end", _ops(work.optimizer)),
+    )
+    assert len(passes) == STAGE_SEGMENTS
+    return [Segment.of(name, ops, lanes=3) for name, ops in passes]
 
 
-def _ops(plan: OptimusPlan, machine: Machine, works: Sequence[Work]) -> list[TimedOp]:
-    """Each piece is launched, then runs; with data parallelism its gradients are reduced beside the next."""
+def _ops(works: Sequence[Work]) -> list[TimedOp]:
+    """Each piece is launched, then runs."""
     ops: list[TimedOp] = []
-    reduces = plan.layout.dp > 1 and any(work.reduced_bytes for work in works)
     for work in works:
-        ops.append(TimedOp("host", work.host_s, HOST))
-        launched = len(ops) - 1
-        for part in WORKING:
-            if part in work.device_s:
-                ops.append(TimedOp(part, work.device_s[part], DEVICE, after=(launched,)))
-        if reduces:
-            seconds = machine.all_reduce_s(plan.layout.dp, work.reduced_bytes) if work.reduced_bytes else 0.0
-            ops.append(TimedOp("data", seconds, NETWORK, lanes=(DEVICE,)))
-    if reduces:
-        ops.append(TimedOp("", 0.0, DEVICE, lanes=(NETWORK,)))
+        _launch(work, ops)
+    return ops
+
+
+def _launch(work: Work, ops: list[TimedOp]) -> None:
+    ops.append(TimedOp("host", work.host_s, HOST))
+    launched = len(ops) - 1
+    for part in WORKING:
+        if part in work.device_s:
+            ops.append(TimedOp(part, work.device_s[part], DEVICE, after=(launched,)))
+
+
+def _reducing_ops(plan: OptimusPlan, machine: Machine, works: Sequence[Work]) -> list[TimedOp]:
+    """As DistributedDataParallel does it: a piece's gradients are copied to a bucket that is reduced beside
+    the next pieces, and all are copied back when the last one is."""
+    ops: list[TimedOp] = []
+    tp, dp = plan.layout.tp, plan.layout.dp
+    for work in works:
+        _launch(work, ops)
+        seconds = machine.all_reduce_s(range(0, tp * dp, tp), work.gradients * FP32_BYTES)
+        ops.append(TimedOp("data", machine.move_s(BUCKET_PASSES * work.gradients), DEVICE))
+        ops.append(TimedOp("data", seconds, NETWORK, lanes=(DEVICE,)))
+    back_s = machine.move_s(BUCKET_PASSES * sum(work.gradients for work in works))
+    ops.append(TimedOp("data", back_s, DEVICE, lanes=(NETWORK,)))
     return ops
 
 
@@ -149,7 +174,8 @@ def _message(seconds: float) -> Segment:
 def _shape(stages: int, micro_batches: int, ops: tuple[int, ...]) -> Program:
     """The program with empty segments of *ops* ops, to be replaced by real ones."""
     parts = [_placeholder(count, index, stages) for index, count in enumerate(ops)]
-    start, post, messages = 4 * stages, 4 * stages + 1, 4 * stages + 2
+    start = STAGE_SEGMENTS * stages
+    post, messages = start + 1, start + 2
     labels = len(ops) - 1
     builder = ProgramBuilder(LANES, stages)
     waiting: dict[tuple[str, int, int], tuple[int, int]] = {}
@@ -157,7 +183,7 @@ def _shape(stages: int, micro_batches: int, ops: tuple[int, ...]) -> Program:
         builder.call(stage, parts[start])
         for entry in _order(stage, stages, micro_batches):
             if entry.peer < 0:
-                builder.call(stage, parts[4 * stage + "FBE".index(entry.kind[0]) + _later(entry)])
+                builder.call(stage, parts[STAGE_SEGMENTS * stage + _place(entry, micro_batches)])
                 continue
             posted = builder.call(stage, parts[post])
             hop = min(stage, entry.peer)
@@ -178,20 +204,26 @@ def _renumbered(program: Program, parts: Sequence[Segment]) -> Program:
     """With all of *parts*, in their order, as its segments."""
     place = {id(segment): index for index, segment in enumerate(parts)}
     number = np.array([place[id(segment)] for segment in program.segments], np.int64)
-    return replace(program, segments=tuple(parts), segment=number[program.segment])
+    made = replace(program.made, segment=number[program.segment])
+    return Program(program.lanes, tuple(parts), made)
 
 
 def _placeholder(ops: int, index: int, stages: int) -> Segment:
-    if index == 4 * stages + 1:
+    post = STAGE_SEGMENTS * stages + 1
+    if index == post:
         return _post()
-    if index > 4 * stages + 1:
+    if index > post:
         return _message(0.0)
     return Segment.of("", [TimedOp("", 0.0, HOST)] * ops, lanes=3)
 
 
-def _later(entry: Pass) -> int:
-    """Forward, first backward, later backward and end are segments 0 to 3 of a stage."""
-    return {"F": 0, "B": int(entry.micro_batch > 0), "E": 1}[entry.kind]
+def _place(entry: Pass, micro_batches: int) -> int:
+    """Among a stage's segments."""
+    if entry.kind != "B":
+        return {"F": 0, "E": STAGE_SEGMENTS - 1}[entry.kind]
+    if entry.micro_batch == micro_batches - 1:
+        return 3
+    return 2 if entry.micro_batch else 1
 
 
 def _order(stage: int, stages: int, micro_batches: int) -> Iterator[Pass]:
@@ -240,12 +272,11 @@ def _parts(program: Program, times: Times, stage: int, step: float) -> dict[str,
     seconds = dict.fromkeys(PARTS, 0.0)
     shown = (lane == DEVICE) | np.isin(named, ("messages", "fixed"))
     for part in WORKING:
-        if part != "data":
-            seconds[part] = float((end - start)[shown & (named == part)].sum())
+        seconds[part] = float((end - start)[shown & (named == part)].sum())
     working = union_of(start[shown], end[shown])
     # Gradients reduced behind other work cost nothing; the rest holds the stage up.
-    reducing = union_of(start[named == "data"], end[named == "data"])
-    seconds["data"] = reducing.without(working).length_s
+    reducing = union_of(start[lane == NETWORK], end[lane == NETWORK])
+    seconds["data"] += reducing.without(working).length_s
     launching = union_of(start[named == "host"], end[named == "host"])
     seconds["host"] = launching.without(working.union(reducing)).length_s
     seconds["bubble"] = max(0.0, step - sum(seconds.values()))

@@ -6,15 +6,14 @@ unless micro-batches are large. What is physics here is priced from the machine;
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
-from stepcast.analyze.optimus.plan import OptimusPlan, StagePlan
 from stepcast.ir.check import require
+from stepcast.optimus.machine import FP32_BYTES, Machine
+from stepcast.optimus.plan import OptimusPlan, StagePlan
 
-FP32_BYTES = 4
 # Host work of one layer, forward, backward and optimizer, counted in plain operators: times of PyTorch 2.5.1
 # with Transformers 4.46.2 on a CPU over a process group that does nothing, divided by the time of a plain
 # operator there (tools/optimus_host_work.py: 111, 138, 65 and sharded 664, 877, 403 to 620), and one more for
@@ -38,27 +37,9 @@ LOSS_PASSES = (2, 4)  # over the logits: log-softmax; its gradient
 # tensor parallelism) reads the gradient twice and writes it once, through temporaries.
 ADAM_PASSES, CLIP_PASSES = 14, 5
 ACCUMULATION_BYTES = 12  # per parameter: read the old and the new gradient, write the sum
-# Share of the memory's peak that element-wise kernels reach.
-MEMORY_EFFICIENCY = 0.85
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The numbers of a host that a step depends on; the catalogue has them."""
-
-    name: str
-    matrix_flops: float  # fp32
-    memory_bytes_per_s: float
-    launch_s: float  # the shortest a kernel takes
-    all_reduce_s: Callable[[int, float], float]  # (ranks next to each other, bytes) -> seconds
-    hop_bytes_per_s: Callable[[int, int], float]  # (rank, rank) -> bytes per second
-
-    def __post_init__(self) -> None:
-        require(self.matrix_flops > 0 and self.memory_bytes_per_s > 0, "rates must be above zero")
-
-    def move_s(self, values: float) -> float:
-        """Read or write that many fp32 values."""
-        return FP32_BYTES * values / (MEMORY_EFFICIENCY * self.memory_bytes_per_s)
+# DistributedDataParallel without gradient_as_bucket_view copies a gradient into its bucket when it is ready,
+# and back when all buckets are reduced (torch/csrc/distributed/c10d/reducer.cpp): each a read and a write.
+BUCKET_PASSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +64,7 @@ class Work(NamedTuple):
 
     host_s: float
     device_s: dict[str, float]
-    reduced_bytes: float = 0.0  # gradients that data parallelism reduces once this is done
+    gradients: float = 0.0  # of so many parameters are ready once this is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +145,7 @@ class _Layer:
             machine.move_s(passes * tokens * model.hidden + 2 * scores), UNTIMED_KERNELS * machine.launch_s
         )
         size_bytes = tokens * model.hidden * FP32_BYTES
-        self.reduce_s = machine.all_reduce_s(tp, size_bytes) if tp > 1 else 0.0
+        self.reduce_s = machine.all_reduce_s(range(tp), size_bytes) if tp > 1 else 0.0
 
     def _matmul_s(self, weights: float) -> float:
         return matmul_s(weights, self.plan.tokens, self.machine, self.constants.matmul_efficiency)
@@ -187,7 +168,7 @@ class _Layer:
         }
         work = _shared(self.backward_host_s, parts, share)
         adding_s = self.machine.move_s(accumulated * ACCUMULATION_BYTES / FP32_BYTES)
-        return Work(work.host_s, work.device_s | {"accumulation": adding_s}, weights * FP32_BYTES)
+        return Work(work.host_s, work.device_s | {"accumulation": adding_s}, weights)
 
     def _backward_reduce_s(self) -> float:
         """Each of q, k, v, gate and up reduces its own input gradient while the next of them computes."""
@@ -222,7 +203,7 @@ def _embed_backward(plan: OptimusPlan, machine: Machine, constants: Constants, a
     parts = {"unhooked": machine.move_s(plan.head_weights)}  # the dense gradient is zeroed
     if again:
         parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
-    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights * FP32_BYTES)
+    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)
 
 
 def _head(plan: OptimusPlan, machine: Machine, constants: Constants) -> Work:
@@ -243,4 +224,4 @@ def _head_backward(plan: OptimusPlan, machine: Machine, constants: Constants, ag
     }
     if again:
         parts["accumulation"] = machine.move_s(plan.head_weights * ACCUMULATION_BYTES / FP32_BYTES)
-    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights * FP32_BYTES)
+    return Work(END_WORK[1] * constants.host_op_s, parts, plan.head_weights)

@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.analyze.optimus.analysis import analyze_optimus
-from stepcast.analyze.optimus.cost import Constants, Machine, efficiency_of, matmul_s, slowest_of, stage_work
-from stepcast.analyze.optimus.fit import FITTED, Observation, fit, observe
-from stepcast.analyze.optimus.plan import OptimusPlan, plan, plan_of_log
-from stepcast.analyze.optimus.program import PARTS, predict_step, step_s
 from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.runlog import RunLog
 from stepcast.models.catalog import load_model
+from stepcast.optimus.analysis import analyze_optimus
+from stepcast.optimus.cost import Constants, efficiency_of, matmul_s, slowest_of, stage_work
+from stepcast.optimus.fit import FITTED, Observation, fit, observe
+from stepcast.optimus.lengths import shuffled_length
+from stepcast.optimus.machine import Machine
+from stepcast.optimus.plan import OptimusPlan, plan, plan_of_log
+from stepcast.optimus.program import PARTS, predict_step, step_s
 from stepcast.report.optimus import optimus_text
 from tests.shared import ROOT
 
@@ -47,7 +49,7 @@ MACHINE = Machine(
     matrix_flops=37.4e12,
     memory_bytes_per_s=696e9,
     launch_s=4e-6,
-    all_reduce_s=lambda ranks, size: 3e-5 + 2 * (ranks - 1) / ranks * size / 20e9,
+    all_reduce_s=lambda ranks, size: 3e-5 + 2 * (len(ranks) - 1) / len(ranks) * size / 20e9,
     hop_bytes_per_s=lambda one, other: 20e9,
 )
 CONSTANTS = Constants(
@@ -133,6 +135,49 @@ def test_one_micro_batch_passes_through_the_stages_one_after_the_other() -> None
     assert step_s(one, MACHINE, free) == pytest.approx(expected_s, rel=1e-6)
 
 
+def test_gradients_are_reduced_in_the_last_backward_alone() -> None:
+    """However many micro-batches come before it: DistributedDataParallel runs those under no_sync."""
+    free = replace(CONSTANTS, host_op_s=1e-12)
+    extra_s = []
+    for micro_batches in (1, 2, 16):
+        alone, shared = (plan(MODEL, Layout(dp=dp), 1, micro_batches, 110.0) for dp in (1, 4))
+        extra_s.append(step_s(shared, MACHINE, free) - step_s(alone, MACHINE, free))
+    moved_s = 1.5 * 4 * (16 * alone.layer_weights + 2 * alone.head_weights) / 20e9
+    assert 0.7 * moved_s < extra_s[0] < 1.2 * moved_s
+    assert extra_s[0] == pytest.approx(extra_s[1], rel=0.1), "adding to a gradient hides a little of it"
+    assert extra_s[1] == pytest.approx(extra_s[2], rel=1e-6)
+
+
+def test_reduced_gradients_are_copied_to_buckets_and_back() -> None:
+    free, fast = replace(CONSTANTS, host_op_s=1e-12), replace(MACHINE, all_reduce_s=lambda ranks, size: 0.0)
+    alone, shared = (plan(MODEL, Layout(dp=dp), 1, 4, 110.0) for dp in (1, 2))
+    copied_s = MACHINE.move_s(4 * (16 * alone.layer_weights + 2 * alone.head_weights))
+    extra_s = step_s(shared, fast, free) - step_s(alone, fast, free)
+    assert extra_s == pytest.approx(copied_s, rel=1e-6)
+    explained = predict_step(shared, fast, free).stages[0].parts_s
+    assert explained["data"] == pytest.approx(copied_s, rel=1e-6)
+
+
+def test_ranks_that_reduce_gradients_are_a_tensor_group_apart() -> None:
+    asked = set()
+
+    def all_reduce_s(ranks: range, size_bytes: float) -> float:
+        asked.add(ranks)
+        return 1e-4
+
+    step_s(made(2, 1, 4, dp=4), replace(MACHINE, all_reduce_s=all_reduce_s), CONSTANTS)
+    assert asked == {range(2), range(0, 8, 2)}
+
+
+def test_shuffled_steps_are_longer_than_those_in_order() -> None:
+    """Rows in order share texts, so that as many drawn at random have more of them to be longest."""
+    usual = sum(LENGTHS) / len(LENGTHS)
+    assert shuffled_length(LENGTHS, 32, 32.0, 32) > shuffled_length(LENGTHS, 32, 4.0, 32) > usual
+    assert shuffled_length(LENGTHS, 32, 1.0, 32) == round(usual)
+    assert shuffled_length(LENGTHS, 32, 1.0, 128) > shuffled_length(LENGTHS, 32, 1.0, 64) > usual
+    assert shuffled_length((50.0, 50.0), 32, 4.0, 4096) == 50.0
+
+
 @given(st.sampled_from(FITTED), st.floats(1.05, 3.0), st.sampled_from([(1, 8, 1), (2, 4, 4), (4, 2, 8)]))
 @settings(deadline=None, max_examples=20)
 def test_a_larger_constant_never_makes_a_step_shorter(
@@ -181,7 +226,7 @@ def test_one_run_cannot_tell_the_constants_apart(log: RunLog) -> None:
 
 
 def test_the_explanation_sums_to_the_measured_step(log: RunLog) -> None:
-    found = analyze_optimus(log, MODEL, MACHINE, CONSTANTS, LENGTHS)
+    found = analyze_optimus(log, plan_of_log(log, MODEL, LENGTHS), MACHINE, CONSTANTS)
     facts = found.facts()
     assert facts["step_s"] == pytest.approx(1.61334, abs=1e-5)
     assert sum(facts["breakdown_s"].values()) == pytest.approx(facts["step_s"], abs=1e-12)
@@ -212,7 +257,10 @@ def test_a_slow_stage_is_named(log: RunLog) -> None:
     slow = times.total_s.copy()
     slow[times.stage_of == 3] *= 1.6
     found = analyze_optimus(
-        replace(log, layer_times=replace(times, total_s=slow)), MODEL, MACHINE, CONSTANTS, LENGTHS
+        replace(log, layer_times=replace(times, total_s=slow)),
+        plan_of_log(log, MODEL, LENGTHS),
+        MACHINE,
+        CONSTANTS,
     )
     assert [(one["stage"], one["rank"]) for one in found.stragglers] == [(3, 3)]
     assert found.stragglers[0]["factor"] == pytest.approx(1.6, rel=0.1)
@@ -220,10 +268,19 @@ def test_a_slow_stage_is_named(log: RunLog) -> None:
 
 def test_a_launch_bound_run_says_so(log: RunLog) -> None:
     slow_host = replace(CONSTANTS, host_op_s=1e-4)
-    found = analyze_optimus(log, MODEL, MACHINE, slow_host, LENGTHS)
+    found = analyze_optimus(log, plan_of_log(log, MODEL, LENGTHS), MACHINE, slow_host)
     assert any(warning.startswith("launch-bound") for warning in found.warnings)
 
 
+def test_an_estimated_length_is_told(log: RunLog) -> None:
+    shared = replace(log, layout=replace(log.layout, dp=2))
+    found = analyze_optimus(shared, plan_of_log(shared, MODEL, LENGTHS), MACHINE, CONSTANTS)
+    assert any("116 tokens is what is to be expected" in warning for warning in found.warnings)
+
+
 def test_a_log_without_batches_is_refused(log: RunLog) -> None:
+    silent = replace(log, batches=())
     with pytest.raises(ValueError, match="no batch"):
-        analyze_optimus(replace(log, batches=()), MODEL, MACHINE, CONSTANTS, LENGTHS)
+        plan_of_log(silent, MODEL, LENGTHS)
+    with pytest.raises(ValueError, match="no batch"):
+        analyze_optimus(silent, plan_of_log(log, MODEL, LENGTHS), MACHINE, CONSTANTS)

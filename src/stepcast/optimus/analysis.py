@@ -1,16 +1,15 @@
 """An OptimusPrime log explained: where the wall time of a batch went."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from stepcast.analyze.optimus.cost import Constants, Machine
-from stepcast.analyze.optimus.plan import OptimusPlan, plan_of_log
-from stepcast.analyze.optimus.program import PredictedStep, predict_step
-from stepcast.ir.model import Model
 from stepcast.ir.runlog import FIRST_WARM_STEP, RunLog
+from stepcast.optimus.cost import Constants
+from stepcast.optimus.machine import Machine
+from stepcast.optimus.plan import OptimusPlan, batch_s
+from stepcast.optimus.program import PredictedStep, predict_step
 
 UNEXPLAINED = "unexplained"
 # Stages whose layers run this much slower than the run's usual layer are named.
@@ -105,13 +104,10 @@ class OptimusAnalysis:
 
 
 def analyze_optimus(
-    log: RunLog, model: Model, machine: Machine, constants: Constants, sequences: Sequence[float]
+    log: RunLog, plan: OptimusPlan, machine: Machine, constants: Constants
 ) -> OptimusAnalysis:
-    """Explain *log*, a run of *model* on *machine*; *sequences* are the padded lengths of steps 1, 2, ..."""
-    batch = log.batch_time()
-    if batch is None:
-        raise ValueError(f"{log.source}: no batch after the first is printed; expected '| ms/batch' lines")
-    plan = plan_of_log(log, model, sequences)
+    """Explain *log*, which ran *plan* on *machine*."""
+    measured_s = batch_s(log)
     predicted = predict_step(plan, machine, constants)
     forward = log.stage_forward()
     ends = dict(enumerate(log.stage_ends))
@@ -129,12 +125,12 @@ def analyze_optimus(
         source=log.source,
         plan=plan,
         constants=constants,
-        measured_s=batch.seconds,
+        measured_s=measured_s,
         predicted=predicted,
         stages=stages,
         operations_s=operations(log),
         stragglers=tuple(stragglers(log)),
-        warnings=(*log.warnings, *_doubts(predicted)),
+        warnings=(*log.warnings, *_doubts(plan, predicted)),
     )
 
 
@@ -169,9 +165,14 @@ def stragglers(log: RunLog) -> list[dict[str, float]]:
     ]
 
 
-def _doubts(predicted: PredictedStep) -> list[str]:
+def _doubts(plan: OptimusPlan, predicted: PredictedStep) -> list[str]:
     parts = predicted.busiest.parts_s
     doubts = ["the log times forward modules alone; every other part is the model's"]
+    if plan.layout.dp > 1:
+        doubts.append(
+            "data parallelism shuffles the samples: unless their lengths were given, "
+            f"{plan.sequence:g} tokens is what is to be expected, not what was run"
+        )
     if parts["host"] > LAUNCH_BOUND_SHARE * predicted.step_s:
         doubts.append(
             f"launch-bound: the GPU of stage {predicted.busiest.stage} waits for its host for "

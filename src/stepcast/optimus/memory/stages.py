@@ -1,4 +1,4 @@
-"""Memory of OptimusPrime's runs: its tensors, played through PyTorch's allocator (see optimus_tensors).
+"""Memory of OptimusPrime's runs: its tensors, played through PyTorch's allocator (see tensors).
 
 What the GPU reports is dominated by what the allocator holds, and that by where the largest tensors find
 room: the gradient of a word embedding or output projection is as large as all activations together, and gets
@@ -11,9 +11,12 @@ tensor ranks adds, and what messages between stages add.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import ceil
 
 from stepcast.cost.memory import StageMemory
-from stepcast.cost.memory.optimus_layers import (
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.model_parts import PositionKind
+from stepcast.optimus.memory.layers import (
     Kept,
     attention_backward,
     attention_forward,
@@ -25,59 +28,43 @@ from stepcast.cost.memory.optimus_layers import (
     up_backward,
     up_forward,
 )
-from stepcast.cost.memory.optimus_tensors import Part, StageShape, StageTensors
-from stepcast.hardware.gpu import Gpu
-from stepcast.ir.model import Model
-from stepcast.ir.model_parts import PositionKind
-from stepcast.ir.strategy import Strategy, StrategyError
+from stepcast.optimus.memory.tensors import Part, StageShape, StageTensors
+from stepcast.optimus.plan import OptimusPlan
 from stepcast.units import MIB
 
 CONTEXT_BYTES = 499 * MIB  # driver, kernels and the group of all ranks, before the first tensor
 RANK_BYTES = 82 * MIB  # for each rank of a tensor-parallel group, once the weights are scattered
 MESSAGE_BYTES = 92 * MIB  # pairs of ranks that exchange messages, and kernels loaded on first use
 STEPS = 4  # played when all sequences have the same length
-MODULES = 8  # leaf modules of a layer: q, k, v, o, gate, activation, up, down
 
 
-def optimus_memory(
-    model: Model, strategy: Strategy, gpu: Gpu, sequences: Sequence[int] = ()
-) -> tuple[StageMemory, ...]:
+def optimus_memory(plan: OptimusPlan, gpu: Gpu, sequences: Sequence[int] = ()) -> tuple[StageMemory, ...]:
     """What each stage of an OptimusPrime run needs; *sequences* are the padded lengths of its steps."""
+    model = plan.model
     if not model.gated or model.position.kind is not PositionKind.ROTARY or model.experts is not None:
-        raise StrategyError(f"{model.name} is no Llama: OptimusPrime's memory is known for those alone")
-    lengths = tuple(sequences) or (strategy.seq,) * STEPS
-    parts = _stage_parts(model, strategy)
-    return tuple(
-        _stage_memory(_shape(model, strategy, stage, parts), gpu, lengths) for stage in range(len(parts))
-    )
+        raise ValueError(f"{model.name} is no Llama: OptimusPrime's memory is known for those alone")
+    lengths = tuple(sequences) or (round(plan.sequence),) * STEPS
+    parts = _stage_parts(plan)
+    return tuple(_stage_memory(_shape(plan, stage, parts), gpu, lengths) for stage in range(len(parts)))
 
 
-def _stage_parts(model: Model, strategy: Strategy) -> list[tuple[Part, ...]]:
-    """Tensor-parallel stages are whole layers. Otherwise OptimusPrime counts modules, the embedding first, so
-    that a stage of n layers ends one module early: the next one begins with the down projection.
-    """
-    layers = strategy.stage_layers or (model.layers // strategy.layout.pp,) * strategy.layout.pp
-    parts = [(kind, layer) for layer in range(model.layers) for kind in ("attention", "up", "down")]
-    bounds = [3 * sum(layers[:stage]) for stage in range(len(layers) + 1)]
-    if _inside(model, strategy):
-        bounds[1:-1] = [bound - 1 for bound in bounds[1:-1]]
-    return [tuple(parts[start:stop]) for start, stop in pairwise(bounds)]
+def _stage_parts(plan: OptimusPlan) -> list[tuple[Part, ...]]:
+    """A cut inside a layer counts as one in front of its down projection."""
+    parts = [(kind, layer) for layer in range(plan.model.layers) for kind in ("attention", "up", "down")]
+    layers = [stage.layers for stage in plan.stages]
+    cuts = [3 * ceil(sum(layers[:stage])) - plan.inside for stage in range(1, len(layers))]
+    return [tuple(parts[start:stop]) for start, stop in pairwise([0, *cuts, len(parts)])]
 
 
-def _inside(model: Model, strategy: Strategy) -> bool:
-    modules = (MODULES * model.layers + 2) // strategy.layout.pp
-    return strategy.layout.tp == 1 and (modules - 1) % MODULES != 0
-
-
-def _shape(model: Model, strategy: Strategy, stage: int, parts: Sequence[tuple[Part, ...]]) -> StageShape:
-    tp = strategy.layout.tp
+def _shape(plan: OptimusPlan, stage: int, parts: Sequence[tuple[Part, ...]]) -> StageShape:
+    model, tp = plan.model, plan.layout.tp
     return StageShape(
         stage=stage,
         stages=len(parts),
         parts=parts[stage],
         tp=tp,
-        micro_batch=strategy.micro_batch,
-        micro_batches=strategy.micro_batches,
+        micro_batch=plan.micro_batch,
+        micro_batches=plan.micro_batches,
         hidden=model.hidden,
         query=model.heads * model.head_dim // tp,
         key=model.kv_heads * model.head_dim // tp,
@@ -85,7 +72,7 @@ def _shape(model: Model, strategy: Strategy, stage: int, parts: Sequence[tuple[P
         heads=model.heads // tp,
         head_dim=model.head_dim,
         vocab=model.vocab,
-        inside=_inside(model, strategy),
+        inside=plan.inside,
         # Losses of the sweep fall without tensor parallelism and stay where they are with it, and no
         # moments would fit into what its middle stages take.
         updates=tp == 1,

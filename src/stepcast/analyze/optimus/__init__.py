@@ -1,1 +1,0 @@
-"""OptimusPrime runs explained and predicted. ``analysis`` and ``fit`` are where to begin."""

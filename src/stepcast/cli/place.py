@@ -1,0 +1,24 @@
+"""``--place``: which GPUs of each rack a job gets."""
+
+import argparse
+
+# Written out, so that the help does not load the hardware; a test compares them with Place.
+PLACES = ("even", "packed")
+
+
+def add_place_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--place",
+        choices=PLACES,
+        default="even",
+        help="racks that are one NVLink domain: whole nodes and groups in equal parts, or fill each in turn",
+    )
+
+
+def has_racks(args: argparse.Namespace) -> bool:
+    """Whether the cluster joins several nodes in one scale-up domain; asked only where it matters."""
+    from stepcast.hardware import load_cluster
+
+    if "place" not in args.given or args.cluster is None:
+        return False
+    return load_cluster(args.cluster, args.set).topology.scale_up_nodes > 1

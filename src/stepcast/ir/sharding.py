@@ -1,0 +1,147 @@
+"""Which ranks split weights and their states, when weights are gathered and when gradients are reduced.
+
+The collectives of a workload and the count of memory both follow from here, so that they cannot disagree.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.strategy import Sharding, Strategy
+from stepcast.ir.weights import Shard
+
+
+class Gathered(StrEnum):
+    """When what ranks split of the weights is collected, and how long it stays whole."""
+
+    NEVER = "never"
+    AFTER_UPDATE = "after-update"  # ZeRO 1 and 2: into weights that are whole all the time
+    EACH_PASS = "each-pass"  # for every forward and every backward of a unit, and freed after either
+    EACH_MICRO_BATCH = "each-micro-batch"  # for every forward, and freed after its backward
+    ONCE = "once"  # for the first forward of a step, and freed after its last backward
+
+
+class Reduced(StrEnum):
+    """When gradients are summed over the ranks that hold the same weights."""
+
+    EACH_MICRO_BATCH = "each-micro-batch"
+    ONCE = "once"  # after the last backward, summed over the micro-batches before
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """Of dense weights or of experts: *ways* ranks of group *within* split one copy, and the holders of the
+    same share, *copies* of them, form the group *between*.
+    """
+
+    ways: int
+    copies: int
+    within: Group
+    between: Group
+    # Whether weights are made whole from what ranks keep: gathered, or by one rank alone cast from fp32.
+    collected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    dense: Partition
+    experts: Partition
+    gathered: Gathered
+    reduced: Reduced
+    splits_gradients: bool
+    # Whether layers are gathered and reduced one by one (ZeRO 3, FSDP), or in buckets.
+    by_unit: bool
+
+    def kinds(self, shard: Shard) -> Iterator[tuple[Partition, Shard]]:
+        """The dense weights and the experts of *shard*, as far as there are any, with how they are split."""
+        if shard.dense:
+            yield self.dense, Shard(shard.dense, 0, shard.unquantised)
+        if shard.experts:
+            yield self.experts, Shard(0, shard.experts)
+
+    def share(self, shard: Shard) -> float:
+        """Parameters of *shard* whose optimizer states one rank keeps."""
+        return sum(each.total / part.ways for part, each in self.kinds(shard))
+
+    def collected(self, shard: Shard) -> Shard:
+        """What of *shard* is made whole before it is used."""
+        return self._those(shard, lambda part: part.collected)
+
+    def unreduced(self, shard: Shard) -> Shard:
+        """What of *shard* has gradients that are whole before the reduction and split after it."""
+        return self._those(shard, lambda part: self.splits_gradients and part.ways > 1)
+
+    def _those(self, shard: Shard, chosen: Callable[[Partition], bool]) -> Shard:
+        dense, experts = chosen(self.dense), chosen(self.experts)
+        return Shard(
+            shard.dense if dense else 0,
+            shard.experts if experts else 0,
+            shard.unquantised if dense else 0,
+        )
+
+
+def plan_of(strategy: Strategy) -> Plan:
+    """How *strategy* splits, gathers and reduces."""
+    keeps_fp32 = strategy.keeps_fp32_weights and strategy.stored is not DType.FP32
+    return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32)
+
+
+def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
+    """What an all-gather of *shard* carries: the stored format, or 1 byte for each weight kept in fp8.
+
+    MXFP8 has scales along rows and along columns: both are made of bf16 weights, once these are gathered
+    (Megatron-Core's --reuse-grad-buf-for-mxfp8-param-ag).
+    """
+    stored = strategy.stored.bytes
+    narrow = stored
+    if strategy.fp8_parameters and strategy.precision is DType.FP8:
+        narrow = strategy.precision.bytes
+    return int(narrow * shard.quantised + stored * shard.unquantised)
+
+
+@lru_cache(maxsize=1024)
+def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool) -> Plan:
+    dense, experts = _dense(layout, sharding), _experts(layout, sharding)
+    split = dense.ways > 1 or experts.ways > 1
+    splits_gradients = sharding.splits_gradients and split
+    gathered, reduced = Gathered.NEVER, Reduced.EACH_MICRO_BATCH if splits_gradients else Reduced.ONCE
+    by_unit = sharding.splits_parameters and (split or keeps_fp32)
+    if by_unit:
+        dense, experts = (_collected(part, keeps_fp32) for part in (dense, experts))
+        if reshards:
+            gathered = Gathered.EACH_PASS
+        elif layout.pp == 1:
+            gathered = Gathered.EACH_MICRO_BATCH
+        else:
+            # Each micro-batch would gather and reduce everything anew (torch.distributed.pipelining's stage
+            # does neither before the last backward; so did Llama 3, 2024, section 3.3.2).
+            gathered, reduced = Gathered.ONCE, Reduced.ONCE
+    elif split:
+        gathered = Gathered.AFTER_UPDATE
+    return Plan(dense, experts, gathered, reduced, splits_gradients, by_unit)
+
+
+def _dense(layout: Layout, sharding: Sharding) -> Partition:
+    ranks = layout.size(Group.DP)
+    ways = layout.shard_size if sharding is not Sharding.NONE else 1
+    parts = (Group.SHARD, Group.REPLICA) if 1 < ways < ranks else (Group.DP, Group.DP)
+    return Partition(ways, ranks // ways, *parts)
+
+
+def _experts(layout: Layout, sharding: Sharding) -> Partition:
+    """As many copies of the experts are split as of the other weights: each within the ranks of a copy
+    (Megatron-Core's --num-distributed-optimizer-instances, torchtitan's mesh of dp_replicate and efsdp).
+    """
+    ranks = layout.size(Group.EXPERT_DP)
+    ways = layout.size(Group.EXPERT_SHARD) if sharding is not Sharding.NONE else 1
+    whole = (Group.EXPERT_DP, Group.EXPERT_DP)
+    parts = (Group.EXPERT_SHARD, Group.EXPERT_REPLICA) if 1 < ways < ranks else whole
+    return Partition(ways, ranks // ways, *parts)
+
+
+def _collected(part: Partition, keeps_fp32: bool) -> Partition:
+    return replace(part, collected=part.ways > 1 or keeps_fp32)
