@@ -37,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(args.to)
     names, size = [], 0
-    read = {os.path.realpath(file) for path in expand([args.input]) for file in set_files(path)}
+    inputs = [] if args.input == "-" else expand([args.input])
+    read = {os.path.realpath(file) for path in inputs for file in set_files(path)}
     for name, data in target.files(document, args.output):
         if os.path.realpath(name) in read:
             raise ValueError(f"{name}: is a file to read; give another name to write")

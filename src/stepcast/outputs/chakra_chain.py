@@ -168,8 +168,10 @@ class Chain:
         """With whom *work* communicates; None where it computes, or has nobody to communicate with."""
         if not isinstance(work, Collective | Transfer) or self._layout.size(work.group) == 1:
             return None
+        if self._absent(work):
+            return None
         if isinstance(work, Collective):
-            return None if self._absent(work) else Exchange(work.group)
+            return Exchange(work.group)
         if not self._reaches(work, 1):
             return None
         return Exchange(work.group, work.peer_offset, work.direction is Direction.RECEIVE)
@@ -178,13 +180,12 @@ class Chain:
         """Whether there is a peer on that side; a pipeline does not close into a ring, other groups do."""
         if work.group is Group.PP:
             return work.peer_offset != 0 and 0 <= self._coordinate + side * work.peer_offset < self._layout.pp
-        return work.peer_offset % self._layout.size(work.group) != 0
+        return not self._absent(work) and work.peer_offset % self._layout.size(work.group) != 0
 
-    def _absent(self, work: Work) -> bool:
+    def _absent(self, work: Collective | Transfer) -> bool:
         """Stages between the first and the last take no part in what those two do."""
         ends = (0, self._layout.pp - 1)
-        is_theirs = isinstance(work, Collective) and work.group is Group.EMBEDDING
-        return is_theirs and self._coordinate not in ends
+        return work.group is Group.EMBEDDING and self._coordinate not in ends
 
     def _encoded(self, op: Op, layer: Layer, where: Where, communicates: bool) -> tuple[bytes, bytes, bytes]:
         """Fields before the dependencies, the duration, and attributes: the same in each micro-batch."""
