@@ -28,7 +28,7 @@ def task_list(plan: Plan) -> list[Task]:
 
 
 def own_durations(plan: Plan) -> dict[Task, float]:
-    return {(call, op): plan.pieces[plan.calls[call].piece].ops[op].cost for call, op in task_list(plan)}
+    return {(call, op): plan.pieces[plan.calls[call].piece]#X}
 
 
 def assert_same(times: Times, spans: dict[Task, tuple[float, float]], tasks: list[Task]) -> None:
