@@ -28,7 +28,9 @@ def task_list(plan: Plan) -> list[Task]:
 
 
 def own_durations(plan: Plan) -> dict[Task, float]:
-    return {(call, op): plan.pieces[plan.calls[call].piece]#X}
+    return {
+        (call, op): seconds_of(plan.pieces[plan.calls[call].piece].ops[op]) for call, op in task_list(plan)
+    }
 
 
 def assert_same(times: Times, spans: dict[Task, tuple[float, float]], tasks: list[Task]) -> None:
