@@ -61,4 +61,5 @@ def test_a_strategy_forwards_its_tokens() -> None:
         for forwarded in (False, True)
     ]
     assert steps[1].breakdown_s["ep"] < 0.4 * steps[0].breakdown_s["ep"]
-    assert steps[1].breakdown_s["compute"] == pytest.approx(steps[0].breakdown_s["compute"])
+    # What of the gradients is reduced beside computing moves a little.
+    assert steps[1].breakdown_s["compute"] == pytest.approx(steps[0].breakdown_s["compute"], rel=5e-3)

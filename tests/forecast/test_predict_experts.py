@@ -102,6 +102,6 @@ def test_chunks_pair_their_micro_batches_too() -> None:
     alone, beside = (exchanged(16, overlapped, pp=2, vpp=4) for overlapped in (False, True))
     assert beside.communication_s["ep"].exposed_s < 0.5 * alone.communication_s["ep"].exposed_s
     assert beside.stages[0].peak_in_flight == alone.stages[0].peak_in_flight + 1
-    assert beside.memory_bytes
-    assert alone.memory_bytes
+    assert beside.memory_bytes is not None
+    assert alone.memory_bytes is not None
     assert beside.memory_bytes["activations"] > alone.memory_bytes["activations"]

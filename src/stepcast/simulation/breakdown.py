@@ -62,6 +62,11 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     stages = []
     for stage in range(step.schedule.stages):
         totals = per_call[program.rank_start[stage] : program.rank_start[stage + 1]].sum(axis=0)
+        communication = _totals(busy[stage], lanes, groups)
+        # A lane is taken, too, where its op waits for its host or for another rank: that is bubble. Messages
+        # in their sender's lane are left out, for a stage waits for those of others.
+        own = EXPOSED + (not lanes.receives)
+        totals[own:] = np.minimum(totals[own:], [communication[group] for group in groups[own - EXPOSED :]])
         exposed = dict(zip(groups, totals[EXPOSED:].tolist(), strict=True))
         bubble = run.makespan_s - float(totals.sum())
         stages.append(
@@ -73,7 +78,7 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
                 exposed_s=exposed,
                 # Rounding must not make a stage without bubbles show a negative one.
                 bubble_s=0.0 if abs(bubble) < 1e-12 * run.makespan_s else bubble,
-                communication_s=_totals(busy[stage], lanes, groups),
+                communication_s=communication,
             )
         )
     return tuple(stages)
