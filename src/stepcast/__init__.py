@@ -8,6 +8,7 @@ __version__ = "0.1.0.dev0"
 if TYPE_CHECKING:
     from stepcast.analyze.compare import compare as compare
     from stepcast.forecast.predict import predict as predict
+    from stepcast.forecast.predict import predict_many as predict_many
     from stepcast.forecast.simulate import Options as Options
     from stepcast.forecast.simulate import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
@@ -39,6 +40,7 @@ PUBLIC = {
     "load_cluster": ("stepcast.hardware", "load_cluster"),
     "load_model": ("stepcast.models.catalog", "load_model"),
     "predict": ("stepcast.forecast.predict", "predict"),
+    "predict_many": ("stepcast.forecast.predict", "predict_many"),
     "read": ("stepcast.inputs.table", "read"),
     "simulate": ("stepcast.forecast.simulate", "simulate"),
 }

@@ -65,13 +65,14 @@ def run(args: argparse.Namespace) -> int:
     assumptions: list[str] = []
     strategy = strategy_of(args, model, assumptions)
     prediction = predict(model, cluster, strategy, Options(place=Place(args.place)), calibration)
-    report = replace(prediction.report, assumptions=(*assumptions, *prediction.report.assumptions))
+    warnings = []
     if args.to_workload:
         _write_workload(Path(args.to_workload), model, strategy, cluster, calibration)
         if strategy.execution is not Execution.GRAPHS:
-            host = f"{args.to_workload} holds no host: read back, it runs as captured graphs do"
-            report = replace(report, warnings=(*report.warnings, host))
-    show_prediction(replace(prediction, report=report), args)
+            warnings = [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
+    prediction = prediction.noting(assumptions, warnings)
+    report = prediction.report
+    show_prediction(prediction, args)
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text
 

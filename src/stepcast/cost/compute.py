@@ -9,7 +9,7 @@ work, ``step_load(...)`` for a training step.
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -48,13 +48,31 @@ SUSTAINED = Load(math.inf)
 
 def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
     """The load that a sequence of operators makes: the share of its time that matrix kernels take."""
+    return counted_load(Counter(works), gpu, fit, busy_s)
+
+
+def counted_load(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
+    """The same of operators that each run a number of times."""
     total_s = matrix_s = 0.0
-    for work, count in Counter(works).items():
-        seconds = count * compute_price(work, gpu, fit, Load(math.inf, 0.0)).seconds
+    price = priced_once(gpu, fit, Load(math.inf, 0.0))
+    for work, count in works.items():
+        seconds = count * price(work).seconds
         total_s += seconds
         if isinstance(work, Matmul | GroupedMatmul | Attention):
             matrix_s += seconds
-    return Load(busy_s, matrix_s / total_s if total_s > 0 else 1.0)
+    # To a thousandth, so that steps of much the same mix share their prices.
+    return Load(busy_s, round(matrix_s / total_s, 3) if total_s > 0 else 1.0)
+
+
+@lru_cache(maxsize=512)
+def priced_once(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Price]:
+    """Prices under one load that remember what they were asked."""
+
+    @lru_cache(maxsize=65536)
+    def price(work: Compute) -> Price:
+        return compute_price(work, gpu, fit, load)
+
+    return price
 
 
 def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:

@@ -1,11 +1,12 @@
 """A model under a strategy on a cluster: generate its workload, simulate it, and count its memory."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.compute import compute_price, step_load
+from stepcast.cost.compute import counted_load, priced_once
 from stepcast.cost.dispatch import EXPERT_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.memory import StageMemory, memory
@@ -40,7 +41,32 @@ def predict(
     workload = generate(model, strategy)
     compute = compute_pricer(workload, cluster, calibration)
     prediction = simulate(workload, cluster, _as_strategy_says(options, model, strategy), compute)
-    report = prediction.report
+    return replace(
+        prediction,
+        memory=memory(model, strategy, cluster.gpu),
+        finish=lambda report, stages: _with_model(report, stages, model, cluster, strategy),
+    )
+
+
+def predict_many(
+    model: Model,
+    cluster: Cluster,
+    strategies: Iterable[Strategy],
+    options: Options = DEFAULTS,
+    calibration: Calibration | None = None,
+) -> Iterator[Prediction]:
+    """One prediction for each strategy, as ``predict`` makes them: what they share is worked out once."""
+    return (predict(model, cluster, strategy, options, calibration) for strategy in strategies)
+
+
+def _with_model(
+    report: StepReport,
+    stages: Sequence[StageMemory],
+    model: Model,
+    cluster: Cluster,
+    strategy: Strategy,
+) -> StepReport:
+    """*report* with what the model and its strategy add to it."""
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
     flops = model_flops(
         model,
@@ -53,26 +79,22 @@ def predict(
     )
     per_gpu = flops / report.step_s / strategy.layout.gpus
     split = assumed_split(model, strategy)
-    throughput = Throughput(
-        tokens_per_s=strategy.tokens / report.step_s,
-        tflops_per_gpu=per_gpu / TFLOPS,
-        mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
-    )
     return replace(
-        prediction,
-        report=replace(
-            report,
-            throughput=throughput,
-            run={**report.run, **_run_facts(model, strategy)},
-            memory_bytes=memory_facts(memory(model, strategy, cluster.gpu)),
-            warnings=(
-                *report.warnings,
-                *_precision_warnings(cluster, str(strategy.precision)),
-                *_transfer_warnings(strategy),
-                *_scaled_warnings(report, cluster, str(strategy.precision)),
-            ),
-            assumptions=(*((split,) if split else ()), *report.assumptions),
+        report,
+        throughput=Throughput(
+            tokens_per_s=strategy.tokens / report.step_s,
+            tflops_per_gpu=per_gpu / TFLOPS,
+            mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
         ),
+        run={**report.run, **_run_facts(model, strategy)},
+        memory_bytes=memory_facts(stages),
+        warnings=(
+            *report.warnings,
+            *_precision_warnings(cluster, str(strategy.precision)),
+            *_transfer_warnings(strategy),
+            *_scaled_warnings(report, cluster, str(strategy.precision)),
+        ),
+        assumptions=(*((split,) if split else ()), *report.assumptions),
     )
 
 
@@ -175,18 +197,19 @@ def compute_pricer(
     """Prices computation as part of a long step on the cluster's GPU."""
     gpu, fit = cluster.gpu, default_fit()
     stage = workload.stages[len(workload.stages) // 2]
-    works = [
-        op.work
-        for layer in stage.body_layers()
-        for phase in Phase
-        for op in layer.ops(phase)
-        if not isinstance(op.work, Collective | Transfer)
-    ]
-    load = step_load(works, gpu, fit)
+    works: Counter[Compute] = Counter()
+    for block in stage.body:
+        for layer in block.layers:
+            for phase in Phase:
+                for op in layer.ops(phase):
+                    if not isinstance(op.work, Collective | Transfer):
+                        works[op.work] += block.repeat
+    load = counted_load(works, gpu, fit)
+
+    if calibration is None:
+        return priced_once(gpu, fit, load)
 
     def price(work: Compute) -> Price:
-        if calibration is not None:
-            return calibration.price(work, gpu, fit, load)
-        return compute_price(work, gpu, fit, load)
+        return calibration.price(work, gpu, fit, load)
 
     return price

@@ -1,11 +1,14 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import numpy as np
+
 from stepcast.cost.collectives import Algorithm
+from stepcast.cost.memory import StageMemory
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.edits import with_layout
@@ -13,13 +16,13 @@ from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
+from stepcast.ir.work import CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 from stepcast.simulation.arrays import Times
 from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.critical import CriticalPath, critical_path
-from stepcast.simulation.engine import Run, task_times
+from stepcast.simulation.engine import Run, makespans_s, task_times
 from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule
@@ -61,16 +64,53 @@ class Options:
 DEFAULTS = Options()
 
 
+Finish = Callable[[StepReport, tuple[StageMemory, ...]], StepReport]
+"""What completes a report: of the step, and of the memory of its stages."""
+
+
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """A simulated step: the report, and on demand all its tasks."""
+    """A simulated step: how long it takes and, on demand, its report and all its tasks."""
 
-    report: StepReport
     step: Step
     run: Run
-    layout: Layout
+    workload: Workload
+    cluster: Cluster
+    pricer: Pricer
+    options: Options
     # Which rank of each stage stands for the others.
     place: int = 0
+    assumptions: tuple[str, ...] = ()
+    # Of each stage; nothing where no model is known.
+    memory: tuple[StageMemory, ...] = ()
+    finish: Finish | None = None
+
+    @property
+    def step_s(self) -> float:
+        return self.run.makespan_s
+
+    @property
+    def fits(self) -> bool:
+        """Whether every stage fits into the memory of its GPUs, as far as that is known."""
+        return all(stage.fits for stage in self.memory)
+
+    @cached_property
+    def report(self) -> StepReport:
+        report = _report(self)
+        return self.finish(report, self.memory) if self.finish else report
+
+    def noting(self, assumptions: Sequence[str] = (), warnings: Sequence[str] = ()) -> "Prediction":
+        """The same with more said in its report: *assumptions* first, *warnings* last."""
+
+        def finish(report: StepReport, memory: tuple[StageMemory, ...]) -> StepReport:
+            report = self.finish(report, memory) if self.finish else report
+            return replace(
+                report,
+                assumptions=(*assumptions, *report.assumptions),
+                warnings=(*report.warnings, *warnings),
+            )
+
+        return replace(self, finish=finish)
 
     @cached_property
     def times(self) -> Times:
@@ -78,7 +118,7 @@ class Prediction:
 
     @cached_property
     def timeline(self) -> Timeline:
-        return timeline_of(self.step, self.times, self.layout, self.place)
+        return timeline_of(self.step, self.times, self.workload.layout, self.place)
 
     @cached_property
     def critical_path(self) -> CriticalPath:
@@ -124,27 +164,8 @@ def simulate(
         alone=frozenset(group for group in Group if workload.layout.size(group) == 1),
     )
     run = run_program(step.program, step.seconds)
-    report = _report(step, run, workload)
-    low_s, high_s = _band(report, workload, pricer)
-    return Prediction(
-        replace(
-            report,
-            low_s=low_s,
-            high_s=high_s,
-            run={"cluster": cluster.name, **workload.layout.facts()},
-            sources=pricer.sources(),
-            warnings=(
-                *workload.warnings,
-                *_body_warnings(workload, options),
-                *pricer.placement_warnings(),
-            ),
-            assumptions=tuple(assumptions),
-        ),
-        step,
-        run,
-        workload.layout,
-        _place(slow_ranks or {}, workload.layout),
-    )
+    place = _place(slow_ranks or {}, workload.layout)
+    return Prediction(step, run, workload, cluster, pricer, options, place, tuple(assumptions))
 
 
 def _place(slow_ranks: Mapping[int, float], layout: Layout) -> int:
@@ -165,31 +186,14 @@ def _as_workload_says(options: Options, workload: Workload) -> Options:
     )
 
 
-def _band(report: StepReport, workload: Workload, pricer: Pricer) -> tuple[float, float]:
-    """The step when every price is at the low or the high end of its range.
-
-    Each part of the breakdown moves as the prices in it do, and what waits for others as they all do.
-    """
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-    for stage in {id(stage): stage for stage in workload.stages}.values():
-        for layer, count in stage.counted_layers(workload.micro_batches):
-            for op in (*layer.forward, *layer.input_gradient, *layer.weight_gradient):
-                price = pricer.price(op.work)
-                group = op.work.group if isinstance(op.work, Collective | Transfer) else None
-                part = PART_OF_GROUP[group] if group else "compute"
-                for at, seconds in enumerate((price.seconds, price.low_s, price.high_s)):
-                    sums[part][at] += seconds * count
-    total = [sum(each[at] for each in sums.values()) for at in range(3)]
-
-    def moved(end: int) -> float:
-        moved_s = 0.0
-        for part, seconds in report.breakdown_s.items():
-            base = sums.get("compute" if part == "optimizer" else part, total)
-            base = base if base[0] > 0 else total
-            moved_s += seconds * (base[end] / base[0] if base[0] > 0 else 1.0)
-        return moved_s
-
-    return min(report.step_s, moved(1)), max(report.step_s, moved(2))
+def _band(step: Step, pricer: Pricer, step_s: float) -> tuple[float, float]:
+    """The step when every price is at the low or the high end of its range."""
+    ends = [
+        step.program.priced(replace(step.prices, seconds=seconds))
+        for seconds in (pricer.low_s, pricer.high_s)
+    ]
+    low_s, high_s = makespans_s(step.program, np.stack(ends)).tolist()
+    return min(step_s, low_s), max(step_s, high_s)
 
 
 def _with_slow_ranks(
@@ -280,8 +284,10 @@ def _body_warnings(workload: Workload, options: Options) -> list[str]:
     ]
 
 
-def _report(step: Step, run: Run, workload: Workload) -> StepReport:
+def _report(prediction: Prediction) -> StepReport:
     """The breakdown of an average stage, which sums to the step because every stage's does."""
+    step, run, workload = prediction.step, prediction.run, prediction.workload
+    pricer = prediction.pricer
     stages = stage_times(step, run)
     count = len(stages)
     parts = dict.fromkeys(PARTS, 0.0)
@@ -300,6 +306,7 @@ def _report(step: Step, run: Run, workload: Workload) -> StepReport:
     largest = max(parts, key=lambda part: parts[part])
     parts[largest] += run.makespan_s - sum(parts.values())
     in_flight = peak_in_flight(step.schedule)
+    low_s, high_s = _band(step, pricer, run.makespan_s)
     return StepReport(
         step_s=run.makespan_s,
         breakdown_s=parts,
@@ -307,11 +314,19 @@ def _report(step: Step, run: Run, workload: Workload) -> StepReport:
             str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0
         },
         stages=tuple(_stage_report(each, in_flight[each.stage]) for each in stages),
-        low_s=run.makespan_s,
-        high_s=run.makespan_s,
+        low_s=low_s,
+        high_s=high_s,
         gpus=workload.layout.gpus,
         schedule=step.schedule.name,
         micro_batches=workload.micro_batches,
+        run={"cluster": prediction.cluster.name, **workload.layout.facts()},
+        sources=pricer.sources(),
+        warnings=(
+            *workload.warnings,
+            *_body_warnings(workload, prediction.options),
+            *pricer.placement_warnings(),
+        ),
+        assumptions=prediction.assumptions,
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import accumulate
 
 from stepcast.generate.data import broadcast_ops, buckets, gather_ops, reduce_ops
@@ -59,13 +60,11 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
         made = _made_whole(sizes, units[index].held)
         own = request("forward", index, 0)
         following = request("forward", index + 1, 0) if ahead else ()
-        forward = _fed(made + layers[0].forward, own, following, begins=not ahead or index == 0)
-        layers[0] = replace(layers[0], forward=forward)
+        layers[0] = _beginning(layers[0], made, own, following, not ahead or index == 0)
         if again:
             own = request("backward", index, end)
             following = request("backward", index - 1, end) if ahead else ()
-            fed = _fed(made + layers[-1].input_gradient, own, following, begins=not ahead or index == end)
-            layers[-1] = replace(layers[-1], input_gradient=fed)
+            layers[-1] = _returning(layers[-1], made, own, following, not ahead or index == end)
         return replace(units[index], layers=tuple(layers))
 
     # Units between others of their kind are alike.
@@ -179,7 +178,7 @@ def _both(first: Mapping[int, Layer], last: Mapping[int, Layer]) -> dict[int, La
         begun = first.get(place, layer)
         key = (id(begun), id(layer))
         if key not in known:
-            known[key] = replace(begun, weight_gradient=layer.weight_gradient)
+            known[key] = _ending(begun, layer.weight_gradient[len(begun.weight_gradient) :])
         found[place] = known[key]
     return found
 
@@ -231,7 +230,7 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple
                 for number, shard in enumerate(reversed(filled[index]))
                 for op in gather_ops(sizes, f"parameters {number}", shard, blocking=not beside)
             )
-            known[key] = (ops, replace(layer, forward=_fed(layer.forward, ops, (), begins=True)))
+            known[key] = (ops, _beginning(layer, (), ops, (), True))
         ops, beginning = known[key]
         if beside and ops:
             first[places[index]] = beginning
@@ -248,6 +247,20 @@ def _fed(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
     return (*(own if begins else ()), *waiting(ops[:1], names), *following, *ops[1:])
 
 
+# Remembered from one forecast to the next: layers that are one object are worked out once.
+@lru_cache(maxsize=4096)
+def _beginning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
+    """*layer* whose forward waits for its *own* gathers and requests the *following* ones."""
+    return replace(layer, forward=_fed(made + layer.forward, own, following, begins))
+
+
+@lru_cache(maxsize=4096)
+def _returning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
+    """The same for its backward."""
+    return replace(layer, input_gradient=_fed(made + layer.input_gradient, own, following, begins))
+
+
+@lru_cache(maxsize=4096)
 def _ending(layer: Layer, ops: Ops) -> Layer:
     """*layer* with *ops* at the end of its backward."""
     return replace(layer, weight_gradient=layer.weight_gradient + ops)

@@ -1,6 +1,8 @@
 """One pipeline piece: its layers, what is recomputed, and the data-parallel communication beside them."""
 
+from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 
 from stepcast.generate.attention import attention_layers
 from stepcast.generate.data import StepEnd, epilogue
@@ -18,7 +20,15 @@ from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, Strategy, TrainingKind
+from stepcast.ir.strategy import (
+    Execution,
+    Kernels,
+    RecomputeKind,
+    ScheduleKind,
+    Sharding,
+    Strategy,
+    TrainingKind,
+)
 from stepcast.ir.trainable import held_shard, trained_shard
 from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
@@ -31,7 +41,8 @@ UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine
 class StageMaker:
     def __init__(self, model: Model, strategy: Strategy) -> None:
         self.model, self.strategy, self.sizes = model, strategy, Sizes(model, strategy)
-        self._blocks: dict[tuple[Kind, bool], tuple[Layer, ...]] = {}
+        self._alike = layer_view(strategy)
+        self._known: dict[tuple[Kind, bool], Unit] = {}
 
     def stage(self, piece: Piece) -> Stage:
         units = self._units(piece)
@@ -55,16 +66,20 @@ class StageMaker:
         none, start = range(piece.layers.start, piece.layers.start), piece.layers.start
         units = []
         if piece.embedding:
-            units.append(self._unit(embedding_layers(self.sizes), Piece(none, True, False)))
+            layers = end_layers(self.model, self._alike, embedding=True)
+            units.append(self._unit(layers, Piece(none, True, False)))
         whole = self.strategy.recompute.whole_layers(len(piece.layers))
         for layer in piece.layers:
-            layers = self._block(self.model.blocks[layer], layer - start < whole)
-            units.append(self._unit(layers, Piece(range(layer, layer + 1), False, False)))
+            key = (self.model.blocks[layer], layer - start < whole)
+            if key not in self._known:
+                layers = block_layers(self.model, self._alike, *key)
+                self._known[key] = self._unit(layers, Piece(range(layer, layer + 1), False, False))
+            units.append(self._known[key])
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
             shared = self.model.tied and piece.embedding
             held = Piece(none, shared, True)
-            unit = self._unit(head_layers(self.sizes), held)
+            unit = self._unit(end_layers(self.model, self._alike, embedding=False), held)
             if shared:
                 ends = units[0]
                 unit = replace(
@@ -76,76 +91,25 @@ class StageMaker:
 
     def _further(self) -> Unit:
         """One further token; the head's unit holds the module's weights, which all of them share."""
-        blocks = (layer for kind in self.model.next_token_blocks for layer in self._block(kind, False))
+        blocks = (
+            layer
+            for kind in self.model.next_token_blocks
+            for layer in block_layers(self.model, self._alike, kind, False)
+        )
         return Unit((*entry_layers(self.sizes), *blocks, *exit_layers(self.sizes)), NOTHING, NOTHING)
 
     def _unit(self, layers: tuple[Layer, ...], piece: Piece) -> Unit:
         model, strategy = self.model, self.strategy
         return Unit(layers, held_shard(model, strategy, piece), trained_shard(model, strategy, piece))
 
-    def _block(self, kind: Kind, whole: bool) -> tuple[Layer, ...]:
-        if (kind, whole) not in self._blocks:
-            layers = self._recomputed(self._halves(kind), whole)
-            if self.strategy.execution is Execution.PARTIAL_GRAPHS:
-                layers = tuple(
-                    replace(layer, captured=not layer.name.startswith(UNCAPTURED)) for layer in layers
-                )
-            self._blocks[kind, whole] = layers
-        return self._blocks[kind, whole]
-
-    def _halves(self, kind: Kind) -> tuple[Layer, ...]:
-        layers: tuple[Layer, ...] = ()
-        match kind.mixer:
-            case Mixer.ATTENTION:
-                layers += attention_layers(self.sizes, kind)
-            case Mixer.MAMBA:
-                layers += mamba_layers(self.sizes)
-        match kind.feed_forward:
-            case FeedForward.DENSE:
-                layers += dense_layers(self.sizes)
-            case FeedForward.EXPERTS:
-                layers += expert_layers(self.sizes)
-        if self.model.shared_norm and kind.mixer is Mixer.ATTENTION:
-            layers = tuple(layer for layer in layers if layer.name not in ("mlp norm", "experts norm"))
-        return layers
-
-    def _recomputed(self, layers: tuple[Layer, ...], whole: bool) -> tuple[Layer, ...]:
-        """The backward of what is recomputed starts with its forward."""
-        if whole:
-            again = renamed("recompute", (op for layer in layers for op in layer.forward))
-            return (*layers[:-1], before(layers[-1], again))
-        recompute = self.strategy.recompute
-        if recompute.kind is RecomputeKind.SELECTIVE and self.strategy.kernels is Kernels.COMPILED:
-            return (*layers[:-1], before(layers[-1], renamed("recompute", self._cheap_half(layers))))
-        return recomputed(layers, recompute.selected)
-
-    def _cheap_half(self, layers: tuple[Layer, ...]) -> Ops:
-        """What torchtitan's selective recomputation runs again: element-wise work, gathers and every second
-        matmul, that is key, output and up projections; attention and reductions are kept. It knows no Mamba
-        blocks, which keep everything.
-        """
-        again: list[Op] = []
-        for op in (op for layer in layers if not layer.name.startswith("mamba") for op in layer.forward):
-            match op.work:
-                case Elementwise() if op.name not in ("residual", "shared sum"):
-                    again.append(op)
-                case Collective(kind=CollectiveKind.ALL_GATHER):
-                    again.append(op)
-                case Matmul() if op.name == "qkv":
-                    again.append(replace(op, work=replace(op.work, n=self.sizes.key_width)))
-                case Matmul() if op.name == "output":
-                    again.append(op)
-                case Matmul() | GroupedMatmul() if op.name == "up" and self.model.gated:
-                    again.append(replace(op, work=replace(op.work, n=op.work.n // 2)))
-        return tuple(again)
-
     def _end(self, piece: Piece) -> StepEnd:
         model, strategy, layout = self.model, self.strategy, self.strategy.layout
         full = strategy.training is TrainingKind.FULL
+        blocks = Counter(model.blocks[piece.layers.start : piece.layers.stop])
         norms = sum(
-            weight.elements
-            for layer in piece.layers
-            for weight in model.block_weights(model.blocks[layer])
+            count * weight.elements
+            for block, count in blocks.items()
+            for weight in model.block_weights(block)
             if weight.part is Part.NORM
         )
         apart = model.tied and layout.pp > 1 and piece.embedding != piece.head
@@ -156,6 +120,92 @@ class StageMaker:
             norms=norms if full else 0,
             tied_embedding=self.sizes.vocab * width if apart and full else 0,
         )
+
+
+def layer_view(strategy: Strategy) -> Strategy:
+    """*strategy* as far as what one layer computes depends on it: the same for all that spread the same
+    layers over more replicas or other stages.
+    """
+    return replace(
+        strategy,
+        layout=replace(strategy.layout, dp=1, pp=1, vpp=1, shard=0),
+        # One micro-batch or several: the sum of gradients needs kernels of its own from the second on.
+        global_batch=strategy.micro_batch * min(2, strategy.micro_batches),
+        schedule=ScheduleKind.ONE_F_ONE_B,
+        stage_layers=(),
+        sharding=Sharding.NONE,
+        reshard=None,
+        bucket_bytes=None,
+        overlap=replace(strategy.overlap, gradients=True, parameters=True, transfers=True, experts=False),
+    )
+
+
+@lru_cache(maxsize=1024)
+def end_layers(model: Model, strategy: Strategy, embedding: bool) -> tuple[Layer, ...]:
+    """The layers of one end of the model, under the view of a layer."""
+    sizes = Sizes(model, strategy)
+    return embedding_layers(sizes) if embedding else head_layers(sizes)
+
+
+@lru_cache(maxsize=4096)
+def block_layers(model: Model, strategy: Strategy, kind: Kind, whole: bool) -> tuple[Layer, ...]:
+    """One transformer layer, recomputed as a *whole* or not, under the view of a layer."""
+    layers = _recomputed(model, strategy, _halves(Sizes(model, strategy), kind), whole)
+    if strategy.execution is Execution.PARTIAL_GRAPHS:
+        layers = tuple(replace(layer, captured=not layer.name.startswith(UNCAPTURED)) for layer in layers)
+    return layers
+
+
+def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:
+    layers: tuple[Layer, ...] = ()
+    match kind.mixer:
+        case Mixer.ATTENTION:
+            layers += attention_layers(sizes, kind)
+        case Mixer.MAMBA:
+            layers += mamba_layers(sizes)
+    match kind.feed_forward:
+        case FeedForward.DENSE:
+            layers += dense_layers(sizes)
+        case FeedForward.EXPERTS:
+            layers += expert_layers(sizes)
+    if sizes.model.shared_norm and kind.mixer is Mixer.ATTENTION:
+        layers = tuple(layer for layer in layers if layer.name not in ("mlp norm", "experts norm"))
+    return layers
+
+
+def _recomputed(
+    model: Model, strategy: Strategy, layers: tuple[Layer, ...], whole: bool
+) -> tuple[Layer, ...]:
+    """The backward of what is recomputed starts with its forward."""
+    if whole:
+        again = renamed("recompute", (op for layer in layers for op in layer.forward))
+        return (*layers[:-1], before(layers[-1], again))
+    recompute = strategy.recompute
+    if recompute.kind is RecomputeKind.SELECTIVE and strategy.kernels is Kernels.COMPILED:
+        again = renamed("recompute", _cheap_half(Sizes(model, strategy), layers))
+        return (*layers[:-1], before(layers[-1], again))
+    return recomputed(layers, recompute.selected)
+
+
+def _cheap_half(sizes: Sizes, layers: tuple[Layer, ...]) -> Ops:
+    """What torchtitan's selective recomputation runs again: element-wise work, gathers and every second
+    matmul, that is key, output and up projections; attention and reductions are kept. It knows no Mamba
+    blocks, which keep everything.
+    """
+    again: list[Op] = []
+    for op in (op for layer in layers if not layer.name.startswith("mamba") for op in layer.forward):
+        match op.work:
+            case Elementwise() if op.name not in ("residual", "shared sum"):
+                again.append(op)
+            case Collective(kind=CollectiveKind.ALL_GATHER):
+                again.append(op)
+            case Matmul() if op.name == "qkv":
+                again.append(replace(op, work=replace(op.work, n=sizes.key_width)))
+            case Matmul() if op.name == "output":
+                again.append(op)
+            case Matmul() | GroupedMatmul() if op.name == "up" and sizes.model.gated:
+                again.append(replace(op, work=replace(op.work, n=op.work.n // 2)))
+    return tuple(again)
 
 
 def _arriving(sizes: Sizes, piece: Piece, units: list[Unit]) -> list[Unit]:

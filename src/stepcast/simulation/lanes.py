@@ -1,12 +1,13 @@
 """The lanes of every rank, and the registers through which the pieces of a slot hand times on."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Transfer
-from stepcast.ir.workload import Layer, Op, Phase, Stage
+from stepcast.ir.workload import Layer, Phase
 from stepcast.simulation.schedule import Kind
 
 COMPUTE = 0
@@ -109,21 +110,34 @@ class Lanes:
         return Group.PP if at < 0 else self.groups[at]
 
 
-def used_groups(stages: Iterable[Stage]) -> tuple[Group, ...]:
-    """The groups that communicate, in the order of the Group table."""
-    used = {op.work.group for op in _ops(stages) if isinstance(op.work, Collective | Transfer)}
-    return tuple(group for group in Group if group in used)
+class Facts(NamedTuple):
+    """What must be known of some layers before their lanes can be laid out."""
+
+    groups: frozenset[Group]
+    """That communicate."""
+    named: Mapping[Kind, frozenset[str]]
+    """What ops wait for, by the kind of slot, that was issued before these layers."""
 
 
-def _ops(stages: Iterable[Stage]) -> Iterator[Op]:
-    for stage in stages:
-        for layer, _ in stage.counted_layers(1):
-            for phase in Phase:
-                yield from layer.ops(phase)
+MOST_LAYERS = 8192
+_KNOWN: dict[tuple[int, ...], tuple[Sequence[Layer], Facts]] = {}
 
 
-def open_names(layers: Sequence[Layer], kind: Kind) -> set[str]:
-    """What ops of these layers wait for that was issued before them."""
+def facts_of(layers: Sequence[Layer]) -> Facts:
+    """Remembered by the identity of the layers, which stay alive beside their facts."""
+    key = tuple(map(id, layers))
+    found = _KNOWN.get(key)
+    if found is None:
+        if len(_KNOWN) >= MOST_LAYERS:
+            _KNOWN.clear()
+        works = [op.work for layer in layers for phase in Phase for op in layer.ops(phase)]
+        groups = frozenset(work.group for work in works if isinstance(work, Collective | Transfer))
+        named = {kind: _open_names(layers, kind) for kind in Kind}
+        found = _KNOWN[key] = (layers, Facts(groups, named))
+    return found[1]
+
+
+def _open_names(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
     issued: set[str] = set()
     found: set[str] = set()
     for layer in layers if kind is Kind.FORWARD else reversed(layers):
@@ -131,4 +145,4 @@ def open_names(layers: Sequence[Layer], kind: Kind) -> set[str]:
             for op in layer.ops(phase):
                 found.update(name for name in op.after if name not in issued)
                 issued.add(op.name)
-    return found
+    return frozenset(found)

@@ -7,6 +7,7 @@ micro-batch visits them in that order forward and in the opposite order backward
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
+from functools import cached_property
 from typing import NamedTuple
 
 from stepcast.ir.check import require_counts
@@ -86,6 +87,11 @@ class Schedule:
             raise ScheduleError(
                 f"two-way placement needs an even number of micro-batches, not {self.micro_batches}"
             )
+
+    @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds of slots it has."""
+        return frozenset(slot.kind for order in self.orders for slot in order)
 
     def previous(self, place: Place) -> Place | None:
         """Where a micro-batch was before it came to *place*; None at the start of the model."""

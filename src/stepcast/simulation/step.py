@@ -10,7 +10,7 @@ from stepcast.ir.workload import Phase as LayerPhase
 from stepcast.ir.workload import Stage, Workload, written
 from stepcast.simulation.arrays import Cost, Floats, Piece, Program, Segment
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
-from stepcast.simulation.lanes import Lanes, open_names, used_groups
+from stepcast.simulation.lanes import Lanes, facts_of
 from stepcast.simulation.messages import Messages, Phase, Send
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
@@ -91,8 +91,8 @@ def build_step(
     prices = replace(prices, slow_groups=conditions.slow_groups)
     eager = prices.issue_s is not None
     chunks = chunks_of(workload, schedule, body)
-    groups, receives = used_groups(workload.stages), send is Send.BLOCKING
-    lanes = Lanes(groups, receives, eager, _named(schedule, chunks.values()))
+    groups, named = _lanes_of(workload, schedule, chunks.values())
+    lanes = Lanes(groups, send is Send.BLOCKING, eager, named)
     terms = Terms(lanes, alone, eager, prices.takes is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send)
@@ -103,17 +103,21 @@ def build_step(
     return Step(program, schedule, lanes, message, prices, len(before), len(after))
 
 
-def _named(schedule: Schedule, chunks: Iterable[Chunk]) -> tuple[str, ...]:
-    """The ops that others wait for in a later piece, so that their ends must be kept."""
-    kinds = {slot.kind for order in schedule.orders for slot in order}
-    bodies = {
-        id(blocks): blocks for chunk in chunks for blocks in (chunk.usual, *chunk.varied.values())
-    }.values()
-    found: set[str] = set()
-    for layers in {id(block.layers): block.layers for blocks in bodies for block in blocks}.values():
-        for kind in kinds:
-            found |= open_names(layers, kind)
-    return tuple(sorted(found))
+def _lanes_of(
+    workload: Workload, schedule: Schedule, chunks: Iterable[Chunk]
+) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """The groups that communicate, in the order of their table, and the ops that others wait for in a later
+    piece, so that their ends must be kept.
+    """
+    kinds = schedule.kinds
+    bodies = {id(body): body for chunk in chunks for body in (chunk.usual, *chunk.varied.values())}
+    layers = {id(block.layers): block.layers for body in bodies.values() for block in body}
+    facts = [facts_of(each) for each in layers.values()]
+    groups = set().union(*(each.groups for each in facts))
+    named = set().union(*(each.named[kind] for each in facts for kind in kinds))
+    for stage in {id(stage): stage for stage in workload.stages}.values():
+        groups |= facts_of((*stage.prologue, *stage.epilogue)).groups
+    return tuple(group for group in Group if group in groups), tuple(sorted(named))
 
 
 class _Slots:

@@ -1,5 +1,7 @@
 """The schedules by name."""
 
+from functools import lru_cache
+
 from stepcast.ir.layout import Layout
 from stepcast.simulation.schedule import MakeSchedule, Schedule, ScheduleError
 from stepcast.simulation.schedules.classic import gpipe, interleaved, one_f_one_b
@@ -20,6 +22,7 @@ ONLY_CHUNKS: dict[str, int] = {"1f1b": 1, "zb-h1": 1, "zb-h2": 1, "zb-v": 2, "du
 """The schedules that run with one number of chunks only."""
 
 
+@lru_cache(maxsize=256)
 def make_schedule(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
     """The schedule called *name*."""
     if name not in SCHEDULES:
