@@ -143,7 +143,7 @@ class _Spending:
         columns = np.zeros(EXPOSED + len(self.groups))
         idle_s, state = 0.0, begins
         for piece, repeat in segment.chain:
-            matrix = self.maps[piece][0][: piece.shape.lanes]
+            matrix = self.maps[piece].once[0][: piece.shape.lanes]
             left = repeat
             while left:
                 state = state[: piece.shape.first_op]

@@ -3,9 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from itertools import pairwise
 
 from stepcast.ir.workload import Block, Stage, Workload
+from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.messages import USUAL, Phase
 from stepcast.simulation.schedule import Place, Schedule
 
@@ -46,7 +48,8 @@ def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place,
                 f"the workload has {len(workload.stages)} pieces, schedule {schedule.name} {len(copies[0])}"
             )
         # Stages that are one object run the same: so do their chunks.
-        known = {id(stage): _whole(stage, workload) for stage in workload.stages}
+        distinct = {id(stage): stage for stage in workload.stages}
+        known = {number: _whole(stage, workload) for number, stage in distinct.items()}
         pieces = [known[id(stage)] for stage in workload.stages]
         return {place: piece for copy in copies for place, piece in zip(copy, pieces, strict=True)}
     whole = _whole(workload.stages[0], workload)
@@ -57,6 +60,7 @@ def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place,
     return {place: parts[place.chunk % len(parts)] for copy in copies for place in copy}
 
 
+@lru_cache(maxsize=256)
 def model_copies(schedule: Schedule) -> list[list[Place]]:
     """The places of each copy of the model, from its start to its end; DualPipe runs two copies."""
     copies: list[list[Place]] = []
@@ -88,7 +92,11 @@ def alike(workload: Workload) -> list[int]:
 
 
 def _whole(stage: Stage, workload: Workload) -> Chunk:
-    return Chunk(stage.body, stage.varied_blocks(), stage.in_turn, workload.micro_batches - 1)
+    varied = _VARIED.get((stage,), stage.varied_blocks)
+    return Chunk(stage.body, varied, stage.in_turn, workload.micro_batches - 1)
+
+
+_VARIED: ByIdentity[dict[int, Blocks]] = ByIdentity(1024)
 
 
 def _split(whole: Chunk, parts: int) -> list[Chunk]:

@@ -8,6 +8,7 @@ in (max, +); calls at the same level of the dependency graph are done together, 
 at once. The times of single tasks are computed afterwards, and only when asked for.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -45,7 +46,7 @@ class Run:
             calls = np.flatnonzero(program.segment == number)
             at, state = program.flat_start[calls], self.entry_s[calls]
             for piece, repeat in segment.chain:
-                matrix = maps[piece][0]
+                matrix = maps[piece].once[0]
                 for _ in range(repeat):
                     entry_s[at, : state.shape[1]] = state
                     columns = state[:, None, : matrix.shape[1]]
@@ -119,41 +120,73 @@ def fold(program: Program, seconds: Floats) -> Floats:
     return maps
 
 
-def piece_maps(program: Program, seconds: Floats) -> dict[Piece, Floats]:
-    """Of each piece: lists x (lanes + outputs) x (lanes + inputs)."""
-    alike: dict[object, list[Piece]] = {}
-    for piece in program.pieces:
-        alike.setdefault(piece.shape.key, []).append(piece)
-    found: dict[Piece, Floats] = {}
+class Powers:
+    """The map of a piece, and of so many repeats of it."""
+
+    def __init__(self, once: Floats) -> None:
+        """*once*: lists x (lanes + outputs) x (lanes + inputs)."""
+        self.once = once
+        self._squares = [once]
+        self._known = {1: once}
+
+    def of(self, repeat: int) -> Floats:
+        if repeat not in self._known:
+            while len(self._squares) < repeat.bit_length():
+                self._squares.append(_product(self._squares[-1], self._squares[-1]))
+            power: Floats | None = None
+            for bit, square in enumerate(self._squares):
+                if repeat >> bit & 1:
+                    power = square if power is None else _product(square, power)
+            assert power is not None
+            self._known[repeat] = power
+        return self._known[repeat]
+
+
+def piece_maps(program: Program, seconds: Floats) -> dict[Piece, Powers]:
+    """The map of each piece, under every price list."""
+    found: dict[Piece, Powers] = {}
+    alike: dict[object, list[tuple[Piece, Floats, bytes]]] = {}
+    for piece, cost in program.cost_of.items():
+        durations = seconds[:, cost].T
+        priced = durations.tobytes()
+        known = _MAPS.setdefault(piece, {}).get(priced)
+        if known is not None:
+            found[piece] = known
+        else:
+            alike.setdefault(piece.shape.key, []).append((piece, durations, priced))
     lists = len(seconds)
     for members in alike.values():
-        shape = members[0].shape
-        durations = np.concatenate([seconds[:, program.cost_of[piece]].T for piece in members], axis=1)
+        shape = members[0][0].shape
+        durations = np.concatenate([durations for _, durations, _ in members], axis=1)
         nodes = np.full((shape.first_op + shape.ops, shape.first_op, durations.shape[1]), -np.inf)
         nodes[np.arange(shape.first_op), np.arange(shape.first_op)] = 0.0
         for op, before in enumerate(shape.waits):
             np.add(_latest(nodes, before), durations[op], out=nodes[shape.first_op + op])
         kept = nodes[shape.exits].transpose(2, 0, 1)
-        for at, piece in enumerate(members):
-            found[piece] = kept[at * lists : (at + 1) * lists]
+        for at, (piece, _, priced) in enumerate(members):
+            maps = _MAPS[piece]
+            if len(maps) >= MOST_MAPS:
+                maps.clear()
+            # A copy, so that a piece remembered does not hold on to all that were made with it.
+            found[piece] = maps[priced] = Powers(kept[at * lists : (at + 1) * lists].copy())
     return found
 
 
-def _chained(segment: Segment, pieces: dict[Piece, Floats], lanes: int) -> Floats:
+MOST_MAPS = 64
+_MAPS: WeakKeyDictionary[Piece, dict[bytes, Powers]] = WeakKeyDictionary()
+"""By the prices of their ops: layers that many strategies share are folded once."""
+
+
+def _chained(segment: Segment, pieces: Mapping[Piece, Powers], lanes: int) -> Floats:
     """The product of the pieces of *segment*, each to the power of its repeat, above all their outputs."""
     product: Floats | None = None
     outputs: list[Floats] = []
     for piece, repeat in segment.chain:
-        factor = pieces[piece]
-        while repeat:
-            if repeat & 1:
-                product = factor if product is None else _product(factor, product)
-                if len(piece.shape.outputs):
-                    outputs.append(product[:, lanes:])
-                    product = product[:, :lanes]
-            repeat >>= 1
-            if repeat:
-                factor = _product(factor, factor)
+        power = pieces[piece].of(repeat)
+        product = power if product is None else _product(power, product)
+        if len(piece.shape.outputs):
+            outputs.append(product[:, lanes:])
+            product = product[:, :lanes]
     assert product is not None
     return np.concatenate([product, *outputs], axis=1) if outputs else product
 

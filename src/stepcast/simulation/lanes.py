@@ -8,6 +8,7 @@ from typing import NamedTuple
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Transfer
 from stepcast.ir.workload import Layer, Phase
+from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.schedule import Kind
 
 COMPUTE = 0
@@ -119,22 +120,17 @@ class Facts(NamedTuple):
     """What ops wait for, by the kind of slot, that was issued before these layers."""
 
 
-MOST_LAYERS = 8192
-_KNOWN: dict[tuple[int, ...], tuple[Sequence[Layer], Facts]] = {}
+_FACTS: ByIdentity[Facts] = ByIdentity(8192)
 
 
 def facts_of(layers: Sequence[Layer]) -> Facts:
-    """Remembered by the identity of the layers, which stay alive beside their facts."""
-    key = tuple(map(id, layers))
-    found = _KNOWN.get(key)
-    if found is None:
-        if len(_KNOWN) >= MOST_LAYERS:
-            _KNOWN.clear()
-        works = [op.work for layer in layers for phase in Phase for op in layer.ops(phase)]
-        groups = frozenset(work.group for work in works if isinstance(work, Collective | Transfer))
-        named = {kind: _open_names(layers, kind) for kind in Kind}
-        found = _KNOWN[key] = (layers, Facts(groups, named))
-    return found[1]
+    return _FACTS.get(layers, lambda: _facts(layers))
+
+
+def _facts(layers: Sequence[Layer]) -> Facts:
+    works = [op.work for layer in layers for phase in Phase for op in layer.ops(phase)]
+    groups = frozenset(work.group for work in works if isinstance(work, Collective | Transfer))
+    return Facts(groups, {kind: _open_names(layers, kind) for kind in Kind})
 
 
 def _open_names(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:

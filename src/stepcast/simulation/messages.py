@@ -54,6 +54,8 @@ class Messages:
     send_lanes: tuple[int, int] = (1, 2)
     """For activations and for gradients."""
     receive_lanes: tuple[int, int] = (3, 4)
+    alike: bool = False
+    """Whether messages between all stages cost the same."""
 
     def __post_init__(self) -> None:
         lanes = (self.compute_lane, *self.send_lanes, *self.receive_lanes)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.simulation.arrays import Calls, Ints, Program, ProgramError, Segment, TimedOp
+from stepcast.simulation.arrays import Calls, Cost, Ints, Program, ProgramError, Segment, TimedOp
 from stepcast.simulation.distinct import distinct
 from stepcast.simulation.messages import FREE, USUAL, Frame, Framed, Messages, Phase, Send, Which, Wire
 from stepcast.simulation.schedule import Kind, Place, Schedule
@@ -30,10 +30,12 @@ class Round:
     segments: Mapping[int, Segment]
     waits: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> the stages whose output 0 of the round before is input 0, 1, ... of its segment."""
+    in_turn: bool = False
+    """Whether they wait for outputs of this same round instead, one after the other."""
 
     @property
     def meeting(self) -> "Meeting":
-        return Meeting(tuple(self.segments), tuple(self.waits.items()))
+        return Meeting(tuple(self.segments), tuple(self.waits.items()), self.in_turn)
 
 
 class Meeting(NamedTuple):
@@ -41,6 +43,7 @@ class Meeting(NamedTuple):
 
     stages: tuple[int, ...]
     waits: tuple[tuple[int, tuple[int, ...]], ...]
+    in_turn: bool
 
 
 class Slots(NamedTuple):
@@ -50,6 +53,8 @@ class Slots(NamedTuple):
     phases: tuple[Phase, ...]
     before: tuple[Phase, ...]
     after: tuple[Phase, ...]
+    alike: int
+    """The same number for those around whose segments the same messages stand."""
 
 
 class InRound(NamedTuple):
@@ -99,10 +104,10 @@ def pipeline_program(
                 return rounds[number].segments[stage]
             case Message(kind, source, target):
                 return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
-        frame = Frame(schedule, part.stage, len(lanes), messages)
         base = segment_of(part.stage, part.phases) if part.phases else None
-        key = (base, frame.key(part.phases, part.before, part.after))
+        key = (base, part.alike if messages.alike else part)
         if key not in known:
+            frame = Frame(schedule, part.stage, len(lanes), messages)
             framed = frame.around(base, part.phases, part.before, part.after)
             name = "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in part.phases) or "messages"
             known[key] = framed.segment.named(name)
@@ -160,6 +165,7 @@ class _Build:
         self.calls = 0
         self.groups: list[_Group] = []
         self.round_calls: dict[tuple[int, int], int] = {}
+        self.alike: dict[object, int] = {}
         size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
         self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
 
@@ -194,7 +200,9 @@ class _Build:
         before = np.concatenate([batches[:1], batches[:-1]])
         for number, at in enumerate(first.tolist()):
             around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
-            part = Slots(stage, phases[code[at]], *around)
+            key_of = Frame(self.schedule, stage, _MESSAGE_LANES, Messages(_anything, self.mode)).key
+            near = (phases[code[at]], around[0], around[1])
+            part = Slots(stage, *near, self.alike.setdefault(key_of(*near), len(self.alike)))
             self.parts.append(part)
             framed = _placeholder(self.schedule, self.mode, part)
             calls = np.flatnonzero(group == number)
@@ -254,13 +262,14 @@ class _Build:
                     source_call[group.calls, port] = self.signal[wire.which][0][place][batch]
                     source_port[group.calls, port] = self.signal[wire.which][1][place][batch]
         for number, each in enumerate(meetings):
+            awaited = number if each.in_turn else number - 1
             for stage, others in each.waits:
                 for port, other in enumerate(others):
-                    if (number - 1, other) not in self.round_calls:
+                    if (awaited, other) not in self.round_calls:
                         raise ProgramError(
                             f"stage {stage} waits for stage {other}, which takes no part in the round before"
                         )
-                    source_call[self.round_calls[number, stage], port] = self.round_calls[number - 1, other]
+                    source_call[self.round_calls[number, stage], port] = self.round_calls[awaited, other]
                     source_port[self.round_calls[number, stage], port] = 0
         segment = np.concatenate([np.zeros(0, np.int64), *self.segment])
         start = np.array(self.rank_start, np.int64)
@@ -270,13 +279,19 @@ class _Build:
         return Skeleton(made, tuple(self.parts))
 
 
+def _anything(kind: Kind, source: Place, target: Place) -> Cost:
+    """Where only who sends to whom matters."""
+    return 1.0
+
+
 def _placeholder(schedule: Schedule, mode: Send, part: Slots) -> Framed:
     """What is bound to what around any segment for *part*."""
-    messages = Messages(lambda kind, source, target: 1.0, mode)
+    messages = Messages(_anything, mode)
     count = len(part.phases)
     ops = [TimedOp("", 0.0, inputs=(number,)) for number in range(count)]
     base = Segment.of("", ops, lanes=_MESSAGE_LANES, inputs=count, outputs=range(count)) if count else None
-    return Frame(schedule, part.stage, _MESSAGE_LANES, messages).around(base, *part[1:])
+    frame = Frame(schedule, part.stage, _MESSAGE_LANES, messages)
+    return frame.around(base, part.phases, part.before, part.after)
 
 
 _MESSAGE_LANES = 5

@@ -14,6 +14,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Communication, Transfer, Work
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.simulation.arrays import NO_LANE, Cost, Piece, TimedOp
+from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.lanes import COMPUTE, HANDED_ON, Lanes
 from stepcast.simulation.schedule import Kind
 
@@ -179,26 +180,19 @@ def end_piece(lanes: Lanes, streams: int) -> Piece:
 
 def layers_piece(layers: tuple[Layer, ...], kind: Kind, terms: Terms, goes_on: bool) -> Piece:
     """One slot's ops of *layers*; the same piece for the same layers. The slot *goes on* with others."""
-    known = _pieces(terms)
-    key = (kind, goes_on, *map(id, layers))
-    found = known.get(key)
-    if found is None:
-        if len(known) >= MOST_PIECES:
-            known.clear()
+
+    def make() -> Piece:
         build = Build(terms, 1)
         for each in phase_ops(layers, kind):
             build.issue(0, each)
-        found = known[key] = (layers, build.piece(goes_on))
-    return found[1]
+        return build.piece(goes_on)
 
-
-MOST_PIECES = 4096
+    return _pieces(terms).get(layers, make, kind, goes_on)
 
 
 @lru_cache(maxsize=256)
-def _pieces(terms: Terms) -> dict[tuple[int, ...], tuple[tuple[Layer, ...], Piece]]:
-    """By the identity of the layers, which stay alive beside their piece."""
-    return {}
+def _pieces(terms: Terms) -> ByIdentity[Piece]:
+    return ByIdentity(4096)
 
 
 def once_piece(issued: Sequence[Issued], name: str, terms: Terms, others: int, finish: bool) -> Piece:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Transfer
@@ -95,7 +96,7 @@ def build_step(
     lanes = Lanes(groups, send is Send.BLOCKING, eager, named)
     terms = Terms(lanes, alone, eager, prices.takes is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
-    messages = Messages(lambda kind, source, target: message, send)
+    messages = Messages(lambda kind, source, target: message, send, alike=True)
     once = [_stage_of(workload, schedule, stage) for stage in range(schedule.stages)]
     rounds = _Rounds(replace(terms, eager=False, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
@@ -230,13 +231,15 @@ class _Rounds:
         queues = [each[1:] for each in parts]
         for group in meetings:
             present = [stage for stage, queue in enumerate(queues) if queue and _group(queue[0][0]) is group]
-            segments, waits = {}, {}
-            for stage, queue in enumerate(queues):
-                others = tuple(other for other in present if other != stage) if stage in present else ()
-                ops = queue.pop(0) if stage in present else []
-                segments[stage] = self._segment(stage, ops, "meet", len(others), False)
-                waits[stage] = others
-            rounds.append(Round(segments, waits))
+            # Each hands on when the last of those before it came, so that the last knows of all.
+            here = {stage: self._segment(stage, (), "come", stage != present[0], False) for stage in present}
+            turns = {stage: (before,) for before, stage in pairwise(present)}
+            rounds.append(Round(here, turns, in_turn=True))
+            everyone = (present[-1],)
+            segments = {
+                stage: self._segment(stage, queues[stage].pop(0), "meet", 1, False) for stage in present
+            }
+            rounds.append(Round(segments, dict.fromkeys(present, everyone)))
         return rounds
 
     def _segment(self, stage: int, ops: Sequence[Issued], name: str, others: int, finish: bool) -> Segment:
