@@ -13,6 +13,7 @@ from stepcast.inputs.chakra.nodes import NodeType
 from stepcast.inputs.chakra.plan import (
     AFTER,
     BLOCKING,
+    EARLY,
     LAYER,
     MESSAGE,
     MICRO_BATCH,
@@ -96,7 +97,8 @@ class Chain:
                 tag = _attributes([attribute("comm_tag", Kind.INT32, self._next_tag)])
                 self._next_tag += 1
             lane = str(op.work.group) if isinstance(op.work, Collective | Transfer) else "compute"
-            waits = self._waits(lane, {self._last_called.get(name, 0) for name in op.after})
+            named = {self._last_called.get(name, 0) for name in op.after}
+            waits = _dependencies({self._last_of_lane.get(lane, 0)}) if op.early else self._waits(lane, named)
             node = self._number(head, waits, duration + mark + attributes + tag, lane)
             yield Node(node, exchange)
             if not self._answered and isinstance(op.work, Transfer) and self._reaches(op.work, -1):
@@ -205,6 +207,8 @@ class Chain:
             attributes.append(attribute(BLOCKING, Kind.BOOL, False))
         if op.after:
             attributes.append(attribute(AFTER, Kind.STRING, op.after))
+        if op.early:
+            attributes.append(attribute(EARLY, Kind.BOOL, True))
         duration = number_field(7, duration_us) if duration_us else b""
         return head, duration, _attributes(attributes)
 

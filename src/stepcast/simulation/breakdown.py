@@ -225,7 +225,7 @@ def _message_waits_s(step: Step, run: Run) -> Floats:
     """
     program = run.program
     waits_s = np.zeros(program.calls)
-    if step.lanes.receives:
+    if step.lanes.receives or step.schedule.stages == 1:
         return waits_s
     lanes = len(program.lanes)
     slots = _is_slot(step)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from stepcast.ir.layout import Layout
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
-from stepcast.simulation.arrays import NO_LANE, Ints, Program, Segment, Times
+from stepcast.simulation.arrays import NO_LANE, Ints, Program, Times
 from stepcast.simulation.distinct import distinct
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.step import Step
@@ -54,7 +54,7 @@ def timeline_of(step: Step, times: Times, layout: Layout, place: int = 0) -> Tim
         measured=False,
         layout=layout,
         stage_of_rank=dict(zip(ranks, stages, strict=True)),
-        flows=_flows(program, kept),
+        flows=_flows(step.program, kept, lanes),
     )
 
 
@@ -66,36 +66,30 @@ def _lane(program: Program, ranks: Sequence[int], number: int, lane: int) -> Lan
     return Lane(ranks[sender], program.rank_names[number])
 
 
-def _flows(program: Program, kept: Ints) -> npt.NDArray[np.int32]:
-    """Messages between ranks: the row that sends, and the first row that waits for it."""
+def _flows(whole: Program, kept: Ints, lanes: Ints) -> npt.NDArray[np.int32]:
+    """Messages between ranks: the row that sends, and the first row that computes once it has arrived."""
+    program = whole.written_out
     row = np.full(program.tasks, -1, np.int64)
     row[kept] = np.arange(len(kept))
     most = max((len(segment.shape.outputs) for segment in program.segments), default=0)
     output_op = np.full((len(program.segments), max(most, 1)), -1, np.int64)
     for number, segment in enumerate(program.segments):
         output_op[number, : len(segment.shape.outputs)] = segment.shape.outputs
+    # Inputs are those of a slot's first piece; what it computes may stand in a later one.
+    first = whole.flat_start[:-1]
+    begins, ends = program.task_start[first], program.task_start[whole.flat_start[1:]]
+    computing = np.flatnonzero(lanes == COMPUTE)
+    at = np.searchsorted(kept[computing], begins)
+    found = np.append(kept[computing], program.tasks)[at] < ends
+    waits = np.where(found, np.append(computing, -1)[at], -1)
     pairs = []
     for port in range(program.inputs):
-        waits_at = np.array([_first_waiting(segment, port) for segment in program.segments], np.int64)
-        calls = np.flatnonzero(program.source_call[:, port] >= 0)
-        sources = program.source_call[calls, port]
-        between = (program.rank[calls] != program.rank[sources]) & (waits_at[program.segment[calls]] >= 0)
+        sources = program.source_call[first, port]
+        calls = np.flatnonzero((sources >= 0) & (waits >= 0))
+        sources = sources[calls]
+        between = program.rank[first[calls]] != program.rank[sources]
         calls, sources = calls[between], sources[between]
-        sent = output_op[program.segment[sources], program.source_port[calls, port]]
-        rows = np.stack(
-            [
-                row[program.task_start[sources] + sent],
-                row[program.task_start[calls] + waits_at[program.segment[calls]]],
-            ],
-            axis=1,
-        )
+        sent = output_op[program.segment[sources], program.source_port[first[calls], port]]
+        rows = np.stack([row[program.task_start[sources] + sent], waits[calls]], axis=1)
         pairs.append(rows[(rows >= 0).all(axis=1)])
     return np.concatenate([np.zeros((0, 2), np.int64), *pairs]).astype(np.int32)
-
-
-def _first_waiting(segment: Segment, port: int) -> int:
-    """The first op that waits for input *port*, or -1."""
-    node = segment.shape.lanes + port
-    if port >= segment.shape.inputs:
-        return -1
-    return next((op for op, before in enumerate(segment.shape.waits) if node in before), -1)

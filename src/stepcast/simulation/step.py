@@ -148,8 +148,11 @@ class _Slots:
             ((body,), (kind,)) = bodies, kinds
             ordered = body if kind is Kind.FORWARD else body[::-1]
             for at, block in enumerate(ordered, start=1):
-                goes_on = at < len(ordered) or block.repeat > 1
-                middle.append((layers_piece(block.layers, kind, terms, goes_on), block.repeat))
+                last = at == len(ordered)
+                if block.repeat > last:
+                    middle.append((layers_piece(block.layers, kind, terms, True), block.repeat - last))
+                if last:
+                    middle.append((layers_piece(block.layers, kind, terms, False), 1))
         else:
             ops = [phase_ops(written(body), kind) for body, kind in zip(bodies, kinds, strict=True)]
             middle.append((interleaved_piece(ops, self.prices.seconds, terms), 1))

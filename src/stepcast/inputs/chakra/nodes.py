@@ -41,6 +41,7 @@ KNOWN_ATTRIBUTES = (
     "stepcast.op",
     "stepcast.blocking",
     "stepcast.after",
+    "stepcast.early",
     "stepcast.duration_s",
     "stepcast.work",
 )

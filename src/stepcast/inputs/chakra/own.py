@@ -13,6 +13,7 @@ from stepcast.inputs.chakra.plan import (
     BLOCKING,
     BODY,
     DURATION_S,
+    EARLY,
     EPILOGUE,
     LAYER,
     MESSAGE,
@@ -38,7 +39,7 @@ from stepcast.ir.work import Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 
 SECTIONS = frozenset({PROLOGUE, BODY, EPILOGUE})
-SLOT_ATTRIBUTES = (STAGE, SECTION, LAYER, PHASE, OP, BLOCKING, AFTER, DURATION_S, WORK)
+SLOT_ATTRIBUTES = (STAGE, SECTION, LAYER, PHASE, OP, BLOCKING, AFTER, EARLY, DURATION_S, WORK)
 
 Ops = tuple[tuple[Op, ...], tuple[Op, ...], tuple[Op, ...]]
 NO_OPS: Ops = ((), (), ())
@@ -228,7 +229,8 @@ class _SlotReader:
         work = Recorded(duration_s) if isinstance(duration_s, float) else work_from(self._text(WORK, node))
         after = self._columns[AFTER].value(node)
         names = tuple(word for word in after if isinstance(word, str)) if isinstance(after, tuple) else ()
-        op = Op(name, work, self._columns[BLOCKING].value(node) is not False, names)
+        blocking, early = (self._columns[key].value(node) for key in (BLOCKING, EARLY))
+        op = Op(name, work, blocking is not False, names, early=early is True)
         return (self._count(STAGE, node), section, self._count(LAYER, node)), PHASES[phase], op
 
     def _id(self, node: int) -> int:

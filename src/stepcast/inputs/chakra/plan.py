@@ -29,7 +29,7 @@ PLAN_VERSION = 1
 PLAN = "stepcast.workload"
 STAGE, SECTION, LAYER, PHASE = "stepcast.stage", "stepcast.section", "stepcast.layer", "stepcast.phase"
 MICRO_BATCH, OP = "stepcast.micro_batch", "stepcast.op"
-BLOCKING, AFTER = "stepcast.blocking", "stepcast.after"
+BLOCKING, AFTER, EARLY = "stepcast.blocking", "stepcast.after", "stepcast.early"
 DURATION_S, WORK = "stepcast.duration_s", "stepcast.work"
 PROLOGUE, BODY, EPILOGUE = "prologue", "body", "epilogue"
 # Messages between stages: they follow from the plan.
