@@ -10,6 +10,7 @@ BENCHMARKS = (
     "compute",
     "engine",
     "simulate",
+    "predictions",
     "strategies",
     "kineto_analysis",
 )
