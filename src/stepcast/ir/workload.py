@@ -192,11 +192,7 @@ LONGEST_PATTERN = 12
 
 
 def folded(units: Sequence[tuple[Layer, ...]]) -> list[Block]:
-    """Units as blocks: at each place the repeating pattern that covers most. Equal layers become one."""
-    one: dict[Layer, Layer] = {}
-    known = {id(layer): layer for unit in units for layer in unit}
-    known = {number: one.setdefault(layer, layer) for number, layer in known.items()}
-    units = [tuple(known[id(layer)] for layer in unit) for unit in units]
+    """Units of the same layer objects as blocks: at each place the repeating pattern that covers most."""
     keys = [tuple(map(id, unit)) for unit in units]
     blocks: list[Block] = []
     at = 0

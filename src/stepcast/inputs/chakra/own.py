@@ -256,6 +256,7 @@ class _Folding:
         self, plan: WorkloadPlan, index: int, stage: StagePlan, written: dict[Place, list[Variant]]
     ) -> None:
         self._plan = plan
+        self._known: dict[Layer, Layer] = {}
         self._index = index
         self._stage = stage
         self._written = written
@@ -301,7 +302,9 @@ class _Folding:
         if not 0 <= number < len(self._plan.layers):
             raise ValueError(f"{PLAN} has no layer {number}")
         head = self._plan.layers[number]
-        return Layer(head.name, *ops, head.process_s, head.notes)
+        layer = Layer(head.name, *ops, head.process_s, head.notes)
+        # Equal layers are one object, as they were when they were written: a simulation folds those.
+        return self._known.setdefault(layer, layer)
 
     def _body(
         self, varied: set[tuple[int, int]]
