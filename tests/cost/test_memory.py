@@ -112,6 +112,47 @@ def test_selective_recompute_drops_the_scores() -> None:
     assert kept - layer_kept(model, selective, model.blocks[0]).kept == 2 * model.heads * 2048**2
 
 
+def test_flash_attention_keeps_a_number_for_each_row_instead_of_the_square() -> None:
+    """Dao et al. 2022, algorithm 1: of the s x s scores of a head only the log-sum-exp of each row, in fp32."""
+    model = load_model("gpt3-6.7b")
+    unfused, fused = (
+        layer_kept(model, strategy(seq=2048, flash_attention=flash), model.blocks[0]).kept
+        for flash in (False, True)
+    )
+    assert unfused - fused == 2 * model.heads * 2048**2 - 4 * model.heads * 2048
+
+
+def test_torchtitans_selection_keeps_every_second_matmul_and_the_attention() -> None:
+    """Its policy saves attention's result with its log-sum-exp, and the outputs of wq, wv, w1 and w2."""
+    chosen = strategy(kernels=Kernels.COMPILED, recompute=Recompute(RecomputeKind.SELECTIVE))
+    query, value = LLAMA.heads * LLAMA.head_dim, LLAMA.kv_heads * LLAMA.head_dim
+    width = LLAMA.hidden + (query + query + value) + LLAMA.ffn + LLAMA.hidden  # the layer's input first
+    assert layer_kept(LLAMA, chosen, LLAMA.blocks[0]).kept == 4096 * (2 * width + 4 * LLAMA.heads)
+
+
+def test_megatrons_loss_holds_the_logits_in_bf16_and_twice_in_fp32() -> None:
+    """Megatron-LM's vocab_parallel_cross_entropy before it subtracted in place: the projection's logits,
+    ``logits.float()``, and these less their maximum, which become the softmax. The loss of a long sequence is
+    the fullest moment of few layers.
+    """
+    model = LLAMA.with_layers(1)
+    short, long = (memory(model, strategy(seq=seq), H100)[0].temporary for seq in (8192, 16384))
+    assert long - short == pytest.approx(8192 * LLAMA.vocab * (2 + 4 + 4))
+
+
+def test_sequence_parallelism_gathers_what_a_matmul_needs() -> None:
+    """Korthikanti et al. 2022, section 4.2.2: a rank holds s / tp of each input, gathers all of it for the
+    matmul, and holds all of its gradient before that is scattered. Of the messages between stages, one in and
+    one out, it needs its part alone.
+    """
+    chosen = strategy(tp=8, pp=2)
+    whole = 4096 * LLAMA.hidden * 2
+    plain, split = (
+        memory(LLAMA, replace(chosen, sequence_parallel=split), H100)[0].temporary for split in (False, True)
+    )
+    assert split - plain == pytest.approx(2 * whole + 2 * (whole / 8 - whole))
+
+
 def test_context_parallelism_splits_the_tokens() -> None:
     whole = layer_kept(LLAMA, strategy(seq=8192), LLAMA.blocks[0]).kept
     assert layer_kept(LLAMA, strategy(seq=8192, cp=4), LLAMA.blocks[0]).kept == pytest.approx(whole / 4)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.generate.workload import generate
+from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
@@ -199,6 +200,20 @@ def test_lora_trains_adapters_alone() -> None:
     # Rank times inputs plus outputs of qkv, output, up and down, in every layer.
     widths = (4096 + 6144) + (4096 + 4096) + (4096 + 28672) + (14336 + 4096)
     assert update.elements == 32 * 16 * widths
+
+
+@pytest.mark.parametrize(
+    ("precision", "read", "written"),
+    [(DType.BF16, 4 + 4 + 4 + 4, 4 + 4 + 4 + 2), (DType.FP32, 4 + 4 + 4 + 4, 4 + 4 + 4)],
+)
+def test_adam_reads_and_writes_its_moments(precision: DType, read: int, written: int) -> None:
+    """Kingma and Ba 2015, algorithm 1, in fp32: gradient, weight and two moments are read, all but the
+    gradient are written, and in mixed precision the bf16 copy of the weight too."""
+    stage = run_of(precision=precision).stages[0]
+    update = next(op.work for layer in stage.epilogue for op in layer.forward if op.name == "update")
+    assert isinstance(update, Elementwise)
+    assert update.elements == LLAMA.parameters
+    assert (update.read_bytes, update.write_bytes) == (read * LLAMA.parameters, written * LLAMA.parameters)
 
 
 def test_experts_are_grouped() -> None:
