@@ -10,7 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "stepcast"
 MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "ir": {"units"},
-    "hardware": {"units"},
+    "hardware": {"units", "ir"},
     "inputs": {"units", "ir"},
     "outputs": {"units", "ir", "hardware", "inputs", "simulation"},
     "models": {"units", "ir", "inputs"},

@@ -9,7 +9,6 @@ from dataclasses import replace
 from statistics import mean
 
 from stepcast.analyze.changes import assuming
-from stepcast.analyze.groups import place_of, rank_at
 from stepcast.analyze.recording import (
     Block,
     BlockKind,
@@ -22,6 +21,7 @@ from stepcast.analyze.recording import (
     Recording,
 )
 from stepcast.ir.group import Group
+from stepcast.ir.ranks import place_of, rank_at
 from stepcast.simulation.schedule import Kind, Place, Schedule, Slot
 from stepcast.simulation.schedules.table import make_schedule
 

@@ -3,7 +3,6 @@
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, Communication
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.grid import RankGrid
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Fabric, FabricKind, Node
 from stepcast.hardware.path import GroupPath, group_path, neighbour_path, resolve
@@ -23,7 +22,6 @@ __all__ = [
     "NetworkKind",
     "Node",
     "Place",
-    "RankGrid",
     "Topology",
     "cluster_names",
     "gpu_names",

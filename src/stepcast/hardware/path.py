@@ -12,10 +12,10 @@ from functools import lru_cache
 from itertools import pairwise
 
 from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.grid import RankGrid
 from stepcast.hardware.link import Link
 from stepcast.hardware.placement import FILLED, Place, Placement, placed
 from stepcast.hardware.topology import NetworkKind, Topology
+from stepcast.ir.ranks import RankGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,9 @@ def neighbour_path(cluster: Cluster, grid: RankGrid, family: str, place: Place =
 def _slowest_path(
     cluster: Cluster, grid: RankGrid, groups: Iterable[tuple[int, ...]], place: Place
 ) -> GroupPath:
-    whole = (grid.tp, grid.expert_tp_size * grid.ep, grid.tp * grid.cp)
-    placement = placed(place, cluster, grid.world, whole)
+    layout = grid.layout
+    whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
+    placement = placed(place, cluster, layout.gpus, whole)
     distinct = _distinct(groups, cluster, placement)
     return max((resolve(cluster, ranks, placement=placement) for ranks in distinct), key=_slowness)
 
