@@ -18,7 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cost": {"units", "ir", "hardware"},
     "profile": {"units", "ir", "hardware", "cost"},
     "simulation": {"units", "ir"},
-    "analyze": {"units", "ir", "simulation"},
+    "analyze": {"units", "ir", "hardware", "cost", "simulation"},
     "report": {"units", "ir"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "profile"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},

@@ -273,20 +273,6 @@ def _modules(text: str) -> "tuple[RecomputeModule, ...]":
     return tuple(map(RecomputeModule, words))
 
 
-def recomputable(model: "Model") -> set[str]:
-    """The modules that layers of *model* have and a backward can run again."""
-    from stepcast.ir.model_parts import FeedForward, Mixer
-
-    found: set[str] = set()
-    if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
-        found |= {"core-attention"} | ({"latent-up", "norms"} if model.latent else set())
-    if any(block.feed_forward is FeedForward.DENSE for block in model.blocks):
-        found.add("mlp")
-    if any(block.feed_forward is FeedForward.EXPERTS for block in model.blocks):
-        found |= {"norms", "expert-activation", "experts"}
-    return found
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if not all(part.strip().isascii() and part.strip().isdigit() for part in parts):

@@ -5,7 +5,7 @@ from stepcast.hardware.cluster import Cluster, Communication
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Fabric, FabricKind, Node
-from stepcast.hardware.path import GroupPath, group_path, neighbour_path, resolve
+from stepcast.hardware.path import GroupPath, group_path, job_path, neighbour_path, resolve
 from stepcast.hardware.placement import Place, placed
 from stepcast.hardware.schema import CatalogError
 from stepcast.hardware.topology import NetworkKind, Topology
@@ -26,6 +26,7 @@ __all__ = [
     "cluster_names",
     "gpu_names",
     "group_path",
+    "job_path",
     "load_cluster",
     "load_gpu",
     "neighbour_path",

@@ -81,6 +81,21 @@ def resolve(
     )
 
 
+def job_path(
+    cluster: Cluster, ranks: int, ranks_per_node: int | None = None, place: Place = Place.EVEN
+) -> GroupPath:
+    """The links of a job that is one group: *ranks* in order, or *ranks_per_node* on the first GPUs of each.
+
+    Nothing else runs on its nodes, so its ranks have their NICs to themselves.
+    """
+    size = cluster.domain_gpus
+    held = size if ranks_per_node is None else ranks_per_node
+    if ranks_per_node is None:
+        return resolve(cluster, range(ranks), min(held, ranks), placed(place, cluster, ranks))
+    spread = [rank // held * size + rank % held for rank in range(ranks)]
+    return resolve(cluster, spread, min(held, ranks))
+
+
 @lru_cache(maxsize=4096)
 def group_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
     """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""

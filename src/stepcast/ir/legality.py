@@ -10,11 +10,12 @@ from itertools import takewhile
 
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Mixer, PositionKind
+from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import (
     ContextKind,
     RecomputeKind,
+    RecomputeModule,
     ScheduleKind,
     Sharding,
     Strategy,
@@ -48,6 +49,20 @@ def is_legal(model: Model, strategy: Strategy) -> bool:
     except StrategyError:
         return False
     return True
+
+
+def recomputable(model: Model) -> set[RecomputeModule]:
+    """The modules that layers of *model* have and a backward can run again."""
+    found: set[RecomputeModule] = set()
+    if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
+        found.add(RecomputeModule.CORE)
+        if model.latent is not None:
+            found |= {RecomputeModule.LATENT_UP, RecomputeModule.NORMS}
+    if any(block.feed_forward is FeedForward.DENSE for block in model.blocks):
+        found.add(RecomputeModule.MLP)
+    if any(block.feed_forward is FeedForward.EXPERTS for block in model.blocks):
+        found |= {RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION, RecomputeModule.EXPERTS}
+    return found
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
