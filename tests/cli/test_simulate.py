@@ -9,7 +9,7 @@ import pytest
 from stepcast.cli import simulate as verb
 from stepcast.cli.strategy import SCHEDULES as SCHEDULE_NAMES
 from stepcast.simulation.messages import Send
-from stepcast.simulation.schedules.table import SCHEDULES
+from stepcast.simulation.schedules.table import ORDERS
 from stepcast.units import format_percent, format_seconds
 from tests.cli.test_main import EXAMPLES, run, run_json
 from tests.shared import DATA, needs_shared
@@ -19,7 +19,7 @@ ON_H100 = ("--cluster", "dgx-h100")
 
 
 def test_choices_are_those_of_the_engine() -> None:
-    assert set(SCHEDULE_NAMES) == set(SCHEDULES)
+    assert set(SCHEDULE_NAMES) == set(ORDERS)
     assert set(verb.SENDS) == {str(send) for send in Send}
 
 
