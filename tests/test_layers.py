@@ -1,6 +1,7 @@
 """The import rule: a module imports only what stands to its left. And: only the edges touch the world."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "stepcast"
 MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "ir": {"units"},
-    "hardware": {"units"},
+    "hardware": {"units", "ir"},
     "inputs": {"units", "ir"},
     "outputs": {"units", "ir", "hardware", "inputs", "simulation"},
     "models": {"units", "ir", "inputs"},
@@ -18,7 +19,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cost": {"units", "ir", "hardware"},
     "profile": {"units", "ir", "hardware", "cost"},
     "simulation": {"units", "ir"},
-    "analyze": {"units", "ir", "simulation"},
+    "analyze": {"units", "ir", "hardware", "cost", "simulation"},
     "report": {"units", "ir"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "profile"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
@@ -88,3 +89,13 @@ def test_only_the_edges_print_or_open_files(path: Path) -> None:
     name = path.relative_to(PACKAGE).as_posix()
     if part_of(path) not in MAY_OPEN and name not in MAY_OPEN_FILES:
         assert not calls & {"open", ".read_text", ".read_bytes", ".write_text", ".write_bytes"}, name
+
+
+def test_the_page_of_the_house_has_the_same_rooms() -> None:
+    page = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
+    told = dict(re.findall(r"^\| `(\w+)` \| [^|]* \|(.*)\|$", page, re.MULTILINE))
+    assert told.pop("cli").strip() == "everything"
+    assert {room: set(words.replace(",", " ").split()) for room, words in told.items()} == MAY_IMPORT
+    assert set(told) | {"cli", "data"} == {path.stem for path in PACKAGE.iterdir() if path.stem[0] != "_"} - {
+        "py"
+    }

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from stepcast.analyze.clocks import Presence, align
-from stepcast.analyze.groups import members
 from stepcast.analyze.megatron.analysis import analyze_megatron
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read, read_as_one
 from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import members
 from tests.analyze.megatron_run import Pipeline, step_ms, write
 from tests.shared import DATA, ROOT, needs_shared
 

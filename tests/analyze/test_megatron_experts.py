@@ -48,6 +48,23 @@ def test_ep_and_layers_are_read_from_the_name(file_name: str, tmp_path: Path) ->
     assert timeline.facts["basis"]["ep"] == "file name"
 
 
+@pytest.mark.parametrize(
+    ("name", "ep", "expert_tp"),
+    [
+        ("exp3", 1, 1),  # divides no stage's ranks: the name is of another run
+        ("exp8", 8, 1),  # more than the replicas: experts are spread over the tensor ranks too
+    ],
+)
+def test_an_ep_that_its_replicas_cannot_form(name: str, ep: int, expert_tp: int, tmp_path: Path) -> None:
+    run = RUN.changed(tp=2, routing=EVEN, file_name=NAMED.replace("exp{ep}", name))
+    write(run, tmp_path)
+    timeline = read(tmp_path)
+    assert timeline.layout is not None
+    assert (timeline.layout.ep, timeline.layout.expert_tp) == (ep, expert_tp if ep > 1 else 0)
+    found = analyze_megatron(timeline).facts()
+    assert sum(found["breakdown_s"].values()) == pytest.approx(found["step_s"], rel=1e-4)
+
+
 @pytest.mark.parametrize(("ep", "routing"), [(4, UNEVEN), (2, ((1, 3), (2, 2))), (1, ((1,),))])
 def test_ep_is_told_from_the_tokens(ep: int, routing: Any, tmp_path: Path) -> None:
     run = RUN.changed(file_name=UNNAMED, ep=ep, routing=routing)

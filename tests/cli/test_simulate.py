@@ -1,6 +1,7 @@
 """``stepcast simulate`` from outside."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import pytest
 from stepcast.cli import simulate as verb
 from stepcast.cli.strategy import SCHEDULES as SCHEDULE_NAMES
 from stepcast.simulation.messages import Send
-from stepcast.simulation.schedules.table import SCHEDULES
+from stepcast.simulation.schedules.table import ORDERS
+from stepcast.units import format_percent, format_seconds
 from tests.cli.test_main import EXAMPLES, run, run_json
 from tests.shared import DATA, needs_shared
 
@@ -17,7 +19,7 @@ ON_H100 = ("--cluster", "dgx-h100")
 
 
 def test_choices_are_those_of_the_engine() -> None:
-    assert set(SCHEDULE_NAMES) == set(SCHEDULES)
+    assert set(SCHEDULE_NAMES) == set(ORDERS)
     assert set(verb.SENDS) == {str(send) for send in Send}
 
 
@@ -39,6 +41,22 @@ def test_json_follows_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(found["stages"]) == 16
     assert found["uncertainty"]["low_s"] <= found["step_s"] <= found["uncertainty"]["high_s"]
     assert {"tokens_per_s", "mfu", "memory_bytes", "sources", "warnings", "assumptions"} <= set(found)
+
+
+def test_the_text_says_of_communication_what_the_json_says(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "simulate", LLAMA, *ON_H100)["communication_s"]
+    _, out, _ = run(capsys, "simulate", LLAMA, *ON_H100)
+    lines = out.splitlines()
+    at = next(place for place, line in enumerate(lines) if line.startswith("communication"))
+    names = lines[at].split()
+    assert names == ["communication", "total", "exposed", "hidden"]
+    assert found["pp"]["total"] > found["pp"]["exposed"] > 0
+    for line in lines[at + 2 : at + 2 + len(found)]:
+        group, *cells = re.split(r"\s{2,}", line)
+        told = found[group]
+        hidden = 1 - told["exposed"] / told["total"]
+        assert cells[:2] == [format_seconds(told["total"]), format_seconds(told["exposed"])]
+        assert cells[2] == format_percent(hidden)
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1", "zb-h2", "zb-v"])

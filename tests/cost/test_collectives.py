@@ -210,6 +210,17 @@ def test_nvlink_sharp_of_eight_h100() -> None:
     ).busbw_bytes_per_s == pytest.approx(370 * GB, rel=0.05)
 
 
+def test_nvlink_sharp_between_nodes_climbs_a_tree() -> None:
+    """NCCL's tuning.cc, 2.19: 23 us within the node, and 14 us with the network's own at every level, up and
+    down. Four nodes have two levels, sixteen have four; an empty buffer pays nothing else.
+    """
+    fast = Route(ranks=32, nodes=4, inter_latency_s=5 * US, in_switch_reduction=True)
+    for nodes, levels in ((4, 2), (16, 4)):
+        route = replace(fast, ranks=8 * nodes, nodes=nodes, ranks_per_node=8, fewest_per_node=8)
+        found = price(CollectiveKind.ALL_REDUCE, 1, route, Algorithm.NVLS_TREE).seconds
+        assert found == pytest.approx((23 + 2 * levels * (14 + 5)) * US)
+
+
 def test_tensor_parallel_all_reduce_of_an_a800_node() -> None:
     """Seed 002: 83,886,080 bytes over two ranks take 0.68 ms."""
     cluster = load_cluster("a800-node")

@@ -1,6 +1,5 @@
 """Mamba-2 blocks in workloads: shapes on a rank, collectives, FLOPs, stages, legality, a whole forecast."""
 
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -226,11 +225,11 @@ def test_a_hybrid_is_forecast() -> None:
     assert 1.7 < twice.step_s / report.step_s < 2.2
 
 
-def test_a_hybrid_of_550_billion_is_forecast_within_a_second() -> None:
-    model = load_model("nemotron-3-ultra-550b-a55b")
+def test_a_hybrid_of_550_billion_is_forecast() -> None:
     plan = strategy(seq=8192, tp=2, ep=64, dp=128, expert_tp=1, sequence_parallel=True)
-    cluster = load_cluster("gb200-nvl72")
-    predict(model, cluster, plan)
-    begin = time.perf_counter()
-    predict(model, cluster, replace(plan, global_batch=2 * plan.global_batch))
-    assert time.perf_counter() - begin < 1.0
+    model, cluster = load_model("nemotron-3-ultra-550b-a55b"), load_cluster("gb200-nvl72")
+    four, eight = (
+        predict(model, cluster, replace(plan, global_batch=batch * plan.layout.dp)).report.step_s
+        for batch in (4, 8)
+    )
+    assert 1.5 < eight / four < 2  # the optimizer and the last sum of gradients come once

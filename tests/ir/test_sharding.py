@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from stepcast.cost.memory import memory
 from stepcast.generate.workload import generate
-from stepcast.hardware import RankGrid
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
+from stepcast.ir.ranks import RankGrid
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.strategy import NO_OVERLAP, USUAL_OVERLAP, Kernels, ScheduleKind, Sharding, Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise
@@ -91,11 +91,11 @@ def test_the_ranks_of_a_shard_split_its_experts(tp: int, dp: int, ep: int, shard
     layout = Layout(tp=tp, dp=dp, ep=ep, shard=shard, pp=pp, expert_tp=1)
     if layout.expert_dp % layout.copies:
         return
-    grid = RankGrid(tp=tp, dp=dp, ep=ep, shard=shard, pp=pp, expert_tp=1)
+    grid = RankGrid(Layout(tp=tp, dp=dp, ep=ep, shard=shard, pp=pp, expert_tp=1))
     copies = [set(ranks) for ranks in grid.groups("shard")]
     for family in (Group.EXPERT_SHARD, Group.EXPERT_REPLICA):
         groups = grid.groups(family)
-        assert sorted(rank for ranks in groups for rank in ranks) == list(range(grid.world))
+        assert sorted(rank for ranks in groups for rank in ranks) == list(range(grid.layout.gpus))
         assert {len(ranks) for ranks in groups} == {layout.size(family)}
     first = set(range(layout.shard_size * tp))  # tensor ranks lie next to each other
     assert first == set().union(*(copy for copy in copies if copy & set(range(tp))))

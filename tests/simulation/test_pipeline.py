@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.arrays import Program, ProgramError, Segment, TimedOp
 from stepcast.simulation.builder import ProgramBuilder
 from stepcast.simulation.critical import critical_path
@@ -15,7 +16,7 @@ from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import Messages, Phase, Send
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place
-from stepcast.simulation.schedules.table import ONLY_CHUNKS, SCHEDULES, make_schedule
+from stepcast.simulation.schedules.table import make_schedule
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.uniform import LANES, uniform_program, uniform_segments
 
@@ -107,12 +108,16 @@ NO_BUFFERS = {"gpipe": 1, "1f1b": 1, "zb-h1": 1}
 @pytest.mark.parametrize("mode", Send)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_runs_with_its_messages(name: str, mode: Send) -> None:
-    chunks = NO_BUFFERS.get(name) if mode is Send.BLOCKING else ONLY_CHUNKS.get(name, 2)
+    chunks = NO_BUFFERS.get(name) if mode is Send.BLOCKING else SCHEDULES[ScheduleKind(name)].pieces(2)
     if chunks is None:
         with pytest.raises(ProgramError, match="deadlock"):
             simulate(
                 uniform_program(
-                    make_schedule(name, 4, 12, ONLY_CHUNKS.get(name, 2)), 1, 1, 1, messages=messages(mode, 1)
+                    make_schedule(name, 4, 12, SCHEDULES[ScheduleKind(name)].pieces(2)),
+                    1,
+                    1,
+                    1,
+                    messages=messages(mode, 1),
                 )
             )
         return

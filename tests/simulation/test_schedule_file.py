@@ -2,9 +2,10 @@
 
 import pytest
 
+from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.schedule import Kind, Placement, ScheduleError, Slot
 from stepcast.simulation.schedule_file import format_schedule, parse_schedule
-from stepcast.simulation.schedules.table import ONLY_CHUNKS, SCHEDULES, make_schedule
+from stepcast.simulation.schedules.table import make_schedule
 
 TEXT = """\
 # 1F1B of two stages
@@ -27,7 +28,7 @@ def test_a_schedule_is_read() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule_survives_the_round_trip(name: str) -> None:
-    schedule = make_schedule(name, 4, 12, ONLY_CHUNKS.get(name, 2))
+    schedule = make_schedule(name, 4, 12, SCHEDULES[ScheduleKind(name)].pieces(2))
     assert parse_schedule(format_schedule(schedule), name) == schedule
 
 

@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepcast.ir.schedules import SCHEDULES, Pairs, Pipeline, ScheduleKind
 from stepcast.simulation.engine import simulate
 from stepcast.simulation.schedule import Kind, Place, Placement, Schedule, ScheduleError, Slot
 from stepcast.simulation.schedule_check import check_schedule, peak_in_flight
 from stepcast.simulation.schedules.classic import interleaved
-from stepcast.simulation.schedules.table import ONLY_CHUNKS, SCHEDULES, make_schedule
+from stepcast.simulation.schedules.table import make_schedule
 from tests.simulation.uniform import spans_s, uniform_program
 
 EXACT = 1e-9
@@ -70,7 +71,9 @@ def test_bubble_of_zb_h1_and_h2(stages: int, batches: int, seconds: tuple[float,
 @pytest.mark.parametrize(("stages", "batches"), [(1, 3), (2, 4), (4, 8), (4, 16), (8, 15), (8, 40), (16, 40)])
 def test_no_bubble_when_the_three_passes_are_equal(name: str, stages: int, batches: int) -> None:
     """Qi et al. (2023), figures 3 and 9: with F = B = W every stage works without a pause."""
-    program = uniform_program(make_schedule(name, stages, batches, ONLY_CHUNKS[name]), 0.3, 0.3, 0.3)
+    program = uniform_program(
+        make_schedule(name, stages, batches, SCHEDULES[ScheduleKind(name)].pieces(1)), 0.3, 0.3, 0.3
+    )
     assert spans_s(program) == pytest.approx(program.lane_busy_s()[:, 0], rel=EXACT)
 
 
@@ -105,18 +108,37 @@ DualPipe p + 1)."""
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize(("stages", "batches"), [(2, 4), (4, 8), (4, 16), (8, 16), (8, 32), (16, 64)])
 def test_schedules_are_sound_and_hold_what_is_published(name: str, stages: int, batches: int) -> None:
-    chunks = ONLY_CHUNKS.get(name, 3 if name == "interleaved" else 1)
+    chunks = SCHEDULES[ScheduleKind(name)].pieces(3 if name == "interleaved" else 1)
     schedule = make_schedule(name, stages, batches, chunks)
     check_schedule(schedule)
     peaks = tuple(PEAKS[name](stages, batches, chunks, stage) for stage in range(stages))
     assert peak_in_flight(schedule) == peaks
 
 
+@pytest.mark.parametrize("kind", ScheduleKind)
+@pytest.mark.parametrize(("stages", "batches"), [(2, 4), (4, 8), (4, 16), (8, 32)])
+def test_orders_are_as_the_table_says(kind: ScheduleKind, stages: int, batches: int) -> None:
+    facts = SCHEDULES[kind]
+    chunks = max(facts.fewest_chunks, facts.most_chunks or 2)
+    schedule = make_schedule(kind, stages, batches, facts.pieces(chunks))
+    assert schedule.placement is facts.placement
+    kinds = {slot.kind for order in schedule.orders for slot in order}
+    assert (Kind.WEIGHT in kinds) == facts.splits_backward
+    assert any(slot.with_next for order in schedule.orders for slot in order) == (facts.pairs is Pairs.OWN)
+    along = [facts.pieces_of_stage(stage, stages, chunks) for stage in range(stages)]
+    for stage in range(stages):
+        for chunk, piece in enumerate(along[stage]):
+            place = schedule.following(Place(stage, chunk))
+            assert place is None or along[place.stage][place.chunk] == piece + 1
+    held = [facts.held(Pipeline(stages, chunks, batches), stage) for stage in range(stages)]
+    assert peak_in_flight(schedule) == tuple(sum(min(batches, one) for one in each) for each in held)
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(1, 7), st.integers(1, 20), st.integers(1, 4))
 def test_every_schedule_that_can_be_made_runs(name: str, stages: int, batches: int, chunks: int) -> None:
     try:
-        schedule = make_schedule(name, stages, batches, ONLY_CHUNKS.get(name, chunks))
+        schedule = make_schedule(name, stages, batches, SCHEDULES[ScheduleKind(name)].pieces(chunks))
     except ScheduleError:
         return
     check_schedule(schedule)
@@ -143,14 +165,14 @@ def test_interleaved_when_the_stages_do_not_divide_the_micro_batches(
     ("name", "stages", "batches", "chunks", "words"),
     [
         ("2f2b", 2, 4, 1, "unknown schedule"),
-        ("1f1b", 2, 4, 2, "one chunk"),
+        ("1f1b", 2, 4, 2, "runs 1 chunk"),
         ("1f1b", 0, 4, 1, "at least 1"),
         ("interleaved", 4, 8, 1, "at least 2 chunks"),
-        ("interleaved", 4, 3, 2, "as many micro-batches as stages"),
-        ("zb-v", 4, 8, 1, "two chunks"),
-        ("zb-h1", 4, 8, 2, "one chunk"),
-        ("dualpipe", 3, 8, 2, "even number of stages"),
-        ("dualpipe", 4, 6, 2, "at least two per stage"),
+        ("interleaved", 4, 3, 2, "at least 1 x pp = 4, not 3: use 4"),
+        ("zb-v", 4, 8, 1, "runs 2 chunk"),
+        ("zb-h1", 4, 8, 2, "runs 1 chunk"),
+        ("dualpipe", 3, 8, 2, "a multiple of 2 stages"),
+        ("dualpipe", 4, 6, 2, "at least 2 x pp = 8, not 6: use 8"),
     ],
 )
 def test_what_cannot_be_scheduled_says_why(

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.work import Collective, CollectiveKind, Recorded, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 from stepcast.simulation.breakdown import stage_times
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import Send
-from stepcast.simulation.schedules.table import ONLY_CHUNKS, make_schedule
+from stepcast.simulation.schedules.table import make_schedule
 from stepcast.simulation.segments import Prices
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
@@ -49,7 +50,7 @@ def run(
     conditions: Conditions = HEALTHY,
     send: Send = Send.EAGER,
 ) -> Step:
-    chunks = ONLY_CHUNKS.get(name, work.layout.vpp)
+    chunks = SCHEDULES[ScheduleKind(name)].pieces(work.layout.vpp)
     schedule = make_schedule(name, work.layout.pp, work.micro_batches, chunks)
     return build_step(work, schedule, Prices(seconds), message_s, conditions=conditions, send=send)
 

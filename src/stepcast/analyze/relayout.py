@@ -9,7 +9,6 @@ from dataclasses import replace
 from statistics import mean
 
 from stepcast.analyze.changes import assuming
-from stepcast.analyze.groups import place_of, rank_at
 from stepcast.analyze.recording import (
     Block,
     BlockKind,
@@ -22,12 +21,11 @@ from stepcast.analyze.recording import (
     Recording,
 )
 from stepcast.ir.group import Group
+from stepcast.ir.ranks import place_of, rank_at
+from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.schedule import Kind, Place, Schedule, Slot
-from stepcast.simulation.schedules.table import make_schedule
+from stepcast.simulation.schedules.table import kind_named, make_schedule
 
-# In these a stage stops until its message has passed, as Megatron-LM does without overlapped messages; the
-# others would stop for ever.
-BLOCKING = ("1f1b", "gpipe")
 INTERLEAVED_CHUNKS = 2
 
 
@@ -74,9 +72,13 @@ def reschedule(
     """The same stages with other *micro_batches* or in another *schedule*."""
     if not recording.whole:
         raise ValueError("laying a run out anew needs every rank of it")
-    name = schedule or "1f1b"
-    count = micro_batches or recording.micro_batches
-    pieces = 1 if name in BLOCKING else chunks
+    kind = kind_named(schedule) if schedule else ScheduleKind.ONE_F_ONE_B
+    facts = SCHEDULES[kind]
+    if facts.splits_backward:
+        whole = ", ".join(each for each, other in SCHEDULES.items() if not other.splits_backward)
+        raise ValueError(f"schedule={kind}: a trace times whole backwards, not their halves; choose {whole}")
+    name, count = str(kind), micro_batches or recording.micro_batches
+    pieces = 1 if facts.stops else chunks
     plan = make_schedule(name, recording.layout.pp, count, pieces)
     built = _Build(recording, plan).recording()
     texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]
@@ -93,7 +95,8 @@ class _Build:
         self.messages = _Messages(recording)
         self.meetings: list[Meeting] = []
         self.numbers: dict[tuple[object, ...], int] = {}
-        self.blocking = plan.name in BLOCKING
+        # As Megatron-LM does without overlapped messages.
+        self.blocking = SCHEDULES[kind_named(plan.name)].stops
 
     def recording(self) -> Recording:
         ranks = tuple(self._record(record) for record in self.old.ranks)
@@ -124,10 +127,6 @@ class _Build:
     def _slot(self, record: RankRecord, slot: Slot) -> Block:
         """The measured forward or backward of the same turn, a chunk of it where there are several."""
         kind = BlockKind.FORWARD if slot.kind is Kind.FORWARD else BlockKind.BACKWARD
-        if slot.kind not in (Kind.FORWARD, Kind.BACKWARD):
-            raise ValueError(
-                f"{self.plan.name} splits the backward in two, which the trace does not tell apart"
-            )
         measured = [block for block in record.blocks if block.kind is kind]
         if not measured:
             raise ValueError(f"rank {record.rank} has no {kind} to repeat")

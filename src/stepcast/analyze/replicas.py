@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepcast.analyze.changes import assuming
-from stepcast.analyze.groups import place_of, rank_at
 from stepcast.analyze.recording import Join, Local, Meeting, Part, Piece, RankRecord, Recording
 from stepcast.ir.group import Group
+from stepcast.ir.ranks import place_of, rank_at
 
 AllReduceTime = Callable[[int, int], float]
 """(bytes, ranks) -> seconds of an all-reduce between replicas."""

@@ -117,21 +117,13 @@ def _price(args: argparse.Namespace, size: int, route: "Route") -> "CollectivePr
 
 
 def _route(args: argparse.Namespace, cluster: "Cluster") -> "Route":
-    """Ranks in order, or spread with a few on each node."""
     from stepcast.cost.collectives import route_of
-    from stepcast.hardware import Place, placed, resolve
+    from stepcast.hardware import Place, job_path
 
-    if args.ranks_per_node is None:
-        active = min(args.ranks, cluster.domain_gpus)
-        placement = placed(Place(args.place), cluster, args.ranks)
-        path = resolve(cluster, range(args.ranks), active, placement)
-        return route_of(path, cluster, args.ranks_per_thread)
     held = args.ranks_per_node
-    if not 1 <= held <= cluster.domain_gpus:
+    if held is not None and not 1 <= held <= cluster.domain_gpus:
         raise ValueError(f"--ranks-per-node must lie between 1 and {cluster.domain_gpus}, not {held}")
-    ranks = [rank // held * cluster.domain_gpus + rank % held for rank in range(args.ranks)]
-    active = min(held, args.ranks)
-    return route_of(resolve(cluster, ranks, active_per_node=active), cluster, args.ranks_per_thread)
+    return route_of(job_path(cluster, args.ranks, held, Place(args.place)), cluster, args.ranks_per_thread)
 
 
 def _size(text: str) -> int:

@@ -70,13 +70,15 @@ def _format_row(found: Facts) -> Facts:
 
 
 def _gpus() -> Listing:
-    from stepcast.cli.hardware import all_gpus, gpu_row
+    from stepcast.hardware.facts import all_gpus
+    from stepcast.report.hardware import gpu_row
 
     return all_gpus(), gpu_row
 
 
 def _clusters() -> Listing:
-    from stepcast.cli.hardware import all_clusters, cluster_row
+    from stepcast.hardware.facts import all_clusters
+    from stepcast.report.hardware import cluster_row
 
     return all_clusters(), cluster_row
 

@@ -2,7 +2,6 @@
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
@@ -11,6 +10,7 @@ from stepcast.cli.numbers import MOST_ELEMENTS, count
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import sizes_of
 from stepcast.ir.dtype import DType
+from stepcast.ir.kernels import cast, usual_kernel
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.report.text import facts, table
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
@@ -20,18 +20,7 @@ if TYPE_CHECKING:
     from stepcast.hardware import Gpu
 
 Operator = Matmul | GroupedMatmul | Attention | Elementwise
-K = ElementwiseKind
 MATRIX_KINDS = ("matmul", "bmm", "grouped", "attention")
-# Tensors of rows x columns that the kernel reads and writes; all others read one and write one.
-TENSORS: dict[ElementwiseKind, tuple[float, float]] = {
-    K.ADD: (2, 1),
-    K.MUL: (2, 1),
-    K.SWIGLU: (2, 1),
-    K.CROSS_ENTROPY: (3, 1),
-    K.OPTIMIZER: (4, 3),
-    K.FILL: (0, 1),
-}
-TENSORS_BACKWARD: dict[ElementwiseKind, tuple[float, float]] = {K.SWIGLU: (3, 2)}
 NEEDED = {
     "matmul": ("m", "n", "k"),
     "bmm": ("batch", "m", "n", "k"),
@@ -185,24 +174,15 @@ def _attention(args: argparse.Namespace, dtype: DType) -> Attention:
 
 def _elementwise(args: argparse.Namespace, dtype: DType) -> Elementwise:
     kind = ElementwiseKind(args.kind)
-    plain = (2, 1) if args.backward else (1, 1)
-    reads, writes = (TENSORS_BACKWARD if args.backward else TENSORS).get(kind, plain)
-    size = args.rows * args.columns * dtype.bytes
-    work = Elementwise(
-        kind, args.rows, args.columns, reads * size, writes * size, args.backward, dtype
-    )  # fmt: skip
-    if kind is not K.CAST:
-        return work
-    to = DType.FP32 if args.to is None else DType(args.to)
-    written = args.rows * args.columns * to.bytes
-    if not to.scaled:
-        return replace(work, read_bytes=size, write_bytes=written)
-    # Read twice: once for the largest magnitude.
-    return replace(work, read_bytes=2 * size, write_bytes=written, dtype=to)
+    if kind is ElementwiseKind.CAST:
+        return cast(args.rows, args.columns, dtype, DType(args.to or "fp32"), args.backward)
+    return usual_kernel(kind, args.rows, args.columns, dtype, args.backward)
 
 
 def _record(work: Operator, price: "Price") -> dict[str, Any]:
-    moved = _moved_bytes(work)
+    from stepcast.cost.moved import moved_bytes
+
+    moved = moved_bytes(work)
     flops = 0.0 if isinstance(work, Elementwise) else work.flops
     return {
         "size": _sizes(work),
@@ -216,22 +196,6 @@ def _record(work: Operator, price: "Price") -> dict[str, Any]:
         "flops_per_s": flops / price.seconds,
         "bytes_per_s": moved / price.seconds,
     }
-
-
-def _moved_bytes(work: Operator) -> float:
-    from stepcast.cost.attention import attention_bytes
-    from stepcast.cost.matmul import matmul_bytes
-
-    match work:
-        case Matmul():
-            return float(matmul_bytes(work.m, work.n, work.k, work.batch, work.dtype.bytes))
-        case GroupedMatmul():
-            return float(matmul_bytes(work.m / work.groups, work.n, work.k, work.groups, work.dtype.bytes))
-        case Attention():
-            sizes = (work.batch, work.query_len, work.key_len, work.heads, work.kv_heads)
-            wide = (work.head_dim, work.value_dim)
-            return float(attention_bytes(*sizes, *wide, work.backward, work.dtype.bytes))
-    return work.read_bytes + work.write_bytes
 
 
 def _sizes(work: Operator) -> dict[str, int]:

@@ -10,7 +10,7 @@ from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.output import new_file, terminal_width, write_file
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.cli.strategy import add_strategy_arguments, recomputable, strategy_of
+from stepcast.cli.strategy import add_strategy_arguments, strategy_of
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.forecast.predict import predict
     from stepcast.forecast.simulate import Options
     from stepcast.hardware import Place, load_cluster
+    from stepcast.ir.legality import recomputable
     from stepcast.ir.strategy import Execution
     from stepcast.models.catalog import load_model
 

@@ -1,7 +1,7 @@
 """``stepcast replay FILE... --what-if K=V``: a measured run under changed conditions."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
@@ -9,8 +9,6 @@ from stepcast.cli.output import new_file, print_json, print_warnings, terminal_w
 
 if TYPE_CHECKING:
     from stepcast.analyze.replay import Replay
-    from stepcast.analyze.replicas import AllReduceTime
-    from stepcast.analyze.whatif import GpuChange, Surroundings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
+    from stepcast.analyze.surroundings import surroundings
+    from stepcast.hardware import load_cluster
 
     entry, timeline = read_measured(args.files, None)
     if entry.name != "megatron":
@@ -57,7 +57,9 @@ def run(args: argparse.Namespace) -> int:
     changes = [*args.what_if, *_scale(args.scale_to)]
     check_applicable(args, changes=changes)
     dtype = str(recording.facts.get("dtype", "bf16"))
-    result = replay(recording, changes, _surroundings(args, dtype, recording.layout.tp))
+    cluster = load_cluster(args.cluster, args.set) if args.cluster else None
+    around = surroundings(dtype, recording.layout.tp, args.gpu, cluster)
+    result = replay(recording, changes, around)
     if args.trace:
         _write(result, args.trace)
     found = result.facts()
@@ -77,54 +79,6 @@ def _scale(text: str | None) -> list[str]:
     if not text.replace(" ", "").startswith("dp="):
         raise ValueError(f"--scale-to grows the number of replicas; write dp=64, not {text!r}")
     return [text]
-
-
-ASSUMED_GPU = "a100-sxm-80gb"
-
-
-def _surroundings(args: argparse.Namespace, dtype: str, tp: int) -> "Surroundings":
-    from stepcast.analyze.whatif import Surroundings
-
-    gpu = args.gpu
-    all_reduce_s = None
-    if args.cluster:
-        from stepcast.hardware import load_cluster
-
-        cluster = load_cluster(args.cluster, args.set)
-        gpu = gpu or cluster.gpu.name
-        all_reduce_s = _all_reduce(cluster, tp)
-    return Surroundings(lambda name: _gpu_change(gpu, name, dtype), all_reduce_s)
-
-
-def _gpu_change(measured: str | None, other: str, dtype: str) -> "GpuChange":
-    """Ratios of the published peaks: matrix multiply in the run's number format, and memory bandwidth."""
-    from stepcast.analyze.whatif import GpuChange
-    from stepcast.hardware import load_gpu
-
-    old, new = load_gpu(measured or ASSUMED_GPU), load_gpu(other)
-    known = "" if measured else " (the trace does not name its GPU; say it with --gpu)"
-    if dtype == "fp32" and "tf32" in old.matrix_flops:
-        dtype = "tf32"  # the shared fp32 traces run at 67 TFLOP/s, three times what an A100 has in fp32
-    return GpuChange(
-        f"{new.name} in place of {old.name}{known}, in {dtype}",
-        old.matrix_peak_flops(dtype) / new.matrix_peak_flops(dtype),
-        old.memory_bandwidth_bytes_per_s / new.memory_bandwidth_bytes_per_s,
-    )
-
-
-def _all_reduce(cluster: Any, tp: int) -> "AllReduceTime":
-    """An all-reduce between replicas, which lie tp ranks apart while their neighbours reduce too."""
-    from stepcast.cost.collectives import price, route_of
-    from stepcast.hardware import resolve
-    from stepcast.ir.work import CollectiveKind
-
-    def seconds(size_bytes: int, ranks: int) -> float:
-        placed = [number * tp for number in range(ranks)]
-        active = min(ranks * tp, cluster.domain_gpus)
-        route = route_of(resolve(cluster, placed, active_per_node=active), cluster)
-        return float(price(CollectiveKind.ALL_REDUCE, size_bytes, route).seconds)
-
-    return seconds
 
 
 def _write(result: "Replay", path: str) -> None:

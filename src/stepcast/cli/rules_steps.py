@@ -3,8 +3,10 @@
 from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, PLACE, Facts, Rule
 from stepcast.cli.strategy import MODULES
 from stepcast.ir.group import Group
+from stepcast.ir.schedules import SCHEDULES, Pairs
 
-PIPELINED = ("interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
+PIPELINED = tuple(str(kind) for kind, facts in SCHEDULES.items() if not facts.alone)
+PAIRED = tuple(str(kind) for kind, facts in SCHEDULES.items() if facts.pairs is Pairs.OWN)
 SIMAI_NAMES = ("nvlink_gb_per_s", "nic_gb_per_s", "gpus_per_server", "nics_per_server", "overlap")
 FAST_NAMES = (
     "set",
@@ -103,9 +105,9 @@ PREDICT = (
     ),
     Rule(
         ("overlap",),
-        lambda f: f["pp"] == 1 or f["vpp"] > 1 or f["schedule"] == "dualpipe" or not _overlaps(f, "experts"),
+        lambda f: f["pp"] == 1 or f["vpp"] > 1 or f["schedule"] in PAIRED or not _overlaps(f, "experts"),
         "stages of one chunk run no two micro-batches beside each other; give --vpp 2 or more, "
-        "--schedule dualpipe, or leave the word experts out",
+        f"--schedule {' or '.join(PAIRED)}, or leave the word experts out",
     ),
     Rule(
         ("schedule",),

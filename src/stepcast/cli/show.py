@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _text(found: dict[str, Any], width: int) -> str:
     if found["kind"] == "cluster":
-        from stepcast.cli.hardware import cluster_pairs
+        from stepcast.report.hardware import cluster_pairs
 
         return facts(cluster_pairs(found), width)
     if found["kind"] == "calibration":
@@ -106,7 +106,7 @@ def _recognise(source: Source) -> Format:
         return recognise(source)
     except FormatError:
         from stepcast.cli.calibrations import looks_like_calibration
-        from stepcast.cli.hardware import looks_like_cluster
+        from stepcast.hardware.facts import looks_like_cluster
 
         if looks_like_calibration(source.head):
             return CALIBRATION
@@ -143,7 +143,7 @@ def facts_of(document: Any) -> dict[str, Any]:
 
             return model_facts(document)
         case "Cluster":
-            from stepcast.cli.hardware import cluster_facts
+            from stepcast.hardware.facts import cluster_facts
 
             return cluster_facts(document)
         case "Calibration":

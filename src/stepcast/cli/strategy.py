@@ -13,13 +13,14 @@ from stepcast.cli.numbers import (
     count,
     gpu_count,
 )
+from stepcast.ir.schedules import ScheduleKind, usual_kind
 
 if TYPE_CHECKING:
     from stepcast.ir.layout import Layout
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Recompute, RecomputeModule, Strategy
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
+SCHEDULES = tuple(str(kind) for kind in ScheduleKind)
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp", "hybrid-fsdp")
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
 GRADIENTS = ("fp32", "bf16", "fp16")
@@ -162,7 +163,6 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         ContextKind,
         Execution,
         Kernels,
-        ScheduleKind,
         Sharding,
         Strategy,
         TrainingKind,
@@ -170,7 +170,6 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
 
     layout = _layout(args)
     seq, global_batch = _batch(args, model, layout, assumptions)
-    schedule = args.schedule or ("interleaved" if layout.vpp > 1 else "1f1b")
     strategy = Strategy(
         layout=layout,
         micro_batch=args.micro_batch,
@@ -178,7 +177,7 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         seq=seq,
         sequence_parallel=layout.tp > 1 and not args.no_sequence_parallel,
         context=ContextKind(args.context),
-        schedule=ScheduleKind(schedule),
+        schedule=ScheduleKind(args.schedule) if args.schedule else usual_kind(layout.vpp),
         stage_layers=() if args.stage_layers is None else _numbers(args.stage_layers),
         sharding=Sharding(args.sharding),
         recompute=_recompute(args.recompute),
@@ -271,20 +270,6 @@ def _modules(text: str) -> "tuple[RecomputeModule, ...]":
     if unknown := sorted(set(words) - set(MODULES)):
         raise ValueError(f"--recompute selective: {unknown[0]!r} is no module; expected {', '.join(MODULES)}")
     return tuple(map(RecomputeModule, words))
-
-
-def recomputable(model: "Model") -> set[str]:
-    """The modules that layers of *model* have and a backward can run again."""
-    from stepcast.ir.model_parts import FeedForward, Mixer
-
-    found: set[str] = set()
-    if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
-        found |= {"core-attention"} | ({"latent-up", "norms"} if model.latent else set())
-    if any(block.feed_forward is FeedForward.DENSE for block in model.blocks):
-        found.add("mlp")
-    if any(block.feed_forward is FeedForward.EXPERTS for block in model.blocks):
-        found |= {"norms", "expert-activation", "experts"}
-    return found
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -15,9 +15,10 @@ from stepcast.cost.collectives import (
     uneven_warning,
 )
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.hardware import Cluster, Place, RankGrid, group_path, neighbour_path
+from stepcast.hardware import Cluster, Place, group_path, neighbour_path
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import RankGrid, grid_of
 from stepcast.ir.work import Collective, CollectiveKind, Compute, Recorded, Transfer, Work
 
 # Nine rows in ten of nccl-tests lie within this, on the cluster the constants were fitted to.
@@ -126,16 +127,7 @@ class Pricer:
     @property
     def grid(self) -> RankGrid:
         """How the ranks are numbered: tensor parallel fastest, then context, data, pipeline."""
-        layout = self.layout
-        return RankGrid(
-            tp=layout.tp,
-            cp=layout.cp,
-            ep=layout.ep,
-            dp=layout.dp,
-            pp=layout.pp,
-            expert_tp=layout.expert_tp,
-            shard=layout.shard,
-        )
+        return grid_of(self.layout)
 
 
 def forwarding_route(route: Route, experts: int) -> Route:

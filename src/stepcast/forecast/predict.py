@@ -17,17 +17,14 @@ from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
+from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
-from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
+from stepcast.ir.strategy import Execution, Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
 from stepcast.ir.workload import Manner, Phase, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
-
-# Schedules in which stages may stop for their messages; in others, whose stages run ahead of their receivers,
-# transfers run beside computation whatever the strategy says.
-STOPPING = (ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B, ScheduleKind.ZB_H1)
 
 
 def predict(
@@ -136,7 +133,9 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Opt
 
 
 def _stops_for_transfers(strategy: Strategy) -> bool:
-    return not strategy.overlap.transfers and strategy.layout.vpp == 1 and strategy.schedule in STOPPING
+    """Transfers of stages that run ahead of their receivers overlap whatever the strategy says."""
+    stops = strategy.layout.vpp == 1 and SCHEDULES[strategy.schedule].stops
+    return stops and not strategy.overlap.transfers
 
 
 def _transfer_warnings(strategy: Strategy) -> list[str]:

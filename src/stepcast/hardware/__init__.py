@@ -3,10 +3,9 @@
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, Communication
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.grid import RankGrid
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Fabric, FabricKind, Node
-from stepcast.hardware.path import GroupPath, group_path, neighbour_path, resolve
+from stepcast.hardware.path import GroupPath, group_path, job_path, neighbour_path, resolve
 from stepcast.hardware.placement import Place, placed
 from stepcast.hardware.schema import CatalogError
 from stepcast.hardware.topology import NetworkKind, Topology
@@ -23,11 +22,11 @@ __all__ = [
     "NetworkKind",
     "Node",
     "Place",
-    "RankGrid",
     "Topology",
     "cluster_names",
     "gpu_names",
     "group_path",
+    "job_path",
     "load_cluster",
     "load_gpu",
     "neighbour_path",

@@ -12,10 +12,10 @@ from functools import lru_cache
 from itertools import pairwise
 
 from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.grid import RankGrid
 from stepcast.hardware.link import Link
 from stepcast.hardware.placement import FILLED, Place, Placement, placed
 from stepcast.hardware.topology import NetworkKind, Topology
+from stepcast.ir.ranks import RankGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,21 @@ def resolve(
     )
 
 
+def job_path(
+    cluster: Cluster, ranks: int, ranks_per_node: int | None = None, place: Place = Place.EVEN
+) -> GroupPath:
+    """The links of a job that is one group: *ranks* in order, or *ranks_per_node* on the first GPUs of each.
+
+    Nothing else runs on its nodes, so its ranks have their NICs to themselves.
+    """
+    size = cluster.domain_gpus
+    held = size if ranks_per_node is None else ranks_per_node
+    if ranks_per_node is None:
+        return resolve(cluster, range(ranks), min(held, ranks), placed(place, cluster, ranks))
+    spread = [rank // held * size + rank % held for rank in range(ranks)]
+    return resolve(cluster, spread, min(held, ranks))
+
+
 @lru_cache(maxsize=4096)
 def group_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
     """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
@@ -99,8 +114,9 @@ def neighbour_path(cluster: Cluster, grid: RankGrid, family: str, place: Place =
 def _slowest_path(
     cluster: Cluster, grid: RankGrid, groups: Iterable[tuple[int, ...]], place: Place
 ) -> GroupPath:
-    whole = (grid.tp, grid.expert_tp_size * grid.ep, grid.tp * grid.cp)
-    placement = placed(place, cluster, grid.world, whole)
+    layout = grid.layout
+    whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
+    placement = placed(place, cluster, layout.gpus, whole)
     distinct = _distinct(groups, cluster, placement)
     return max((resolve(cluster, ranks, placement=placement) for ranks in distinct), key=_slowness)
 

@@ -10,8 +10,9 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.numbers import parse_amount, parse_count, shorten
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
+from stepcast.ir.kernels import cast
 from stepcast.ir.operator_times import OperatorTime, OperatorTimes
-from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, streamed
+from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, streamed
 from stepcast.units import MS
 
 K = ElementwiseKind
@@ -112,12 +113,11 @@ def _mixed(op: str, rows: int, columns: int, dtype: DType) -> tuple[Compute, ...
         case "silu_mul":
             return streamed(K.SILU, rows, columns, 1, 1, dtype), streamed(K.MUL, rows, columns, 2, 1, dtype)
         case "cast_fp32":
-            return (_cast(rows, columns, dtype.bytes, 4.0, dtype),)
+            return (cast(rows, columns, dtype, DType.FP32),)
         case "quantize_fp8":
-            # Read once for the largest magnitude, once to scale.
-            return (_cast(rows, columns, 2 * dtype.bytes, 1.0, DType.FP8),)
+            return (cast(rows, columns, dtype, DType.FP8),)
         case _:
-            raised = _cast(rows, columns, dtype.bytes, 4.0, dtype)
+            raised = cast(rows, columns, dtype, DType.FP32)
             return raised, streamed(K.CROSS_ENTROPY, rows, columns, 3, 1, DType.FP32)
 
 
@@ -140,10 +140,3 @@ class _Sizes:
         if self._row.get("cols"):
             return self.optional("rows"), self["cols"]
         return 1, self["numel"]
-
-
-def _cast(rows: int, columns: int, read_bytes: float, write_bytes: float, dtype: DType) -> Elementwise:
-    elements = rows * columns
-    return Elementwise(
-        K.CAST, rows, columns, read_bytes * elements, write_bytes * elements, False, dtype
-    )  # fmt: skip

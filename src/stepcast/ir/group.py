@@ -1,4 +1,8 @@
-"""Which ranks take part in a communication."""
+"""Which ranks take part in a communication: those that differ along some axes of a grid, and in no other.
+
+Two grids cover the same ranks, as in Megatron-Core (``parallel_state.RankGenerator``): weights outside the
+experts use tp x cp x dp x pp, experts use expert_tp x ep x expert_dp x pp.
+"""
 
 from enum import StrEnum
 
@@ -19,3 +23,25 @@ class Group(StrEnum):
     REPLICA = "replica"  # ranks of a dp group that hold the same shard
     EXPERT_SHARD = "expert-shard"  # ranks of an expert-dp group that split its states among them
     EXPERT_REPLICA = "expert-replica"  # ranks of an expert-dp group that hold the same shard
+
+
+MODEL = "model"
+"""All ranks that hold one copy of the model: they agree on the norm of the gradients."""
+
+# family -> (is it laid out on the grid of the experts, the axes along which its members differ)
+FAMILIES: dict[str, tuple[bool, tuple[str, ...]]] = {
+    Group.TP: (False, ("tp",)),
+    Group.CP: (False, ("cp",)),
+    Group.DP: (False, ("cp", "dp")),  # the ranks that hold the same weights
+    Group.PP: (False, ("pp",)),
+    Group.EP: (True, ("ep",)),
+    Group.EXPERT_DP: (True, ("dp",)),
+    Group.EXPERT_TP: (True, ("tp",)),
+    Group.EMBEDDING: (False, ("pp",)),  # its first and last member only
+    Group.WORLD: (False, ("tp", "cp", "dp", "pp")),
+    MODEL: (False, ("tp", "pp")),
+}
+# Parts of a family where only some of its ranks split the states (hybrid FSDP): part -> family. A shard is a
+# run of its ranks, a replica holds the ranks at the same place of each run.
+SHARDS: dict[str, str] = {Group.SHARD: Group.DP, Group.EXPERT_SHARD: Group.EXPERT_DP}
+PARTS: dict[str, str] = {**SHARDS, Group.REPLICA: Group.DP, Group.EXPERT_REPLICA: Group.EXPERT_DP}

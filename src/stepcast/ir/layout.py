@@ -1,9 +1,10 @@
 """How many ways each kind of parallelism splits the work."""
 
 from dataclasses import dataclass
+from math import prod
 
 from stepcast.ir.check import require_counts
-from stepcast.ir.group import Group
+from stepcast.ir.group import FAMILIES, PARTS, SHARDS, Group
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,22 +56,20 @@ class Layout:
         """Copies of the states, each split over the ranks of a shard."""
         return self.dp * self.cp // self.shard_size
 
-    def size(self, group: Group) -> int:
+    def axes(self, *, expert: bool = False) -> dict[str, int]:
+        """Axis -> size, on the grid of the experts or of all other weights."""
+        if expert:
+            return {"tp": self.expert_tp_size, "cp": 1, "ep": self.ep, "dp": self.expert_dp, "pp": self.pp}
+        return {"tp": self.tp, "cp": self.cp, "ep": 1, "dp": self.dp, "pp": self.pp}
+
+    def size(self, group: str) -> int:
         """Ranks in one set of *group*."""
-        expert_shard = max(1, self.expert_dp // self.copies)
-        sizes = {
-            Group.TP: self.tp,
-            Group.CP: self.cp,
-            Group.EP: self.ep,
-            Group.DP: self.dp * self.cp,
-            Group.PP: self.pp,
-            Group.EMBEDDING: min(2, self.pp),
-            Group.EXPERT_DP: self.expert_dp,
-            Group.WORLD: self.gpus,
-            Group.EXPERT_TP: self.expert_tp_size,
-            Group.SHARD: self.shard_size,
-            Group.REPLICA: self.copies,
-            Group.EXPERT_SHARD: expert_shard,
-            Group.EXPERT_REPLICA: self.expert_dp // expert_shard,
-        }
-        return sizes[group]
+        if group in PARTS:
+            # There are as many copies of the experts as of all other weights.
+            whole = self.size(PARTS[group])
+            shard = max(1, whole // self.copies)
+            return shard if group in SHARDS else whole // shard
+        expert, axes = FAMILIES[group]
+        sizes = self.axes(expert=expert)
+        ranks = prod(sizes[axis] for axis in axes)
+        return min(2, ranks) if group == Group.EMBEDDING else ranks

@@ -10,25 +10,17 @@ from itertools import takewhile
 
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Mixer, PositionKind
+from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
+from stepcast.ir.schedules import SCHEDULES, misfit
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import (
     ContextKind,
     RecomputeKind,
-    ScheduleKind,
+    RecomputeModule,
     Sharding,
     Strategy,
     StrategyError,
 )
-
-# Schedules that run with one number of chunks only.
-CHUNKS = {
-    ScheduleKind.ONE_F_ONE_B: 1,
-    ScheduleKind.ZB_H1: 1,
-    ScheduleKind.ZB_H2: 1,
-    ScheduleKind.ZB_V: 2,
-    ScheduleKind.DUALPIPE: 1,
-}
 
 
 def check(model: Model, strategy: Strategy, gpus: int | None = None) -> None:
@@ -48,6 +40,20 @@ def is_legal(model: Model, strategy: Strategy) -> bool:
     except StrategyError:
         return False
     return True
+
+
+def recomputable(model: Model) -> set[RecomputeModule]:
+    """The modules that layers of *model* have and a backward can run again."""
+    found: set[RecomputeModule] = set()
+    if any(block.mixer is Mixer.ATTENTION for block in model.blocks):
+        found.add(RecomputeModule.CORE)
+        if model.latent is not None:
+            found |= {RecomputeModule.LATENT_UP, RecomputeModule.NORMS}
+    if any(block.feed_forward is FeedForward.DENSE for block in model.blocks):
+        found.add(RecomputeModule.MLP)
+    if any(block.feed_forward is FeedForward.EXPERTS for block in model.blocks):
+        found |= {RecomputeModule.NORMS, RecomputeModule.EXPERT_ACTIVATION, RecomputeModule.EXPERTS}
+    return found
 
 
 def nearest_divisor(number: int, wanted: int) -> int:
@@ -179,28 +185,19 @@ def _pipeline(model: Model, strategy: Strategy) -> str:
 
 def _schedule(strategy: Strategy) -> str:
     layout, schedule, batches = strategy.layout, strategy.schedule, strategy.micro_batches
-    pp, vpp = layout.pp, layout.vpp
-    chunks = CHUNKS.get(schedule, vpp)
-    if vpp != chunks:
-        other = " or schedule interleaved" if vpp > 1 else ""
+    pp, vpp, facts = layout.pp, layout.vpp, SCHEDULES[schedule]
+    if vpp < facts.fewest_chunks and facts.most_chunks is None:
+        fewest = facts.fewest_chunks
+        return f"schedule {schedule} needs vpp of {fewest} or more: use vpp {fewest} or schedule 1f1b"
+    if not facts.fewest_chunks <= vpp <= (facts.most_chunks or vpp):
+        chunks, other = facts.fewest_chunks, " or schedule interleaved" if vpp > 1 else ""
         return f"schedule {schedule} runs {chunks} chunk(s) a stage, not vpp {vpp}: use vpp {chunks}{other}"
-    if schedule is ScheduleKind.INTERLEAVED:
-        if vpp < 2:
-            return "schedule interleaved needs vpp of 2 or more: use vpp 2 or schedule 1f1b"
-        if batches % pp:
-            return (
-                f"schedule interleaved needs the {batches} micro-batches to be a multiple of pp {pp}: "
-                f"the nearest is {_multiple(batches, pp)}"
-            )
-    if schedule is ScheduleKind.DUALPIPE:
-        if pp % 2:
-            return f"dualpipe needs an even pp, not {pp}: use {pp + 1}"
-        if batches % 2 or batches < 2 * pp:
-            return (
-                f"dualpipe needs an even number of micro-batches, at least 2 x pp = {2 * pp}, not {batches}: "
-                f"use {max(2 * pp, batches + batches % 2)}"
-            )
-    return ""
+    if facts.whole_rounds and batches % pp:
+        return (
+            f"schedule {schedule} needs the {batches} micro-batches to be a multiple of pp {pp}: "
+            f"the nearest is {_multiple(batches, pp)}"
+        )
+    return misfit(schedule, pp, batches)
 
 
 def _sharding(model: Model, strategy: Strategy) -> str:

@@ -5,7 +5,8 @@ from functools import lru_cache
 from itertools import accumulate, groupby, pairwise
 
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import ScheduleKind, Strategy, StrategyError
+from stepcast.ir.schedules import SCHEDULES
+from stepcast.ir.strategy import Strategy, StrategyError
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +39,9 @@ def assumed_split(model: Model, strategy: Strategy) -> str:
 
 
 def pieces_of_stage(strategy: Strategy, stage: int) -> tuple[int, ...]:
-    """The pieces on one stage, chunk by chunk.
-
-    Zero-bubble V lays two pieces down the stages and back up; DualPipe runs the model from both ends, so
-    that a stage holds its own piece and that of the stage at the other side.
-    """
-    pp, vpp = strategy.layout.pp, strategy.layout.vpp
-    match strategy.schedule:
-        case ScheduleKind.ZB_V if vpp == 2:
-            return (stage, 2 * pp - 1 - stage)
-        case ScheduleKind.DUALPIPE if pp > 1:
-            return (stage, pp - 1 - stage)
-    return tuple(range(stage, pp * vpp, pp))
+    """The pieces on one stage, chunk by chunk."""
+    layout = strategy.layout
+    return SCHEDULES[strategy.schedule].pieces_of_stage(stage, layout.pp, layout.vpp)
 
 
 def even_layers(layers: int, count: int, further_tokens: int = 0) -> tuple[int, ...]:

@@ -6,22 +6,12 @@ from enum import StrEnum
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
+from stepcast.ir.schedules import SCHEDULES, Pairs
+from stepcast.ir.schedules import ScheduleKind as ScheduleKind
 
 
 class StrategyError(ValueError):
     """A strategy that cannot run; says which rule it breaks and the nearest value that keeps it."""
-
-
-class ScheduleKind(StrEnum):
-    """Order in which a pipeline stage runs its forwards and backwards."""
-
-    GPIPE = "gpipe"
-    ONE_F_ONE_B = "1f1b"
-    INTERLEAVED = "interleaved"
-    ZB_H1 = "zb-h1"
-    ZB_H2 = "zb-h2"
-    ZB_V = "zb-v"
-    DUALPIPE = "dualpipe"
 
 
 class RecomputeKind(StrEnum):
@@ -330,8 +320,8 @@ class Strategy:
         (overlap_moe_expert_parallel_comm). DualPipe has pairs of its own.
         """
         layout = self.layout
-        pipelined = layout.pp > 1 and not (layout.vpp > 1 and self.schedule is ScheduleKind.INTERLEAVED)
-        return self.overlap.experts and layout.ep > 1 and not pipelined
+        can = layout.pp == 1 or (layout.vpp > 1 and SCHEDULES[self.schedule].pairs is Pairs.ASKED)
+        return self.overlap.experts and layout.ep > 1 and can
 
     @property
     def kept_share(self) -> float:

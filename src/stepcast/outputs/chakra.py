@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from stepcast.hardware import RankGrid
 from stepcast.inputs.chakra.plan import (
     PLAN,
     PLAN_VERSION,
@@ -23,7 +22,7 @@ from stepcast.inputs.chakra.plan import (
 from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited
 from stepcast.inputs.chakra.rank_files import prefix_of
 from stepcast.ir.group import Group
-from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import grid_of, members, neighbour
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
     Attention,
@@ -116,7 +115,7 @@ class _Communicators:
     """The sets of ranks that communicate, numbered from 1: ASTRA-sim takes 0 and none for all ranks."""
 
     def __init__(self, workload: Workload) -> None:
-        self._grid = _grid(workload.layout)
+        self._layout = workload.layout
         self._numbers: dict[tuple[int, ...], int] = {}
         self._known: dict[tuple[Exchange, int], bytes] = {}
         used = {
@@ -128,8 +127,8 @@ class _Communicators:
         }
         for family in Group:
             if family in used and workload.layout.size(family) > 1:
-                for ranks in self._grid.groups(str(family)):
-                    if 1 < len(ranks) < self._grid.world:
+                for ranks in grid_of(workload.layout).groups(family):
+                    if 1 < len(ranks) < workload.layout.gpus:
                         self._numbers.setdefault(ranks, len(self._numbers) + 1)
 
     def listed(self) -> bytes:
@@ -147,25 +146,12 @@ class _Communicators:
         return self._known[key]
 
     def _attributes(self, exchange: Exchange, rank: int) -> list[bytes]:
-        ranks = self._grid.group(str(exchange.group), rank)
-        number = self._numbers.get(ranks)
         if exchange.offset is None:
+            number = self._numbers.get(members(rank, exchange.group, self._layout))
             return [attribute("pg_name", Kind.STRING, str(number))] if number else []
-        peer = ranks[(ranks.index(rank) + exchange.offset) % len(ranks)]
+        peer = neighbour(rank, exchange.offset, self._layout, exchange.group)
         source, target = (peer, rank) if exchange.receives else (rank, peer)
         return [attribute("comm_src", Kind.INT32, source), attribute("comm_dst", Kind.INT32, target)]
-
-
-def _grid(layout: Layout) -> RankGrid:
-    return RankGrid(
-        tp=layout.tp,
-        cp=layout.cp,
-        ep=layout.ep,
-        dp=layout.dp,
-        pp=layout.pp,
-        expert_tp=layout.expert_tp,
-        shard=layout.shard,
-    )
 
 
 def losses(workload: Workload) -> tuple[str, ...]:

@@ -6,11 +6,12 @@ micro-batch visits them in that order forward and in the opposite order backward
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from functools import cached_property
 from typing import NamedTuple
 
 from stepcast.ir.check import require_counts
+from stepcast.ir.schedules import Placement as Placement
 
 
 class ScheduleError(ValueError):
@@ -49,18 +50,6 @@ class Place(NamedTuple):
 
     stage: int
     chunk: int
-
-
-class Placement(StrEnum):
-    """Where the chunks of the stages lie along the model."""
-
-    LOOP = "loop"
-    """Chunk c of stage s is piece c * stages + s: every chunk runs from the first stage to the last."""
-    V = "v"
-    """Two chunks: down the stages with chunk 0 and back up with chunk 1."""
-    TWO_WAY = "two-way"
-    """Two copies of the model: the first half of the micro-batches goes down through chunk 0, the second
-    half up through chunk 1."""
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepcast.analyze.clocks import Presence
-from stepcast.analyze.groups import MODEL, members, neighbour
-from stepcast.ir.group import Group
+from stepcast.ir.group import MODEL, Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import members, neighbour
 from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, CollectiveKind, Work
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from stepcast.analyze.groups import members
 from stepcast.analyze.megatron.events import Operation, exchanges
 from stepcast.analyze.parts import RankParts
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import members
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from stepcast.analyze.clocks import Alignment, align
-from stepcast.analyze.groups import MODEL
 from stepcast.analyze.megatron.events import (
     OPTIMIZER,
     RECEIVES,
@@ -25,6 +24,7 @@ from stepcast.analyze.recording import (
     RankRecord,
     Recording,
 )
+from stepcast.ir.group import MODEL
 from stepcast.ir.timeline import Timeline
 
 BLOCK_OF = {

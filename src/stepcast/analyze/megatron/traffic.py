@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from stepcast.analyze.changes import bus_factor
-from stepcast.analyze.groups import members
 from stepcast.analyze.megatron.events import Event, Operation
 from stepcast.analyze.megatron.meetings import NOISE_S, OVERLAP_FACTOR
 from stepcast.analyze.recording import Recording
 from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import members
 
 # Traces tell hundredths of a millisecond; a time of one or two of them is no rate.
 SHORTEST_S = 2e-5

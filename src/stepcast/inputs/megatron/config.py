@@ -59,7 +59,9 @@ def infer(ranks: Sequence[RankEvidence]) -> Config:
     ep, findings.basis["ep"] = expert_size(ranks, tp, block // tp, hints)
     if ep is None:
         findings.warnings.append(UNKNOWN_EP)
-    layout = Layout(tp=tp, dp=block // tp, pp=pp, ep=ep or 1)
+    # Where the replicas alone cannot form the group, the tensor ranks take part and experts are whole.
+    expert_tp = 1 if block // tp % (ep or 1) else 0
+    layout = Layout(tp=tp, dp=block // tp, pp=pp, ep=ep or 1, expert_tp=expert_tp)
     _check_hints(layout, hints, findings)
     _warn_of_missing_ranks(ranks, layout, findings)
     findings.facts["basis"] = findings.basis

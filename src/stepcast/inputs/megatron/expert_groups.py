@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from stepcast.inputs.megatron.evidence import RankEvidence
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import members
 
 UNKNOWN_EP = (
     "how many ranks share experts (ep) can be told neither from the file names nor from the tokens they "
@@ -22,10 +25,10 @@ def possible_sizes(ranks: Sequence[RankEvidence], tp: int, dp: int) -> list[int]
     sent = {rank.rank: rank.exchanges for rank in ranks if rank.exchanges}
     found = []
     for size in (size for size in range(1, dp + 1) if dp % size == 0):
-        groups: dict[tuple[int, int, int], list[tuple[int, ...]]] = {}
+        layout = Layout(tp=tp, dp=dp, pp=max(sent) // (tp * dp) + 1, ep=size)
+        groups: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for rank, rows in sent.items():
-            replica = rank // tp % dp
-            groups.setdefault((rank // (tp * dp), replica // size, rank % tp), []).append(rows)
+            groups.setdefault(members(rank, Group.EP, layout), []).append(rows)
         whole = [group for group in groups.values() if len(group) == size]
         if whole and all(map(_keeps_tokens, whole)):
             found.append(size)
@@ -50,6 +53,8 @@ def expert_size(
 ) -> tuple[int | None, str]:
     """ep and how it is known; None where it cannot be told."""
     hint = hints.get("ep")
+    if hint and tp * dp % hint:  # no stage of this run can form such groups
+        hint = None
     if not shares_experts(ranks):
         return (hint or 1), ("file name" if hint else "read: no rank communicates between experts")
     sizes = possible_sizes(ranks, tp, dp)

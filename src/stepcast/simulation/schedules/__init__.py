@@ -1,1 +1,1 @@
-"""Pipeline schedules, one family per file; ``table.SCHEDULES`` names them all."""
+"""Pipeline schedules, one family per file; ``table.ORDERS`` names them all."""

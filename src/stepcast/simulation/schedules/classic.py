@@ -22,11 +22,9 @@ def one_f_one_b(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     Source: Narayanan et al., Efficient Large-Scale Language Model Training on GPU Clusters (2021), section
     2.2.
     """
-    if chunks != 1:
-        raise ScheduleError(f"1f1b runs one chunk per stage, not {chunks}; use interleaved")
     forward, backward = ([Slot(kind, batch) for batch in range(micro_batches)] for kind in (F, B))
     orders = (_alternate(forward, backward, stages - stage - 1) for stage in range(stages))
-    return Schedule("1f1b", stages, micro_batches, 1, Placement.LOOP, tuple(orders))
+    return Schedule("1f1b", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
 
 
 def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None = None) -> Schedule:
@@ -36,8 +34,6 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     number of warm-up slots and for a last group that is short. Without *group* the smallest one that Megatron
     accepts is taken: the number of stages when it divides the micro-batches.
     """
-    if chunks < 2:
-        raise ScheduleError(f"interleaved needs at least 2 chunks per stage, not {chunks}; use 1f1b")
     size = _group(stages, micro_batches, group)
     forward = _in_groups(F, micro_batches, range(chunks), size)
     backward = _in_groups(B, micro_batches, range(chunks - 1, -1, -1), size)
@@ -55,10 +51,6 @@ def _group(stages: int, micro_batches: int, group: int | None) -> int:
         rest = micro_batches % size
         return rest == 0 or rest >= stages
 
-    if micro_batches < stages:
-        raise ScheduleError(
-            f"interleaved needs at least as many micro-batches as stages: {micro_batches} < {stages}"
-        )
     if group is None:
         return next(size for size in range(stages, micro_batches + 1) if legal(size))
     if not stages <= group <= micro_batches:

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from stepcast.simulation.schedule import Kind, Placement, Schedule, ScheduleError, Slot
+from stepcast.simulation.schedule import Kind, Placement, Schedule, Slot
 
 
 def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
@@ -11,15 +11,8 @@ def dualpipe(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     Source: DeepSeek-V3 Technical Report (2024), section 3.2.1 and figure 5; the lengths of the steps are
     those of github.com/deepseek-ai/DualPipe.
     """
-    if chunks != 2:
-        raise ScheduleError(f"dualpipe runs two chunks per stage, one per direction, not {chunks}")
-    if stages % 2 or micro_batches % 2 or micro_batches < 2 * stages:
-        raise ScheduleError(
-            "dualpipe needs an even number of stages and an even number of micro-batches, "
-            f"at least two per stage; not {stages} stages and {micro_batches} micro-batches"
-        )
     orders = (_Stage(stages, micro_batches, stage).order() for stage in range(stages))
-    return Schedule("dualpipe", stages, micro_batches, 2, Placement.TWO_WAY, tuple(orders))
+    return Schedule("dualpipe", stages, micro_batches, chunks, Placement.TWO_WAY, tuple(orders))
 
 
 class _Stage:

@@ -4,7 +4,7 @@ Sources: Qi et al., Zero Bubble Pipeline Parallelism (2023), arXiv 2401.10241, s
 6 (ZB-V); Qi et al., Pipeline Parallelism with Controllable Memory (2024), arXiv 2405.15362.
 """
 
-from stepcast.simulation.schedule import Kind, Placement, Schedule, ScheduleError, Slot
+from stepcast.simulation.schedule import Kind, Placement, Schedule, Slot
 
 F, I, W = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT  # noqa: E741 (the papers' letters)
 
@@ -12,7 +12,7 @@ F, I, W = Kind.FORWARD, Kind.INPUT, Kind.WEIGHT  # noqa: E741 (the papers' lette
 def zb_h1(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
     """As many forwards ahead as 1F1B; stage s holds s weight gradients back, so memory is that of 1F1B."""
     orders = (_one_chunk(micro_batches, stages - stage, stage) for stage in range(stages))
-    return _single("zb-h1", stages, micro_batches, chunks, tuple(orders))
+    return Schedule("zb-h1", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
 
 
 def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
@@ -26,15 +26,7 @@ def zb_h2(stages: int, micro_batches: int, chunks: int = 1) -> Schedule:
         _one_chunk(micro_batches, stages - stage + min(stages - stage - 1, spare), stage + min(stage, spare))
         for stage in range(stages)
     )
-    return _single("zb-h2", stages, micro_batches, chunks, tuple(orders))
-
-
-def _single(
-    name: str, stages: int, micro_batches: int, chunks: int, orders: tuple[tuple[Slot, ...], ...]
-) -> Schedule:
-    if chunks != 1:
-        raise ScheduleError(f"{name} runs one chunk per stage, not {chunks}")
-    return Schedule(name, stages, micro_batches, 1, Placement.LOOP, orders)
+    return Schedule("zb-h2", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
 
 
 def _one_chunk(micro_batches: int, ahead: int, held: int) -> tuple[Slot, ...]:
@@ -57,14 +49,12 @@ def zb_v(stages: int, micro_batches: int, chunks: int = 2) -> Schedule:
     The phases are those of the paper's figure, as torch.distributed.pipelining's ZBV schedule counts them.
     Fewer than 2 * stages - 1 micro-batches: the order of that many, without the slots that do not exist.
     """
-    if chunks != 2:
-        raise ScheduleError(f"zb-v runs two chunks per stage, not {chunks}")
     full = max(micro_batches, 2 * stages - 1)
     orders = (
         tuple(slot for slot in _vee(stages, full, stage) if slot.micro_batch < micro_batches)
         for stage in range(stages)
     )
-    return Schedule("zb-v", stages, micro_batches, 2, Placement.V, tuple(orders))
+    return Schedule("zb-v", stages, micro_batches, chunks, Placement.V, tuple(orders))
 
 
 def _vee(stages: int, micro_batches: int, stage: int) -> list[Slot]:

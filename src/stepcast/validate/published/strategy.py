@@ -7,13 +7,13 @@ from typing import TypeVar
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
+from stepcast.ir.schedules import usual_kind
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
     Kernels,
     Recompute,
     RecomputeKind,
     RecomputeModule,
-    ScheduleKind,
     Sharding,
     Strategy,
     TrainingKind,
@@ -83,7 +83,7 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         seq=seq,
         sequence_parallel=layout.tp > 1 and _stated(run.sequence_parallel, known.sequence_parallel),
         context=known.context,
-        schedule=ScheduleKind.INTERLEAVED if layout.vpp > 1 else ScheduleKind.ONE_F_ONE_B,
+        schedule=usual_kind(layout.vpp),
         stage_layers=recipe.stage_layers or (even_layers(model.layers, pieces) if uneven else ()),
         sharding=_word(run.sharding, SHARDINGS, known.sharding, "zero_fsdp"),
         recompute=_recompute(run, known, recipe),

@@ -1,13 +1,15 @@
 """Which ranks form a group."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.hardware import RankGrid
-from stepcast.hardware.grid import AXES, FAMILIES
+from stepcast.ir.group import FAMILIES
+from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import AXES, RankGrid
 
 SIZES = st.sampled_from([1, 2, 3, 4, 6])
 
@@ -17,13 +19,13 @@ def grids(draw: st.DrawFn) -> RankGrid:
     tp, cp, dp, pp = (draw(SIZES) for _ in range(4))
     ep = draw(st.sampled_from([size for size in (1, 2, 3, 4, 6, 12) if (cp * dp) % size == 0]))
     order = draw(st.permutations(("tp", "cp", "ep", "dp")))
-    return RankGrid(tp=tp, cp=cp, ep=ep, dp=dp, pp=pp, order=(*order, "pp"))
+    return RankGrid(Layout(tp=tp, cp=cp, ep=ep, dp=dp, pp=pp), order=(*order, "pp"))
 
 
 @given(grids(), st.sampled_from(sorted(set(FAMILIES) - {"embedding"})))
 def test_every_rank_is_in_exactly_one_group_of_a_family(grid: RankGrid, family: str) -> None:
     groups = grid.groups(family)
-    assert sorted(rank for ranks in groups for rank in ranks) == list(range(grid.world))
+    assert sorted(rank for ranks in groups for rank in ranks) == list(range(grid.layout.gpus))
     assert len({len(ranks) for ranks in groups}) == 1
     for ranks in groups:
         assert ranks == tuple(sorted(ranks))
@@ -32,13 +34,16 @@ def test_every_rank_is_in_exactly_one_group_of_a_family(grid: RankGrid, family: 
 
 @given(grids())
 def test_group_sizes(grid: RankGrid) -> None:
+    layout = grid.layout
     size = {family: len(grid.group(family)) for family in FAMILIES}
-    assert size["tp"] == grid.tp
-    assert size["dp"] == grid.dp * grid.cp
-    assert size["ep"] == grid.ep
-    assert size["expert-dp"] == grid.expert_dp
-    assert size["embedding"] == min(grid.pp, 2)
-    assert size["world"] == grid.world
+    assert size["tp"] == layout.tp
+    assert size["dp"] == layout.dp * layout.cp
+    assert size["ep"] == layout.ep
+    assert size["expert-dp"] == layout.expert_dp
+    assert size["embedding"] == min(layout.pp, 2)
+    assert size["world"] == layout.gpus
+    assert size["model"] == layout.tp * layout.pp
+    assert size == {family: layout.size(family) for family in FAMILIES}
 
 
 @given(grids())
@@ -50,7 +55,7 @@ def test_an_expert_group_and_its_replicas_cover_the_data_group(grid: RankGrid) -
 
 def test_the_layout_of_megatron_for_16_gpus() -> None:
     """The example that Megatron-LM's initialize_model_parallel explains: tp 2, pp 4, dp 2."""
-    grid = RankGrid(tp=2, dp=2, pp=4)
+    grid = RankGrid(Layout(tp=2, dp=2, pp=4))
     assert grid.groups("tp")[:3] == ((0, 1), (2, 3), (4, 5))
     assert grid.groups("dp")[:4] == ((0, 2), (1, 3), (4, 6), (5, 7))
     assert grid.groups("pp") == ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
@@ -59,39 +64,38 @@ def test_the_layout_of_megatron_for_16_gpus() -> None:
 
 
 def test_a_given_order() -> None:
-    grid = RankGrid(tp=2, dp=2, pp=2, order=("pp", "tp", "cp", "ep", "dp"))
+    grid = RankGrid(Layout(tp=2, dp=2, pp=2), order=("pp", "tp", "cp", "ep", "dp"))
     assert grid.group("pp") == (0, 1)
     assert grid.group("tp") == (0, 2)
     assert grid.group("dp") == (0, 4)
 
 
 def test_experts_without_tensor_parallelism_spread_over_the_tensor_ranks() -> None:
-    grid = RankGrid(tp=4, dp=4, ep=8, expert_tp=1)
+    grid = RankGrid(Layout(tp=4, dp=4, ep=8, expert_tp=1))
     assert grid.group("ep") == tuple(range(8))
     assert grid.group("expert-dp") == (0, 8)
-    assert RankGrid(tp=4, dp=4, ep=4).group("ep") == (0, 4, 8, 12)
+    assert RankGrid(Layout(tp=4, dp=4, ep=4)).group("ep") == (0, 4, 8, 12)
 
 
 @pytest.mark.parametrize(
-    ("sizes", "problem"),
+    ("given", "problem"),
     [
-        ({"tp": 0}, "tp must be a whole number of at least 1"),
-        ({"dp": 2, "ep": 4}, "must divide"),
-        ({"order": ("tp", "dp")}, "order must name each of tp, cp, ep, dp, pp once"),
+        ((Layout(dp=2, ep=4),), "must divide"),
+        ((Layout(), ("tp", "dp")), "order must name each of tp, cp, ep, dp, pp once"),
         (
-            {"dp": 2, "ep": 2, "pp": 2, "order": ("tp", "ep", "pp", "cp", "dp")},
+            (Layout(dp=2, ep=2, pp=2), ("tp", "ep", "pp", "cp", "dp")),
             "other ranks than its other weights",
         ),
     ],
 )
-def test_bad_layouts(sizes: dict[str, object], problem: str) -> None:
+def test_bad_grids(given: tuple[Any, ...], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
-        RankGrid(**sizes)  # type: ignore[arg-type]
+        RankGrid(*given)
 
 
 def test_unknown_family_and_rank() -> None:
     with pytest.raises(ValueError, match="unknown group 'mp'; known are tp, cp"):
-        RankGrid().group("mp")
+        RankGrid(Layout()).group("mp")
     with pytest.raises(ValueError, match="rank 4 is outside a world of 4"):
-        RankGrid(tp=4).group("tp", 4)
+        RankGrid(Layout(tp=4)).group("tp", 4)
     assert set(AXES) <= set(FAMILIES)

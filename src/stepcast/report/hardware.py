@@ -1,76 +1,10 @@
-"""What GPUs and clusters are, as facts for ``show`` and rows for ``list``."""
+"""GPUs and clusters as a person reads them: pairs for ``show``, rows for ``list``."""
 
-import tomllib
 from typing import Any
 
-from stepcast.hardware import Cluster, Gpu, Link, cluster_names, gpu_names, load_cluster, load_gpu
 from stepcast.units import GB, GIB, TFLOPS, US
 
 Facts = dict[str, Any]
-CLUSTER_KEYS = {"base", "node", "gpu", "network", "communication"}
-
-
-def looks_like_cluster(head: str) -> bool:
-    """Whether a file that begins so is a TOML description of a cluster."""
-    try:
-        return bool(CLUSTER_KEYS & set(tomllib.loads(head)))
-    except tomllib.TOMLDecodeError:
-        # A mistake in the file is reported when it is loaded; here only its look counts.
-        return any(
-            line.strip().startswith(("[node", "[gpu", "[network", 'base = "')) for line in head.splitlines()
-        )
-
-
-def cluster_facts(cluster: Cluster) -> Facts:
-    node, topology = cluster.node, cluster.topology
-    return {
-        "kind": "cluster",
-        "name": cluster.name,
-        "description": cluster.description,
-        "gpus": cluster.gpus,
-        "nodes": cluster.nodes,
-        "gpus_per_node": node.gpus,
-        "gpu": gpu_facts(cluster.gpu),
-        "fabric": {"kind": str(node.fabric.kind), **_link(node.fabric.link)},
-        "in_switch_reduction": node.fabric.in_switch_reduction,
-        "nics_per_node": node.nics,
-        "nic": _link(node.nic),
-        "network": str(topology.kind),
-        "scale_up_gpus": cluster.domain_gpus,
-        "communication": {
-            "launch_overhead_s": cluster.communication.launch_overhead_s,
-            "channel_overhead_s": cluster.communication.channel_overhead_s,
-        },
-        "sources": dict(cluster.sources),
-    }
-
-
-def gpu_facts(gpu: Gpu) -> Facts:
-    return {
-        "name": gpu.name,
-        "vendor": gpu.vendor,
-        "architecture": gpu.architecture,
-        "matrix_flops": dict(gpu.matrix_flops),
-        "vector_flops": dict(gpu.vector_flops),
-        "memory_bytes": gpu.memory_bytes,
-        "memory_bandwidth_bytes_per_s": gpu.memory_bandwidth_bytes_per_s,
-        "l2_bytes": gpu.l2_bytes,
-        "sms": gpu.sms,
-        "clock_hz": gpu.clock_hz,
-        "launch_overhead_s": gpu.launch_overhead_s,
-        "power_w": gpu.power_w,
-        "sources": dict(gpu.sources),
-    }
-
-
-def _link(link: Link | None) -> Facts:
-    if link is None:
-        return {}
-    return {
-        "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
-        "latency_s": link.latency_s,
-        "efficiency": link.efficiency,
-    }
 
 
 def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
@@ -105,14 +39,6 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
 def _rate(link: Facts) -> str:
     reached = f" x {link['efficiency']:.2f}" if link["efficiency"] < 1 else ""
     return f"{link['bandwidth_bytes_per_s'] / GB:g} GB/s{reached} each way, {link['latency_s'] / US:.2g} us"
-
-
-def all_gpus() -> list[Facts]:
-    return [{"gpu": name, **gpu_facts(load_gpu(name))} for name in gpu_names()]
-
-
-def all_clusters() -> list[Facts]:
-    return [{"cluster": name, **cluster_facts(load_cluster(name))} for name in cluster_names()]
 
 
 def gpu_row(found: Facts) -> Facts:

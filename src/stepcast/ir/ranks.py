@@ -1,0 +1,141 @@
+"""Which ranks form which group: a layout's two grids laid over the ranks.
+
+Within each grid the first axis of the order varies fastest from rank to rank: Megatron-Core's is
+tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise, product
+from math import prod
+
+from stepcast.ir.group import FAMILIES, PARTS, SHARDS, Group
+from stepcast.ir.layout import Layout
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+
+
+@dataclass(frozen=True, slots=True)
+class RankGrid:
+    """A layout and the order of its axes, fastest first."""
+
+    layout: Layout
+    order: tuple[str, ...] = AXES
+
+    def __post_init__(self) -> None:
+        if sorted(self.order) != sorted(AXES):
+            raise ValueError(f"order must name each of {', '.join(AXES)} once, not {', '.join(self.order)}")
+        layout = self.layout
+        if layout.tp * layout.cp * layout.dp % (layout.expert_tp_size * layout.ep):
+            raise ValueError(
+                f"expert_tp x ep = {layout.expert_tp_size} x {layout.ep} must divide "
+                f"tp x cp x dp = {layout.tp} x {layout.cp} x {layout.dp}"
+            )
+        if layout.pp > 1 and self.stride("pp", expert=False) != self.stride("pp", expert=True):
+            raise ValueError(
+                f"order {'-'.join(self.order)} puts a stage's experts on other ranks than its other weights"
+            )
+
+    def stride(self, axis: str, *, expert: bool = False) -> int:
+        """How far apart in rank two neighbours along *axis* are."""
+        sizes = self.layout.axes(expert=expert)
+        return prod(sizes[name] for name in self.order[: self.order.index(axis)])
+
+    def group(self, family: str, rank: int = 0) -> tuple[int, ...]:
+        """The ranks of the group of *family* that *rank* belongs to, in rank order.
+
+        For ``embedding`` a rank of a middle stage gets the group of its pipeline: it takes no part itself.
+        """
+        if not 0 <= rank < self.layout.gpus:
+            raise ValueError(f"rank {rank} is outside a world of {self.layout.gpus}")
+        if family in PARTS:
+            return next(part for part in self._parts(family, rank) if rank in part)
+        expert, axes = self._family(family)
+        first = rank - sum(self._offset(rank, axis, expert) for axis in axes)
+        return tuple(first + offset for offset in self._member_offsets(family, expert, axes))
+
+    def groups(self, family: str) -> tuple[tuple[int, ...], ...]:
+        """Every group of *family*, in the order of their first ranks."""
+        if family in PARTS:
+            firsts = [ranks[0] for ranks in self.groups(PARTS[family])]
+            return tuple(sorted(part for first in firsts for part in self._parts(family, first)))
+        expert, axes = self._family(family)
+        others = [axis for axis in AXES if axis not in axes]
+        firsts = sorted(self._combinations(others, expert))
+        offsets = self._member_offsets(family, expert, axes)
+        return tuple(tuple([first + offset for offset in offsets]) for first in firsts)
+
+    def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
+        """The group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
+        layout, ranks = self.layout, self.group(PARTS[family], rank)
+        if layout.dp * layout.cp % layout.shard_size:
+            raise ValueError(f"shard {layout.shard} must divide cp x dp = {layout.cp * layout.dp}")
+        if len(ranks) % layout.copies:
+            raise ValueError(
+                f"shard {layout.shard} makes {layout.copies} copies, which must divide the {len(ranks)} "
+                f"ranks of {PARTS[family]}"
+            )
+        size = len(ranks) // layout.copies
+        if family in SHARDS:
+            return [ranks[start : start + size] for start in range(0, len(ranks), size)]
+        return [ranks[place::size] for place in range(size)]
+
+    def neighbours(self, family: str) -> tuple[tuple[int, int], ...]:
+        """Each rank with the next of its group: the transfers of a pipeline, say."""
+        return tuple(pair for ranks in self.groups(family) for pair in pairwise(ranks))
+
+    def _family(self, family: str) -> tuple[bool, tuple[str, ...]]:
+        if family not in FAMILIES:
+            raise ValueError(f"unknown group {str(family)!r}; known are {', '.join(FAMILIES)}")
+        return FAMILIES[family]
+
+    def _offset(self, rank: int, axis: str, expert: bool) -> int:
+        """What *rank*'s coordinate on *axis* adds to its number."""
+        stride = self.stride(axis, expert=expert)
+        return rank // stride % self.layout.axes(expert=expert)[axis] * stride
+
+    def _combinations(self, axes: Sequence[str], expert: bool) -> list[int]:
+        """The offsets of all coordinates along *axes*."""
+        sizes = self.layout.axes(expert=expert)
+        steps = [
+            range(0, sizes[axis] * self.stride(axis, expert=expert), self.stride(axis, expert=expert))
+            for axis in axes
+        ]
+        return [sum(offsets) for offsets in product(*steps)]
+
+    def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> list[int]:
+        """How far the members of a group are from its first: the same for all groups of a family."""
+        offsets = sorted(self._combinations(axes, expert))
+        if family == Group.EMBEDDING and len(offsets) > 2:
+            return [offsets[0], offsets[-1]]
+        return offsets
+
+
+@lru_cache(maxsize=1024)
+def grid_of(layout: Layout) -> RankGrid:
+    """The ranks of *layout* in the usual order."""
+    return RankGrid(layout)
+
+
+@lru_cache(maxsize=2**16)
+def members(rank: int, group: str, layout: Layout) -> tuple[int, ...]:
+    """The ranks of *rank*'s set of *group*, itself included; of a group nobody knows, itself alone."""
+    known = group in FAMILIES or group in PARTS
+    return grid_of(layout).group(group, rank) if known else (rank,)
+
+
+def neighbour(rank: int, offset: int, layout: Layout, group: str = Group.PP) -> int:
+    """The rank *offset* places further on in its group; after the last comes the first."""
+    ranks = members(rank, group, layout)
+    return ranks[(ranks.index(rank) + offset) % len(ranks)]
+
+
+def place_of(rank: int, layout: Layout) -> tuple[int, int, int]:
+    """(stage, replica, tensor index) of *rank*."""
+    stage, place = divmod(rank, layout.rank_of_stage(1))
+    return stage, *divmod(place, layout.tp)
+
+
+def rank_at(stage: int, replica: int, tensor: int, layout: Layout) -> int:
+    return layout.rank_of_stage(stage, replica * layout.tp + tensor)

@@ -1,0 +1,180 @@
+"""The pipeline schedules as data: what each needs, where its pieces of the model lie, what a stage holds.
+
+A schedule is a row here and a function that writes its order (``simulation.schedules``); everything else that
+is known of it follows from the row.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ScheduleKind(StrEnum):
+    """Order in which a pipeline stage runs its forwards and backwards."""
+
+    GPIPE = "gpipe"
+    ONE_F_ONE_B = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZB_H1 = "zb-h1"
+    ZB_H2 = "zb-h2"
+    ZB_V = "zb-v"
+    DUALPIPE = "dualpipe"
+
+
+class Placement(StrEnum):
+    """Where the pieces of the stages lie along the model."""
+
+    LOOP = "loop"
+    """Piece c of stage s is number c * stages + s: every chunk runs from the first stage to the last."""
+    V = "v"
+    """Two chunks: down the stages with the first and back up with the second."""
+    TWO_WAY = "two-way"
+    """Two copies of the model: the first half of the micro-batches goes down through one, the second half up
+    through the other."""
+
+
+class Pairs(StrEnum):
+    """Whether a forward runs beside the backward of another micro-batch."""
+
+    NO = "no"
+    ASKED = "asked"  # where a strategy overlaps the exchanges of experts
+    OWN = "own"  # always
+
+
+class Pipeline(NamedTuple):
+    """What the micro-batches that a stage holds depend on."""
+
+    stages: int
+    chunks: int
+    micro_batches: int
+    ahead: int = 0  # forwards before the first backward beyond the schedule's own
+
+
+Held = Callable[[Pipeline, int], tuple[int, ...]]
+"""(pipeline, stage) -> the micro-batches that each piece of the stage holds when it is fullest."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFacts:
+    """What is true of one schedule, as its authors give it."""
+
+    held: Held
+    # Chunks of the model on a stage (vpp); most None: as many as asked for.
+    fewest_chunks: int = 1
+    most_chunks: int | None = 1
+    placement: Placement = Placement.LOOP
+    splits_backward: bool = False  # into input and weight gradients
+    # Stages may stop for their messages; in others, which run ahead of their receivers, they would for ever.
+    stops: bool = False
+    alone: bool = False  # orders the micro-batches of a single stage too
+    pairs: Pairs = Pairs.NO
+    stages_step: int = 1  # the number of stages is a multiple of this
+    batches_step: int = 1  # so is that of micro-batches, ...
+    fewest_batches: int = 0  # ... of which each stage needs as many
+    whole_rounds: bool = False  # Megatron-LM wants a multiple of the stages; other numbers can run
+
+    @property
+    def copies(self) -> int:
+        """Of the model on the GPUs of one pipeline."""
+        return 2 if self.placement is Placement.TWO_WAY else 1
+
+    def pieces(self, vpp: int) -> int:
+        """Pieces of the model on a stage: what the schedule wants, or *vpp* where that is free."""
+        return self.copies * (self.fewest_chunks if self.fewest_chunks == self.most_chunks else vpp)
+
+    def pieces_of_stage(self, stage: int, stages: int, vpp: int) -> tuple[int, ...]:
+        """Which pieces lie on *stage*, by their number along the model."""
+        if self.placement is Placement.V and vpp == 2:
+            return (stage, 2 * stages - 1 - stage)
+        if self.placement is Placement.TWO_WAY and stages > 1:
+            return (stage, stages - 1 - stage)
+        return tuple(range(stage, stages * vpp, stages))
+
+
+def facts_of(kind: ScheduleKind, stages: int) -> ScheduleFacts:
+    """Of the schedule that *stages* run when *kind* is chosen: a single one has no pipeline to order."""
+    facts = SCHEDULES[kind]
+    return facts if stages > 1 or facts.alone else SCHEDULES[ScheduleKind.ONE_F_ONE_B]
+
+
+def usual_kind(vpp: int) -> ScheduleKind:
+    """The schedule of a pipeline of which nothing is said."""
+    return ScheduleKind.INTERLEAVED if vpp > 1 else ScheduleKind.ONE_F_ONE_B
+
+
+def misfit(kind: ScheduleKind, stages: int, micro_batches: int) -> str:
+    """Why *kind* cannot run *micro_batches* on *stages*, and what it could; empty where it can."""
+    facts = SCHEDULES[kind]
+    if stages % facts.stages_step:
+        near = stages + facts.stages_step - stages % facts.stages_step
+        return f"{kind} needs a multiple of {facts.stages_step} stages (pp), not {stages}: use {near}"
+    step, fewest = facts.batches_step, facts.fewest_batches * stages
+    if micro_batches % step or micro_batches < fewest:
+        several = f"a multiple of {step} micro-batches" if step > 1 else "micro-batches"
+        near = max(fewest, micro_batches + -micro_batches % step)
+        return (
+            f"{kind} needs {several}, at least {facts.fewest_batches} x pp = {fewest}, not {micro_batches}: "
+            f"use {near}"
+        )
+    return ""
+
+
+def _all(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    return (pipeline.micro_batches,) * pipeline.chunks
+
+
+def _to_the_end_and_back(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    return (pipeline.stages - stage + pipeline.ahead,) * pipeline.chunks
+
+
+def _in_rounds(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    """As many through a chunk as there are stages, before the next (Narayanan et al. 2021, section 2.3)."""
+    stages, chunks = pipeline.stages, pipeline.chunks
+    counts = [0] * chunks
+    for slot in range(2 * (stages - stage - 1) + (chunks - 1) * stages + 1 + pipeline.ahead):
+        counts[slot // stages % chunks] += 1
+    return tuple(counts)
+
+
+def _every_stage(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    """Forwards ahead and weight gradients held back make up for each other (Qi et al. 2023, table 2)."""
+    return (pipeline.stages,)
+
+
+def _twice_ahead(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    return (2 * pipeline.stages - 1,)
+
+
+def _down_and_up(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    """As much as the first stage of 1F1B, spread over both chunks."""
+    return (2 * pipeline.stages - 1 - stage, stage + 1)
+
+
+def _from_both_ends(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    """pp + 1 in all (DeepSeek-V3, 2024, table 2)."""
+    stages = pipeline.stages
+    from_edge = min(stage, stages - 1 - stage)
+    near, far = stages - from_edge, from_edge + 1
+    return (near, far) if stage < stages // 2 else (far, near)
+
+
+SCHEDULES: dict[ScheduleKind, ScheduleFacts] = {
+    ScheduleKind.GPIPE: ScheduleFacts(_all, most_chunks=None, stops=True, alone=True),
+    ScheduleKind.ONE_F_ONE_B: ScheduleFacts(_to_the_end_and_back, stops=True, alone=True),
+    ScheduleKind.INTERLEAVED: ScheduleFacts(
+        _in_rounds, 2, None, pairs=Pairs.ASKED, fewest_batches=1, whole_rounds=True
+    ),
+    ScheduleKind.ZB_H1: ScheduleFacts(_every_stage, splits_backward=True, stops=True),
+    ScheduleKind.ZB_H2: ScheduleFacts(_twice_ahead, splits_backward=True),
+    ScheduleKind.ZB_V: ScheduleFacts(_down_and_up, 2, 2, Placement.V, splits_backward=True),
+    ScheduleKind.DUALPIPE: ScheduleFacts(
+        _from_both_ends,
+        placement=Placement.TWO_WAY,
+        splits_backward=True,
+        pairs=Pairs.OWN,
+        stages_step=2,
+        batches_step=2,
+        fewest_batches=2,
+    ),
+}
