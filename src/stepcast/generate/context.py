@@ -97,12 +97,29 @@ class _Core:
         if not sizes.fused:
             softmax = (
                 Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)),
-                Op("mask", streamed(K.MASK, rows, columns, 1, 1, dtype)),
+                *self._masked(rows, ""),
                 *softmax,
             )
         if sizes.strategy.dropout:
             softmax += (dropped(sizes, "dropout", rows, columns),)
-        return (Op("scores", scores), *softmax, Op("values", values))
+        return (Op("scores", scores), *softmax, Op("values", values), *self._heads_joined(""))
+
+    def _masked(self, rows: int, suffix: str) -> Ops:
+        """masked_fill writes into a copy, by a mask that all heads share."""
+        dtype = self.sizes.unquantised
+        return (
+            Op(f"mask copy{suffix}", streamed(K.COPY, rows, self.key_len, 1, 1, dtype)),
+            Op(f"mask{suffix}", streamed(K.MASK, rows, self.key_len, 1, 1, dtype)),
+        )
+
+    def _heads_joined(self, suffix: str) -> Ops:
+        """The heads of a token brought side by side, where no kernel writes them so."""
+        sizes = self.sizes
+        if sizes.fused:
+            return ()
+        width = self.heads * sizes.model.value_dim
+        rows = sizes.strategy.micro_batch * self.query_len
+        return (Op(f"join heads{suffix}", streamed(K.COPY, rows, width, 1, 1, sizes.unquantised)),)
 
     @property
     def _seen(self) -> float:
@@ -123,7 +140,7 @@ class _Core:
             softmax = (dropped_gradient(sizes, "dropout gradient", rows, columns), *softmax)
         if not sizes.fused:
             softmax += (
-                Op("mask gradient", streamed(K.MASK, rows, columns, 1, 1, dtype)),
+                *self._masked(rows, " gradient"),
                 Op("scale gradient", streamed(K.MUL, rows, columns, 1, 1, dtype)),
             )
         return (
@@ -132,6 +149,7 @@ class _Core:
             *softmax,
             Op("query gradient", Matmul(query_len, head, key_len, batch, dtype)),
             Op("key gradient", Matmul(key_len, head, query_len, batch, dtype)),
+            *self._heads_joined(" gradient"),
         )
 
 

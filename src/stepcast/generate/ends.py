@@ -45,9 +45,24 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
         forward += norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
         backward = [*norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
     if sizes.strategy.training is TrainingKind.FULL:
-        gradient = streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)
-        weight.append(Op("lookup gradient", gradient))
+        weight += _lookup_gradient(sizes, width)
     return (Layer("embedding", tuple(forward), tuple(backward), tuple(weight)),)
+
+
+def _lookup_gradient(sizes: Sizes, width: int) -> Ops:
+    """Rows sorted by token and summed. Plain PyTorch sums them into a gradient of zeros for the whole table
+    (embedding_dense_backward), which is added to the head's where the two share their weights.
+    """
+    dtype = sizes.stored
+    ops: Ops = (
+        Op("lookup gradient", streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)),
+    )
+    if sizes.fused:
+        return ops
+    ops = (Op("lookup gradient fill", streamed(K.FILL, sizes.vocab, width, 0, 1, dtype)), *ops)
+    if sizes.model.tied and sizes.strategy.layout.pp == 1:
+        ops += (Op("tied gradients", streamed(K.ADD, sizes.vocab, width, 2, 1, dtype)),)
+    return ops
 
 
 def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
@@ -56,7 +71,8 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     width = model.embedding_width or model.hidden
     layers = []
     if model.final_norm:
-        layers.append(norm_layer(sizes, "final norm", sizes.outer_tokens, column_waits(sizes, "head")))
+        waits = column_waits(sizes, "head")
+        layers.append(norm_layer(sizes, "final norm", sizes.outer_tokens, waits, branches=False))
     if width != model.hidden:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(
@@ -84,6 +100,9 @@ def _loss(sizes: Sizes) -> Layer:
         forward.append(Op("cast", _cast(sizes, sizes.element, 4)))
     forward.append(Op("cross entropy", streamed(K.CROSS_ENTROPY, tokens, vocab, 3, 1, DType.FP32)))
     forward += _reductions(sizes)
+    if not sizes.fused:
+        # The likelihood's gradient is written into zeros before the softmax's is computed from it.
+        backward.append(Op("loss gradient fill", streamed(K.FILL, tokens, vocab, 0, 1, DType.FP32)))
     backward.append(
         Op(
             "cross entropy gradient",

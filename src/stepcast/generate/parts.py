@@ -107,7 +107,7 @@ class Linear:
         """The sum over all rows; Transformer Engine's matmul and compilers do it on the way."""
         if not self.bias or not sizes.plain_gradients:
             return ()
-        work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored, backward=True)
+        work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored)
         return (Op(f"{self.name} bias gradient", work),)
 
     def _accumulated(self, sizes: Sizes) -> Ops:
@@ -160,13 +160,18 @@ def norm_kind(sizes: Sizes) -> ElementwiseKind:
     return K.RMS_NORM if sizes.model.norm.kind is NormKind.RMS else K.LAYER_NORM
 
 
-def norm_layer(sizes: Sizes, name: str, rows: int, after: tuple[str, ...] = ()) -> Layer:
+def norm_layer(
+    sizes: Sizes, name: str, rows: int, after: tuple[str, ...] = (), branches: bool = True
+) -> Layer:
     """A norm over the hidden width; *after* names what its backward waits for.
 
-    Its backward ends with the sum of both branches' gradients: the norm's and the residual's.
+    Where the stream *branches* before it, its backward ends with the sum of both gradients: the norm's and
+    the residual's.
     """
     width = sizes.model.hidden
-    gradient = (*norm_backward(sizes, "norm", rows, width), add(sizes, "residual gradient", rows, width))
+    gradient = norm_backward(sizes, "norm", rows, width)
+    if branches:
+        gradient += (add(sizes, "residual gradient", rows, width),)
     return Layer(name, norm_forward(sizes, "norm", rows, width), waiting(gradient, after))
 
 

@@ -10,7 +10,7 @@ from stepcast.generate.mamba import mamba_layers
 from stepcast.generate.mlp import dense_layers, expert_layers
 from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, collective, renamed
-from stepcast.generate.recompute import before, recomputed
+from stepcast.generate.recompute import before, recomputed, run_again
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.model import Model
@@ -112,8 +112,7 @@ class StageMaker:
     def _recomputed(self, layers: tuple[Layer, ...], whole: bool) -> tuple[Layer, ...]:
         """The backward of what is recomputed starts with its forward."""
         if whole:
-            again = renamed("recompute", (op for layer in layers for op in layer.forward))
-            return (*layers[:-1], before(layers[-1], again))
+            return run_again(layers, stops_early=not self.sizes.fused)
         recompute = self.strategy.recompute
         if recompute.kind is RecomputeKind.SELECTIVE and self.strategy.kernels is Kernels.COMPILED:
             return (*layers[:-1], before(layers[-1], renamed("recompute", self._cheap_half(layers))))
