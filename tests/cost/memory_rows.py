@@ -6,12 +6,12 @@ from stepcast.cost.memory.overhead import OVERHEADS, Overhead
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
+from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
     NO_RECOMPUTE,
     Execution,
     Kernels,
-    Optimizer,
     Recompute,
     RecomputeKind,
     Sharding,

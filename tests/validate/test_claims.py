@@ -8,7 +8,8 @@ from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import Execution, Kernels, Optimizer, Recompute, RecomputeKind, Strategy
+from stepcast.ir.optimizer import Optimizer
+from stepcast.ir.strategy import Execution, Kernels, Recompute, RecomputeKind, Strategy
 from stepcast.models.columns import model_of_columns
 from tests.shared import ROOT
 

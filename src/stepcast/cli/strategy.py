@@ -26,6 +26,7 @@ GRADIENTS = ("fp32", "bf16", "fp16")
 CONTEXTS = ("ring", "all-to-all", "all-gather")
 OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
 MODULES = ("core-attention", "latent-up", "norms", "mlp", "expert-activation", "experts")
+OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
 EXECUTIONS = ("graphs", "partial-graphs", "eager")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
@@ -146,6 +147,24 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         default="fp32",
         help="format in which gradients are summed and reduced",
     )
+    how.add_argument(
+        "--optimizer",
+        default="adamw",
+        metavar="NAME[:FORMAT]",
+        help=f"{', '.join(OPTIMIZERS)}; moments in fp32, bf16, fp16, fp8 or 8bit (default fp32)",
+    )
+    how.add_argument(
+        "--master-weights",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="an fp32 copy of weights that are less precise",
+    )
+    how.add_argument(
+        "--clipping",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="of gradients by the norm of all",
+    )
     how.add_argument("--kernels", choices=("fused", "plain", "compiled"), default="fused")
     how.add_argument(
         "--execution",
@@ -158,6 +177,7 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
 def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]) -> "Strategy":
     """The Strategy that *args* spell; what they leave out is assumed and said."""
     from stepcast.ir.dtype import DType
+    from stepcast.ir.optimizer import optimizer_named
     from stepcast.ir.strategy import (
         ContextKind,
         Execution,
@@ -189,6 +209,7 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         execution=Execution(args.execution),
         kernels=Kernels(args.kernels),
         gradient_dtype=DType(args.gradients),
+        optimizer=optimizer_named(args.optimizer, args.master_weights, args.clipping),
         expert_imbalance=args.expert_imbalance,
         expert_capacity=args.expert_capacity,
         dropout=args.dropout,

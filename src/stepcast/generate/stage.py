@@ -19,7 +19,7 @@ from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, Strategy, TrainingKind
-from stepcast.ir.trainable import held_shard, trained_shard
+from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Stage, folded
@@ -154,6 +154,7 @@ class StageMaker:
             trained=trained_shard(model, strategy, piece),
             norms=norms if full else 0,
             tied_embedding=self.sizes.vocab * width if apart and full else 0,
+            matrices=trained_matrices(model, strategy, piece) if strategy.optimizer.knows_matrices else (),
         )
 
 

@@ -6,6 +6,7 @@ from enum import StrEnum
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
+from stepcast.ir.optimizer import ADAM, Optimizer
 
 
 class StrategyError(ValueError):
@@ -142,22 +143,6 @@ class Overlap:
     experts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """What the optimizer keeps for each parameter; Adam has two moments."""
-
-    moments: int = 2
-    moment_dtype: DType = DType.FP32
-    # An fp32 copy of the weights where those are less precise.
-    master_weights: bool = True
-    # Updates all weights in one kernel; without, a temporary as large as one moment exists during the step.
-    fused: bool = True
-
-    def __post_init__(self) -> None:
-        require_counts(self, 0, "moments")
-
-
-ADAM = Optimizer()
 NO_OVERLAP = Overlap(gradients=False, parameters=False, tensor_gradients=False, transfers=False)
 USUAL_OVERLAP = Overlap()
 NO_RECOMPUTE = Recompute()
@@ -263,6 +248,8 @@ class Strategy:
             raise StrategyError(f"a stage holds 0 layers or more, not {min(self.stage_layers)}")
         if (self.lora_rank > 0) != (self.training is TrainingKind.LORA):
             raise StrategyError("lora_rank goes with training 'lora', and only with it")
+        if self.lora_rank and self.optimizer.knows_matrices:
+            raise StrategyError(f"adapters are not trained by {self.optimizer.kind}; use adamw or sgd")
         if self.expert_imbalance < 1:
             raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
         if self.expert_capacity is not None and self.expert_capacity <= 0:

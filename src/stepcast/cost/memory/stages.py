@@ -18,6 +18,7 @@ from stepcast.cost.memory.states import FP32_BYTES, orientations
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
+from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Kernels, Strategy, StrategyError, TrainingKind
@@ -223,11 +224,11 @@ class _Stage:
         return moments
 
     def _update(self) -> float:
-        """Without fusion the root of the second moment exists for all weights at once."""
+        """Without fusion the root of AdamW's second moment exists for all weights at once."""
         optimizer = self.strategy.optimizer
-        if optimizer.fused or not optimizer.moments:
+        if optimizer.fused or optimizer.kind is not OptimizerKind.ADAMW:
             return 0.0
-        return self.owned * optimizer.moment_dtype.bytes
+        return self.owned * optimizer.moment_bytes
 
     def _accumulated(self) -> float:
         """Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
