@@ -108,7 +108,8 @@ class Linear:
         if not self.bias or not sizes.plain_gradients:
             return ()
         work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored)
-        return (Op(f"{self.name} bias gradient", work),)
+        added = vector_accumulated(sizes, f"{self.name} bias", self.outputs)
+        return (Op(f"{self.name} bias gradient", work), *added)
 
     def _accumulated(self, sizes: Sizes) -> Ops:
         """The weight gradient added to the sum of the micro-batches before."""
@@ -156,6 +157,14 @@ class Linear:
         return tuple(Op(f"{name} {phase}", work) for name, work in zip(names, works, strict=True))
 
 
+def vector_accumulated(sizes: Sizes, name: str, *vectors: int) -> Ops:
+    """Plain PyTorch adds the gradient of each *vector* to that of the micro-batches before by a kernel."""
+    if sizes.fused or sizes.strategy.micro_batches == 1:
+        return ()
+    work = streamed(K.ADD, 1, max(1, sum(vectors)), 2, 1, sizes.stored)
+    return (Op(f"{name} accumulate", work, kernels=len(vectors)),)
+
+
 def norm_kind(sizes: Sizes) -> ElementwiseKind:
     return K.RMS_NORM if sizes.model.norm.kind is NormKind.RMS else K.LAYER_NORM
 
@@ -186,6 +195,8 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
         ops.append(
             Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 2, 0, sizes.stored, backward=True))
         )
+        vectors = sizes.model.norm.elements(width) // width
+        ops += vector_accumulated(sizes, name, *(width,) * vectors)
     return tuple(ops)
 
 
