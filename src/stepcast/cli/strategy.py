@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SCHEDULES = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "dualpipe")
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp", "hybrid-fsdp")
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
+AUTOCASTS = ("autocast-bf16", "autocast-fp16")
 GRADIENTS = ("fp32", "bf16", "fp16")
 CONTEXTS = ("ring", "all-to-all", "all-gather")
 OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
@@ -74,7 +75,13 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
         metavar="NAME",
         help=f"{', '.join(SCHEDULES)}; default: interleaved with vpp, else 1f1b",
     )
-    how.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    how.add_argument(
+        "--precision",
+        choices=(*PRECISIONS, *AUTOCASTS),
+        default="bf16",
+        metavar="NAME",
+        help=f"{', '.join((*PRECISIONS, *AUTOCASTS))}; autocast keeps weights in fp32 and casts them to use",
+    )
     how.add_argument(
         "--sharding",
         choices=SHARDINGS,
@@ -202,7 +209,8 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         stage_layers=() if args.stage_layers is None else _numbers(args.stage_layers),
         sharding=Sharding(args.sharding),
         recompute=_recompute(args.recompute),
-        precision=DType(args.precision),
+        precision=DType(args.precision.removeprefix("autocast-")),
+        autocast=args.precision in AUTOCASTS,
         training=TrainingKind.LORA if args.lora_rank else TrainingKind.FULL,
         lora_rank=args.lora_rank,
         flash_attention=not args.no_flash_attention,

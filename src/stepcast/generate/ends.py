@@ -11,7 +11,7 @@ from stepcast.generate.parts import (
     norm_layer,
 )
 from stepcast.generate.sizes import Sizes
-from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits, tensor_bytes
+from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import PositionKind
@@ -22,13 +22,13 @@ from stepcast.ir.workload import Layer, Op
 
 def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Rows looked up where this rank holds them, summed over tp; positions and norm where there are any."""
-    model, dtype = sizes.model, sizes.stored
+    model, dtype = sizes.model, sizes.stream
     width = model.embedding_width or model.hidden
     forward: list[Op] = [Op("lookup", streamed(K.EMBEDDING, sizes.tokens, width, 1, 1, dtype))]
     weight: list[Op] = []
     backward: list[Op] = []
     if sizes.tp > 1:
-        size = tensor_bytes(sizes)
+        size = sizes.activation_bytes
         if sizes.strategy.sequence_parallel:
             forward.append(collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
             backward.append(collective("embedding tp all-gather", GATHER, size, Group.TP))
@@ -53,7 +53,7 @@ def _lookup_gradient(sizes: Sizes, width: int) -> Ops:
     """Rows sorted by token and summed. Plain PyTorch sums them into a gradient of zeros for the whole table
     (embedding_dense_backward), which is added to the head's where the two share their weights.
     """
-    dtype = sizes.stored
+    dtype = sizes.stream
     ops: Ops = (
         Op("lookup gradient", streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)),
     )

@@ -53,8 +53,8 @@ def _streamed(
     if that is kept.
     """
     strategy, passes = sizes.strategy, (passes_of or optimizer).passes
-    master = optimizer.master_weights and strategy.stored is not DType.FP32
-    weight = DType.FP32.bytes if master else strategy.stored.bytes
+    master = optimizer.master_weights and strategy.weights is not DType.FP32
+    weight = DType.FP32.bytes if master else strategy.weights.bytes
     gradient, moment, narrow = strategy.gradient_dtype.bytes, optimizer.moment_bytes, DType.BF16.bytes
     read, write = (
         passes.weight[way] * weight

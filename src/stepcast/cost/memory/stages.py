@@ -139,7 +139,7 @@ class _Shared:
         self.early = (
             strategy.kernels is Kernels.FUSED or strategy.micro_batches > 1 or self.plan.splits_gradients
         )
-        whole = strategy.local_tokens * model.hidden * strategy.stored.bytes
+        whole = strategy.local_tokens * model.hidden * strategy.stream.bytes
         outer = whole / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
         self.exchanged = (2 * whole if strategy.sequence_parallel else 0.0) + (
@@ -150,7 +150,7 @@ class _Shared:
         full = strategy.training is TrainingKind.FULL
         width = model.embedding_width or model.hidden
         rows = model.padded_vocab(layout.tp) / layout.tp
-        self.word_gradient = rows * width * strategy.stored.bytes if full else 0.0
+        self.word_gradient = rows * width * strategy.weights.bytes if full else 0.0
         self.tied = model.tied
         self.model = model
         self.loss: dict[int, float] = {}

@@ -48,7 +48,7 @@ def piece_states(model: Model, strategy: Strategy, piece: Piece, orientations: i
         whole = whole_bytes(strategy, each, orientations)
         parameters += _share_bytes(strategy, each) / part.ways if part.collected else whole
     if strategy.training is TrainingKind.LORA:
-        kept = FP32_BYTES if strategy.keeps_fp32_weights else strategy.stored.bytes
+        kept = FP32_BYTES if strategy.keeps_fp32_weights else strategy.weights.bytes
         for part, each in plan.kinds(trained):
             parameters += kept * each.total / (part.ways if part.collected else 1)
     for part, each in plan.kinds(trained):
@@ -70,7 +70,7 @@ def whole_bytes(strategy: Strategy, shard: Shard, orientations: int) -> float:
     """Weights as the layers use them. Fused kernels keep them quantised from one micro-batch to the next,
     beside the stored ones or, with parameters in fp8, instead of them.
     """
-    stored, quantised = strategy.stored.bytes, 0.0
+    stored, quantised = strategy.weights.bytes, 0.0
     if strategy.precision in QUANTISED:
         copies = orientations if strategy.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
         quantised = copies * strategy.precision.bytes
@@ -82,14 +82,14 @@ def _share_bytes(strategy: Strategy, shard: Shard) -> float:
     """What all ranks together keep of weights that they split."""
     if strategy.keeps_fp32_weights:
         return FP32_BYTES * shard.total
-    narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.stored.bytes
-    return narrow * shard.quantised + strategy.stored.bytes * shard.unquantised
+    narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.weights.bytes
+    return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
 
 
 def _optimizer_bytes(model: Model, strategy: Strategy, piece: Piece, plan: Plan) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
     optimizer, owned = strategy.optimizer, plan.share(trained_shard(model, strategy, piece))
-    copied = optimizer.master_weights and strategy.stored is not DType.FP32
+    copied = optimizer.master_weights and strategy.weights is not DType.FP32
     copied = copied and not strategy.keeps_fp32_weights
     moments = optimizer.moments * owned
     if optimizer.knows_matrices:
