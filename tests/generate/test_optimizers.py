@@ -155,6 +155,12 @@ def test_the_command_line_names_optimizers(capsys: pytest.CaptureFixture[str]) -
     code, _, error = run(capsys, *base, "--optimizer", "muon:8bit")
     assert code == 2
     assert "expected fp32, bf16" in error
+    code, _, error = run(capsys, *base, "--optimizer", "sgd:bf16")
+    assert code == 2
+    assert "give sgd alone" in error
+    code, _, error = run(capsys, *base, "--precision", "fp32", "--no-master-weights")
+    assert code == 2
+    assert "--master-weights has no effect" in error
 
 
 def test_optimizers_that_cannot_be() -> None:

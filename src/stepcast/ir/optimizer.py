@@ -62,7 +62,7 @@ FORMATS: dict[str, DType] = {
 WIDE = ("fp32", "bf16")
 KNOWN_FORMATS: dict[OptimizerKind, tuple[str, ...]] = {
     K.ADAMW: tuple(FORMATS),
-    K.SGD: ("fp32",),
+    K.SGD: (),
     K.SGD_MOMENTUM: (*WIDE, "8bit"),
     K.MUON: WIDE,
     K.ADAFACTOR: WIDE,
@@ -85,7 +85,7 @@ class Optimizer:
     clips: bool = True
 
     def __post_init__(self) -> None:
-        known = [FORMATS[name] for name in KNOWN_FORMATS[self.kind]]
+        known = [FORMATS[name] for name in KNOWN_FORMATS[self.kind] or ("fp32",)]
         require(
             self.moment_dtype in known,
             f"{self.kind} keeps no moments in {self.moment_dtype}; expected {', '.join(map(str, known))}",
@@ -121,9 +121,10 @@ def optimizer_named(text: str, master_weights: bool = True, clips: bool = True) 
     name, colon, form = text.partition(":")
     require(name in set(OptimizerKind), f"optimizer {name!r}: expected {', '.join(OptimizerKind)}")
     kind = OptimizerKind(name)
-    known = KNOWN_FORMATS[kind]
+    known = ", ".join(KNOWN_FORMATS[kind])
     require(
-        not colon or form in known,
-        f"optimizer {name} has no moments in {form!r}: expected {', '.join(known)}",
+        not colon or form in KNOWN_FORMATS[kind],
+        f"optimizer {name} has no moments in {form!r}: "
+        + (f"expected {known}" if known else f"it has none, give {name} alone"),
     )
     return Optimizer(kind, FORMATS[form or "fp32"], master_weights, clips=clips)
