@@ -50,6 +50,7 @@ ERRORS = [
     ((*PREDICT, "--schedule", "zb-h1"), "--schedule", "give --pp 2 or more"),
     ((*PREDICT, "--no-reshard"), "--reshard", "--sharding zero-1 keeps them whole"),
     ((*PREDICT, "--fp8-params"), "--fp8-params", "give --precision fp8 or mxfp8"),
+    ((*PREDICT, "--precision", "fp32", "--no-master-weights"), "--master-weights", "themselves in fp32"),
     ((*PREDICT, "--runs", "5"), "--runs", "give --jitter"),
     ((*SIMULATE, "--seed", "5"), "--seed", "give --jitter"),
     ((*SIMULATE, "--slow-group", "ep=2"), "--slow-group", "it has dp, expert-dp, pp, tp"),

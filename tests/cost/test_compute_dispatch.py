@@ -20,9 +20,7 @@ from stepcast.cost.dispatch import elapsed_s
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.price import PriceSource
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul
-from stepcast.validate.h200.eager_blocks import EagerBlock, backward_kernels, forward_kernels, weight_sizes
-from stepcast.validate.h200.eager_models import EagerModel, backward_step, forward_step, optimizer_step
+from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 
 times = st.lists(st.floats(1e-7, 1e-2), min_size=1, max_size=30)
 
@@ -49,36 +47,6 @@ def test_backward_is_issued_by_another_engine() -> None:
     assert fit.issue_s(Matmul(1, 1, 1), backward=True) == fit.backward_heavy_s
     light = Elementwise(ElementwiseKind.ADD, 1, 1, 4, 2)
     assert fit.issue_s(light, backward=False) < fit.heavy_s
-
-
-def test_block_kernels_hold_the_flops_of_a_block() -> None:
-    block = EagerBlock("llama", 4096, 32, 8, 14336, 2, 2048)
-    tokens = 4096
-    linear = 2 * tokens * sum(size for size in weight_sizes(block) if size > 4096)
-    products = [work for work in forward_kernels(block) if isinstance(work, Matmul)]
-    assert sum(work.flops for work in products) == linear
-    gradients = [work for work in backward_kernels(block) if isinstance(work, Matmul)]
-    assert sum(work.flops for work in gradients) == 2 * linear
-    flash = [work for work in forward_kernels(block) if isinstance(work, Attention)]
-    assert [(work.heads, work.kv_heads) for work in flash] == [(32, 8)]
-
-
-def test_step_kernels_follow_the_model() -> None:
-    block = EagerBlock("gpt", 1280, 20, 20, 5120, 4, 1024)
-    model, again = EagerModel(block, 36, 50257, True), EagerModel(block, 36, 50257, True, recompute=True)
-    extra = len(backward_step(again)) - len(backward_step(model))
-    assert extra == 36 * (len(forward_kernels(block)) - 2)
-    assert len(forward_step(again)) == len(forward_step(model))
-    (adam,) = optimizer_step(model)
-    assert isinstance(adam, Elementwise)
-    assert adam.elements == pytest.approx(774_030_080, rel=1e-5)
-
-
-def test_a_block_needs_sizes_that_divide() -> None:
-    with pytest.raises(ValueError, match="divide by tp 3"):
-        EagerBlock("gpt", 1280, 20, 20, 5120, 1, 1024, 3)
-    with pytest.raises(ValueError, match="gpt or llama"):
-        EagerBlock("bert", 1280, 20, 20, 5120, 1, 1024)
 
 
 @given(st.floats(0.5, 3), st.floats(-0.15, 0.15), st.floats(5e-6, 5e-5))

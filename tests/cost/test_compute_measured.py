@@ -13,15 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 from stepcast.cost.compute import step_load
-from stepcast.cost.dispatch import Dispatch
 from stepcast.cost.fits import default_dispatch, default_fit, neusight_fit
 from stepcast.hardware.catalog import load_gpu
-from stepcast.ir.dtype import DType
-from stepcast.validate.h200.eager_blocks import EagerBlock
-from stepcast.validate.h200.eager_models import EagerModel
-from stepcast.validate.h200.eager_time import block_time, priced, step_time
+from stepcast.validate.h200.blocks import block_time
 from stepcast.validate.h200.ops import operator_s
+from stepcast.validate.h200.rows import row_model, row_strategy
 from stepcast.validate.neusight.models import neusight_kernels
+from stepcast.validate.priced import priced
 from tests.shared import DATA, needs_shared
 
 FOLDER = Path(__file__).parents[1] / "data" / "h200"
@@ -88,26 +86,10 @@ def test_linear_bf16_weighted_by_time() -> None:
     assert np.abs(predicted - measured)[chosen].sum() / measured[chosen].sum() <= 0.04
 
 
-def block_of(row: dict[str, str], batch: str) -> EagerBlock:
-    return EagerBlock(
-        row["kind"],
-        hidden=int(row["hidden"]),
-        heads=int(row["heads"]),
-        kv_heads=int(row["kv"]),
-        ffn=int(row["ffn"]),
-        batch=int(row[batch]),
-        seq=int(row["seq"]),
-        tp=int(row.get("tp", 1)),
-        dtype=DType(row["dtype"]),
-        flash=row.get("attention", "flash") == "flash",
-        compiled=row.get("compiled") == "1",
-    )
-
-
 def test_blocks_on_an_h200() -> None:
     forward, backward = [], []
     for row in read("blocks.csv"):
-        time = block_time(block_of(row, "micro_batch"), H200, FIT, default_dispatch())
+        time = block_time(row_model(row), row_strategy(row), H200, FIT, default_dispatch())
         forward.append(abs(time.forward_s * 1e3 / float(row["fwd_ms"]) - 1))
         backward.append(abs(time.backward_s * 1e3 / float(row["bwd_ms"]) - 1))
     assert np.mean(forward) <= 0.07
@@ -115,31 +97,6 @@ def test_blocks_on_an_h200() -> None:
     # Half of the error is in blocks too small for the GPU, whose host times scatter by a factor of two.
     assert np.median(forward) <= 0.045
     assert np.median(backward) <= 0.035
-
-
-def model_of(row: dict[str, str]) -> EagerModel:
-    block = block_of(row, "batch")
-    return EagerModel(
-        block, int(row["layers"]), int(row["vocab"]), row["tied"] == "True", row["recompute"] == "full"
-    )
-
-
-def test_training_steps_on_an_h200() -> None:
-    found = []
-    for row in read("models.csv"):
-        time = step_time(model_of(row), H200, FIT, default_dispatch())
-        found.append(abs(time.step_s * 1e3 / float(row["step_ms"]) - 1))
-    assert np.mean(found) <= 0.06
-    assert max(found) <= 0.10
-
-
-def test_compiled_and_larger_steps_on_an_h200() -> None:
-    for row in read("models_compiled_moe.csv"):
-        if row["experts"] != "0":
-            continue
-        mode = Dispatch.GRAPH if row["compiled"] == "1" else Dispatch.EAGER
-        time = step_time(model_of(row), H200, FIT, default_dispatch(), mode)
-        assert time.step_s * 1e3 == pytest.approx(float(row["step_ms"]), rel=0.12)
 
 
 @needs_shared

@@ -1,6 +1,7 @@
 """Memory of MLPerf runs that keep their weights in fp8, against the peaks they logged."""
 
 import csv
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
 
@@ -11,8 +12,9 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.models.catalog import load_model
 from stepcast.units import GIB
-from tests.cost.memory_rows import Row
 from tests.shared import DATA, needs_shared
+
+Row = Mapping[str, str]
 
 
 def number(row: Row, column: str, default: int = 1) -> int:

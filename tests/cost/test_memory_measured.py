@@ -1,28 +1,28 @@
 """Predicted memory against measured peaks."""
 
 import csv
+from functools import lru_cache
 from pathlib import Path
 from statistics import mean
 
 import pytest
 
-from stepcast.cost.memory import StageMemory, memory
+from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.inputs.optimus.beside import read_logs
-from stepcast.models.columns import model_of_columns
 from stepcast.units import GIB
+from stepcast.validate.h200.rows import Record, row_model, row_strategy
 from stepcast.validate.optimus import peaks
-from tests.cost.memory_rows import Row, eager_model, eager_strategy, published_overhead, published_strategy
+from stepcast.validate.published.comparison import MemoryRow, measure
 from tests.shared import DATA, needs_shared
 
 OURS = Path(__file__).parents[1] / "data" / "h200"
-GPUS = {"A100-SXM-80GB": "a100-sxm-80gb", "B200-SXM": "b200", "H200-SXM": "h200"}
 # Ran out of memory for a reason the arithmetic does not show: docs/memory.md has the count, and the runs beside
 # it that needed as much or more and ran.
 UNEXPLAINED = {"gt0174"}
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Record]:
     with open(path, newline="") as file:
         return list(csv.DictReader(file))
 
@@ -37,32 +37,22 @@ EAGER = [
 @pytest.mark.parametrize(
     "row", [row for _, row in EAGER], ids=[f"{name}:{index}" for index, (name, _) in enumerate(EAGER)]
 )
-def test_peaks_of_eager_training_steps_on_one_h200(row: Row) -> None:
-    model = eager_model(row)
+def test_peaks_of_eager_training_steps_on_one_h200(row: Record) -> None:
+    model = row_model(row)
     assert model.parameters == int(row["params"])
-    found = memory(model, eager_strategy(row), load_gpu("h200"))[0]
+    found = memory(model, row_strategy(row), load_gpu("h200"))[0]
     assert found.allocated == pytest.approx(float(row["peak_alloc"]), rel=0.025)
 
 
-def published(status: str) -> list[tuple[Row, StageMemory, float]]:
-    """Row, fullest stage, and the figure that the row's framework reports."""
-    found = []
-    for row in read_rows(DATA / "published" / "training_runs.csv"):
-        if row["status"] != status or (status == "measured" and not row["peak_mem_gib"]):
-            continue
-        model = model_of_columns(row["model"], row)
-        gpu = load_gpu(GPUS.get(row["gpu"], "h100-sxm"))
-        stages = memory(model, published_strategy(row, model), gpu, overhead=published_overhead(row))
-        stage = max(stages, key=lambda each: each.total)
-        # torchtitan prints what its allocator reserved, SimuMax what was allocated, BLOOM's team nvidia-smi.
-        reports = {"torchtitan": stage.reserved, "Megatron-DeepSpeed": stage.total}
-        found.append((row, stage, reports.get(row["framework"], stage.allocated)))
-    return found
+@lru_cache(maxsize=1)
+def published() -> tuple[MemoryRow, ...]:
+    return measure(DATA / "published").memory_rows
 
 
 @needs_shared
 def test_peaks_of_published_runs() -> None:
-    errors = [bytes_ / GIB / float(row["peak_mem_gib"]) - 1 for row, _, bytes_ in published("measured")]
+    known = [row for row in published() if not row.out_of_memory]
+    errors = [row.predicted_bytes / row.measured_bytes - 1 for row in known]
     assert len(errors) >= 70
     assert mean(abs(error) for error in errors) < 0.05
     assert abs(mean(errors)) < 0.02
@@ -70,21 +60,17 @@ def test_peaks_of_published_runs() -> None:
 
 @needs_shared
 def test_published_runs_that_ran_out_of_memory_do_not_fit() -> None:
-    failed = [(row["id"], stage.fits) for row, stage, _ in published("OOM")]
+    failed = [row for row in published() if row.out_of_memory]
     assert len(failed) >= 3
-    assert [name for name, fitted in failed if fitted] in ([], sorted(UNEXPLAINED))
+    assert [row.name for row in failed if row.fits] in ([], sorted(UNEXPLAINED))
 
 
 @needs_shared
 def test_published_runs_with_room_to_spare_fit() -> None:
-    spare = 0.9
-    rows = [
-        (row["id"], stage.fits)
-        for row, stage, _ in published("measured")
-        if row["gpu"] in GPUS and float(row["peak_mem_gib"]) * GIB < spare * stage.capacity
-    ]
+    spare_bytes = 0.9 * 79.6 * GIB  # of the smallest of their GPUs
+    rows = [row for row in published() if 0 < row.measured_bytes < spare_bytes]
     assert len(rows) >= 50
-    assert [name for name, fitted in rows if not fitted] == []
+    assert [row.name for row in rows if not row.fits] == []
 
 
 @needs_shared

@@ -4,15 +4,21 @@ import csv
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
 
-from stepcast.forecast.predict import predict
+import pytest
+
+import stepcast
+from stepcast.cli.main import build_parser
+from stepcast.cli.strategy import strategy_of
 from stepcast.hardware import load_cluster
-from stepcast.ir.dtype import DType
-from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import Execution, Kernels, Optimizer, Recompute, RecomputeKind, Strategy
-from stepcast.models.columns import model_of_columns
+from stepcast.validate.h200.comparison import measure_folder, shipped
+from stepcast.validate.h200.rows import row_model, row_strategy
 from tests.shared import ROOT
 
 Record = Mapping[str, str]
+PLAIN_BF16 = (
+    "--precision bf16 --gradients bf16 --optimizer adamw:bf16 --no-master-weights --no-clipping "
+    "--kernels plain --execution eager --sharding none"
+)
 
 
 def steps() -> Iterator[Record]:
@@ -22,32 +28,41 @@ def steps() -> Iterator[Record]:
         yield from (row for row in csv.DictReader(text.splitlines()) if row.get("experts", "0") == "0")
 
 
-def strategy(step: Record) -> Strategy:
-    dtype, batch = DType(step["dtype"]), int(step["batch"])
-    compiled = step.get("compiled") == "1"
-    return Strategy(
-        layout=Layout(),
-        micro_batch=batch,
-        global_batch=batch,
-        seq=int(step["seq"]),
-        precision=dtype,
-        gradient_dtype=dtype,
-        optimizer=Optimizer(moment_dtype=dtype, master_weights=False),
-        flash_attention=step["attention"] == "flash",
-        recompute=Recompute(RecomputeKind.FULL if step["recompute"] == "full" else RecomputeKind.NONE),
-        execution=Execution.EAGER,
-        kernels=Kernels.COMPILED if compiled else Kernels.PLAIN,
-    )
-
-
 def test_training_steps_as_predict_has_them() -> None:
     cluster = load_cluster("hgx-h200")
     errors = []
     for step in steps():
-        model = model_of_columns(step["model"], {**step, "kv_heads": step["kv"], "seq": ""})
-        predicted_s = predict(model, cluster, strategy(step)).report.step_s
+        predicted_s = stepcast.predict(row_model(step), cluster, row_strategy(step)).report.step_s
         errors.append(abs(predicted_s / (float(step["step_ms"]) * 1e-3) - 1))
     assert len(errors) == 12
     mean, worst = sum(errors) / len(errors), max(errors)
+    assert mean <= 0.052
+    assert worst <= 0.087
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"`predict` {mean * 100:.1f} %, worst {worst * 100:.1f} %" in readme
+    assert f"{mean * 100:.1f} %, worst {worst * 100:.1f} %" in readme
+
+
+def test_the_scoreboard_says_what_predict_says() -> None:
+    found = measure_folder(str(shipped())).columns
+    cluster, times = load_cluster("hgx-h200"), []
+    for step in steps():
+        times.append(stepcast.predict(row_model(step), cluster, row_strategy(step)).report.step_s)
+    assert found.predicted_s[found.tags["kind"] == "step"].tolist() == times
+
+
+def test_the_command_line_can_say_it() -> None:
+    """Plain PyTorch with everything in bf16: the options that docs/predict.md names are the strategy's."""
+    (row,) = (
+        row for row in steps() if row["batch"] == "4" and row["seq"] == "4096" and row["recompute"] == "none"
+    )
+    batch = "--micro-batch 4 --global-batch 4 --seq 4096"
+    words = f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16}"
+    assert strategy_of(build_parser().parse_args(words.split()), row_model(row), []) == row_strategy(row)
+    text = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
+    assert PLAIN_BF16 in " ".join(text.replace("\\\n", " ").split())
+
+
+def test_peaks_of_memory_on_the_scoreboard() -> None:
+    figures = measure_folder(str(shipped())).figures
+    assert figures["peak memory: mean_abs_error"] == pytest.approx(0.003, abs=0.002)
+    assert figures["peak memory: worst_abs_error"] <= 0.025

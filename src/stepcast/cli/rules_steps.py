@@ -1,10 +1,11 @@
 """What options of ``predict`` and ``simulate`` need to have an effect."""
 
 from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, PLACE, Facts, Rule
-from stepcast.cli.strategy import MODULES
+from stepcast.cli.strategy import AUTOCASTS, MODULES
 from stepcast.ir.group import Group
 from stepcast.ir.schedules import SCHEDULES, Pairs
 
+WIDE_WEIGHTS = ("fp32", "tf32", *AUTOCASTS)
 PIPELINED = tuple(str(kind) for kind, facts in SCHEDULES.items() if not facts.alone)
 PAIRED = tuple(str(kind) for kind, facts in SCHEDULES.items() if facts.pairs is Pairs.OWN)
 SIMAI_NAMES = ("nvlink_gb_per_s", "nic_gb_per_s", "gpus_per_server", "nics_per_server", "overlap")
@@ -141,6 +142,11 @@ PREDICT = (
         ("fp8_params",),
         lambda f: f["precision"] in ("fp8", "mxfp8"),
         "{precision} multiplies nothing in fp8; give --precision fp8 or mxfp8, or leave it out",
+    ),
+    Rule(
+        ("master_weights",),
+        lambda f: f["precision"] not in WIDE_WEIGHTS,
+        "--precision {precision} keeps the weights themselves in fp32; leave it out",
     ),
     Rule(
         ("bucket_mb",),

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
 SCHEDULES = tuple(str(kind) for kind in ScheduleKind)
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp", "hybrid-fsdp")
 PRECISIONS = ("bf16", "fp16", "fp32", "tf32", "fp8", "mxfp8", "nvfp4")
+AUTOCASTS = ("autocast-bf16", "autocast-fp16")
 GRADIENTS = ("fp32", "bf16", "fp16")
 CONTEXTS = ("ring", "all-to-all", "all-gather")
 OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
 MODULES = ("core-attention", "latent-up", "norms", "mlp", "expert-activation", "experts")
+OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
 EXECUTIONS = ("graphs", "partial-graphs", "eager")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
@@ -74,7 +76,13 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
         metavar="NAME",
         help=f"{', '.join(SCHEDULES)}; default: interleaved with vpp, else 1f1b",
     )
-    how.add_argument("--precision", choices=PRECISIONS, default="bf16")
+    how.add_argument(
+        "--precision",
+        choices=(*PRECISIONS, *AUTOCASTS),
+        default="bf16",
+        metavar="NAME",
+        help=f"{', '.join((*PRECISIONS, *AUTOCASTS))}; autocast keeps weights in fp32 and casts them to use",
+    )
     how.add_argument(
         "--sharding",
         choices=SHARDINGS,
@@ -147,6 +155,24 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         default="fp32",
         help="format in which gradients are summed and reduced",
     )
+    how.add_argument(
+        "--optimizer",
+        default="adamw",
+        metavar="NAME[:FORMAT]",
+        help=f"{', '.join(OPTIMIZERS)}; moments in fp32, bf16, fp16, fp8 or 8bit (default fp32)",
+    )
+    how.add_argument(
+        "--master-weights",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="an fp32 copy of weights that are less precise",
+    )
+    how.add_argument(
+        "--clipping",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="of gradients by the norm of all",
+    )
     how.add_argument("--kernels", choices=("fused", "plain", "compiled"), default="fused")
     how.add_argument(
         "--execution",
@@ -159,6 +185,7 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
 def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]) -> "Strategy":
     """The Strategy that *args* spell; what they leave out is assumed and said."""
     from stepcast.ir.dtype import DType
+    from stepcast.ir.optimizer import optimizer_named
     from stepcast.ir.strategy import (
         ContextKind,
         Execution,
@@ -181,13 +208,15 @@ def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]
         stage_layers=() if args.stage_layers is None else _numbers(args.stage_layers),
         sharding=Sharding(args.sharding),
         recompute=_recompute(args.recompute),
-        precision=DType(args.precision),
+        precision=DType(args.precision.removeprefix("autocast-")),
+        autocast=args.precision in AUTOCASTS,
         training=TrainingKind.LORA if args.lora_rank else TrainingKind.FULL,
         lora_rank=args.lora_rank,
         flash_attention=not args.no_flash_attention,
         execution=Execution(args.execution),
         kernels=Kernels(args.kernels),
         gradient_dtype=DType(args.gradients),
+        optimizer=optimizer_named(args.optimizer, args.master_weights, args.clipping),
         expert_imbalance=args.expert_imbalance,
         expert_capacity=args.expert_capacity,
         dropout=args.dropout,

@@ -35,7 +35,6 @@ class DispatchFit:
     backward_light_s: float  # from the autograd engine, which is C++
     backward_heavy_s: float
     call_s: float  # of one call from a measuring loop: events, graph set-up
-    checkpoint_s: float  # of entering one checkpointed block: saving the random state
 
     def issue_s(self, work: Compute, backward: bool) -> float:
         if isinstance(work, Elementwise):

@@ -45,7 +45,7 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
 def _qkv_layer(sizes: Sizes) -> Layer:
     width = sizes.qkv_width // sizes.tp
     linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=sizes.model.biases.qkv)
-    forward, backward = _on_heads(sizes, sizes.query_width + sizes.key_width)
+    forward, backward = _on_heads(sizes)
     if sizes.plain_gradients:
         # Autograd joins the gradients of queries, keys and values, which are slices of one result.
         joined = streamed(
@@ -76,49 +76,57 @@ def _shared_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     )
 
 
-def _on_heads(sizes: Sizes, width: int) -> tuple[Ops, Ops]:
-    """Norm of queries and keys and their rotary embedding, *width* wide together."""
+def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
+    """Norm of queries and keys and their rotary embedding, which plain PyTorch turns one after the other."""
     model, tokens = sizes.model, sizes.tokens
+    width = sizes.query_width + sizes.key_width
+    turned = {"": width} if sizes.fused else {"query ": sizes.query_width, "key ": sizes.key_width}
     forward: list[Op] = []
     backward: list[Op] = []
     if model.qk_norm is not QkNorm.NONE:
         forward += norm_forward(sizes, "query key norm", tokens * width // model.head_dim, model.head_dim)
     if model.position.kind is PositionKind.ROTARY:
-        forward += rotary(sizes, width)
-        backward += rotary_gradient(sizes, width)
+        forward += (op for name, each in turned.items() for op in rotary(sizes, each, name))
+        backward += (
+            op for name, each in reversed(turned.items()) for op in rotary_gradient(sizes, each, name)
+        )
     if model.qk_norm is not QkNorm.NONE:
         backward += norm_backward(sizes, "query key norm", tokens * width // model.head_dim, model.head_dim)
     return tuple(forward), tuple(backward)
 
 
-def rotary(sizes: Sizes, width: int) -> Ops:
+def rotary(sizes: Sizes, width: int, name: str = "") -> Ops:
     """x cos + rotate(x) sin. Plain PyTorch writes every intermediate."""
     tokens, dtype = sizes.tokens, sizes.stored
     if sizes.fused:
         return (Op("rotary", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
     half = max(1, width // 2)
     return (
-        Op("rotary cos", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op("rotary negate", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
-        Op("rotary join", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op("rotary sin", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op("rotary sum", streamed(K.ROTARY, tokens, width, 2, 1, dtype)),
+        Op(f"{name}rotary cos", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary negate", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op(f"{name}rotary join", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary sin", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary sum", streamed(K.ROTARY, tokens, width, 2, 1, dtype)),
     )
 
 
-def rotary_gradient(sizes: Sizes, width: int) -> Ops:
+def rotary_gradient(sizes: Sizes, width: int, name: str = "") -> Ops:
+    """Each half goes back into a whole filled with zeros, the second with its sign turned."""
     tokens, dtype = sizes.tokens, sizes.stored
     if sizes.fused:
         return (Op("rotary gradient", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
     half = max(1, width // 2)
     return (
-        Op("rotary gradient sin", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op("rotary gradient halves", streamed(K.ROTARY, tokens, half, 3, 3, dtype)),
-        Op("rotary gradient fill", streamed(K.FILL, tokens, width, 0, 2, dtype)),
-        Op("rotary gradient add", streamed(K.ADD, tokens, width, 2, 1, dtype)),
-        Op("rotary gradient cos", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
-        Op("rotary gradient sum", streamed(K.ROTARY, tokens, width, 2, 1, dtype)),
-        Op("rotary gradient copy", streamed(K.COPY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary gradient sin", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary gradient second fill", streamed(K.FILL, tokens, width, 0, 1, dtype)),
+        Op(f"{name}rotary gradient second half", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op(f"{name}rotary gradient negate", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op(f"{name}rotary gradient first fill", streamed(K.FILL, tokens, width, 0, 1, dtype)),
+        Op(f"{name}rotary gradient first half", streamed(K.ROTARY, tokens, half, 1, 1, dtype)),
+        Op(f"{name}rotary gradient add", streamed(K.ADD, tokens, width, 2, 1, dtype)),
+        Op(f"{name}rotary gradient cos", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
+        Op(f"{name}rotary gradient sum", streamed(K.ROTARY, tokens, width, 2, 1, dtype)),
+        Op(f"{name}rotary gradient copy", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),
     )
 
 

@@ -11,7 +11,7 @@
 
 from dataclasses import dataclass, replace
 
-from stepcast.generate.parts import K, Ops, collective, dropped, dropped_gradient
+from stepcast.generate.parts import K, Ops, cast, collective, dropped, dropped_gradient
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block
@@ -93,16 +93,44 @@ class _Core:
         scores = Matmul(self.query_len, self.key_len, sizes.model.head_dim, batch, dtype)
         values = Matmul(self.query_len, sizes.model.value_dim, self.key_len, batch, dtype)
         seen = self._seen
-        softmax: Ops = (Op("softmax", streamed(K.SOFTMAX, rows, columns, seen, 1, dtype)),)
+        wide = sizes.stream if sizes.strategy.autocast else dtype
+        softmax: Ops = (Op("softmax", streamed(K.SOFTMAX, rows, columns, seen, 1, wide)),)
+        softmax = self._widened("softmax", rows, softmax)
         if not sizes.fused:
             softmax = (
                 Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)),
-                Op("mask", streamed(K.MASK, rows, columns, 1, 1, dtype)),
+                *self._masked(rows, ""),
                 *softmax,
             )
         if sizes.strategy.dropout:
             softmax += (dropped(sizes, "dropout", rows, columns),)
-        return (Op("scores", scores), *softmax, Op("values", values))
+        return (Op("scores", scores), *softmax, Op("values", values), *self._heads_joined(""))
+
+    def _widened(self, name: str, rows: int, ops: Ops) -> Ops:
+        """Autocast runs *ops* in fp32, and products before and after them do not."""
+        sizes, columns = self.sizes, self.key_len
+        if not sizes.casts:
+            return ops
+        wide = cast(sizes, f"{name} cast", rows, columns, sizes.stored, sizes.stream)
+        narrow = cast(sizes, f"{name} cast back", rows, columns, sizes.stream, sizes.stored)
+        return (wide, *ops, narrow)
+
+    def _masked(self, rows: int, suffix: str) -> Ops:
+        """masked_fill writes into a copy, by a mask that all heads share."""
+        dtype = self.sizes.unquantised
+        return (
+            Op(f"mask copy{suffix}", streamed(K.COPY, rows, self.key_len, 1, 1, dtype)),
+            Op(f"mask{suffix}", streamed(K.MASK, rows, self.key_len, 1, 1, dtype)),
+        )
+
+    def _heads_joined(self, suffix: str) -> Ops:
+        """The heads of a token brought side by side, where no kernel writes them so."""
+        sizes = self.sizes
+        if sizes.fused:
+            return ()
+        width = self.heads * sizes.model.value_dim
+        rows = sizes.strategy.micro_batch * self.query_len
+        return (Op(f"join heads{suffix}", streamed(K.COPY, rows, width, 1, 1, sizes.unquantised)),)
 
     @property
     def _seen(self) -> float:
@@ -116,14 +144,16 @@ class _Core:
         query_len, key_len = self.query_len, self.key_len
         head, value = sizes.model.head_dim, sizes.model.value_dim
         seen = 2 * self._seen
+        wide = sizes.stream if sizes.strategy.autocast else dtype
         softmax: Ops = (
-            Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, seen, 1, dtype, backward=True)),
+            Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, seen, 1, wide, backward=True)),
         )
+        softmax = self._widened("softmax gradient", rows, softmax)
         if sizes.strategy.dropout:
             softmax = (dropped_gradient(sizes, "dropout gradient", rows, columns), *softmax)
         if not sizes.fused:
             softmax += (
-                Op("mask gradient", streamed(K.MASK, rows, columns, 1, 1, dtype)),
+                *self._masked(rows, " gradient"),
                 Op("scale gradient", streamed(K.MUL, rows, columns, 1, 1, dtype)),
             )
         return (
@@ -132,6 +162,7 @@ class _Core:
             *softmax,
             Op("query gradient", Matmul(query_len, head, key_len, batch, dtype)),
             Op("key gradient", Matmul(key_len, head, query_len, batch, dtype)),
+            *self._heads_joined(" gradient"),
         )
 
 

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from stepcast.generate.parts import K, Ops, collective
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER
+from stepcast.generate.update import own_parameters, update_ops
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.sharding import gathered_bytes, plan_of
+from stepcast.ir.trainable import Matrices
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import CollectiveKind, Elementwise
 from stepcast.ir.workload import Layer, Op
@@ -106,6 +108,7 @@ class StepEnd:
     trained: Shard
     norms: int  # parameters of the norms, which sequence parallelism leaves whole on every tensor rank
     tied_embedding: int  # rows x width of a word embedding of which another stage has a copy
+    matrices: tuple[Matrices, ...] = ()  # among what is trained, where the optimizer treats them apart
 
 
 def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Layer, ...]:
@@ -120,36 +123,20 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
         sums.append(collective("embedding all-reduce", REDUCE, size, Group.EMBEDDING))
     if sums:
         layers.append(Layer("gradients", tuple(sums)))
-    layers.append(Layer("optimizer", (*_gradient_norm(sizes, end), _update(sizes, end))))
+    layers.append(
+        Layer("optimizer", (*_gradient_norm(sizes, end), *update_ops(sizes, end.trained, end.matrices)))
+    )
     if gather:
         layers.append(Layer("parameters", gather))
     return tuple(layers)
 
 
-def own_parameters(sizes: Sizes, shard: Shard) -> int:
-    """Parameters whose optimizer states this rank keeps."""
-    return sum(-(-each.total // part.ways) for part, each in plan_of(sizes.strategy).kinds(shard))
-
-
 def _gradient_norm(sizes: Sizes, end: StepEnd) -> Ops:
+    if not sizes.strategy.optimizer.clips:
+        return ()
     own = max(1, own_parameters(sizes, end.trained))
     read = float(own * sizes.gradient)
     ops: Ops = (Op("gradient norm", Elementwise(K.OTHER, 1, own, read, 0.0, dtype=DType.FP32)),)
     if sizes.strategy.layout.gpus > 1:
         ops += (collective("gradient norm all-reduce", REDUCE, 4, Group.WORLD),)
     return ops
-
-
-def _update(sizes: Sizes, end: StepEnd) -> Op:
-    """Adam reads gradient, weight and moments and writes all but the gradient, and the training copy if that
-    is kept.
-    """
-    strategy, own = sizes.strategy, max(1, own_parameters(sizes, end.trained))
-    optimizer = strategy.optimizer
-    master = optimizer.master_weights and strategy.stored is not DType.FP32
-    weight = 4.0 if master else strategy.stored.bytes
-    moments = optimizer.moments * optimizer.moment_dtype.bytes
-    read = weight + moments + strategy.gradient_dtype.bytes
-    copied = gathered_bytes(strategy, end.trained) / max(1, end.trained.total)
-    write = weight + moments + (copied if master and not strategy.keeps_fp32_weights else 0.0)
-    return Op("update", Elementwise(K.OPTIMIZER, 1, own, read * own, write * own, dtype=DType.FP32))

@@ -11,7 +11,7 @@ from stepcast.generate.parts import (
     norm_layer,
 )
 from stepcast.generate.sizes import Sizes
-from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits, tensor_bytes
+from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import PositionKind
@@ -22,13 +22,13 @@ from stepcast.ir.workload import Layer, Op
 
 def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Rows looked up where this rank holds them, summed over tp; positions and norm where there are any."""
-    model, dtype = sizes.model, sizes.stored
+    model, dtype = sizes.model, sizes.stream
     width = model.embedding_width or model.hidden
     forward: list[Op] = [Op("lookup", streamed(K.EMBEDDING, sizes.tokens, width, 1, 1, dtype))]
     weight: list[Op] = []
     backward: list[Op] = []
     if sizes.tp > 1:
-        size = tensor_bytes(sizes)
+        size = sizes.activation_bytes
         if sizes.strategy.sequence_parallel:
             forward.append(collective("embedding tp reduce-scatter", SCATTER, size, Group.TP))
             backward.append(collective("embedding tp all-gather", GATHER, size, Group.TP))
@@ -45,9 +45,24 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
         forward += norm_forward(sizes, "norm", sizes.outer_tokens, model.hidden)
         backward = [*norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
     if sizes.strategy.training is TrainingKind.FULL:
-        gradient = streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)
-        weight.append(Op("lookup gradient", gradient))
+        weight += _lookup_gradient(sizes, width)
     return (Layer("embedding", tuple(forward), tuple(backward), tuple(weight)),)
+
+
+def _lookup_gradient(sizes: Sizes, width: int) -> Ops:
+    """Rows sorted by token and summed. Plain PyTorch sums them into a gradient of zeros for the whole table
+    (embedding_dense_backward), which is added to the head's where the two share their weights.
+    """
+    dtype = sizes.stream
+    ops: Ops = (
+        Op("lookup gradient", streamed(K.EMBEDDING, sizes.tokens, width, 2, 1, dtype, backward=True)),
+    )
+    if sizes.fused:
+        return ops
+    ops = (Op("lookup gradient fill", streamed(K.FILL, sizes.vocab, width, 0, 1, dtype)), *ops)
+    if sizes.model.tied and sizes.strategy.layout.pp == 1:
+        ops += (Op("tied gradients", streamed(K.ADD, sizes.vocab, width, 2, 1, dtype)),)
+    return ops
 
 
 def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
@@ -56,7 +71,8 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     width = model.embedding_width or model.hidden
     layers = []
     if model.final_norm:
-        layers.append(norm_layer(sizes, "final norm", sizes.outer_tokens, column_waits(sizes, "head")))
+        waits = column_waits(sizes, "head")
+        layers.append(norm_layer(sizes, "final norm", sizes.outer_tokens, waits, branches=False))
     if width != model.hidden:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(
@@ -84,6 +100,9 @@ def _loss(sizes: Sizes) -> Layer:
         forward.append(Op("cast", _cast(sizes, sizes.element, 4)))
     forward.append(Op("cross entropy", streamed(K.CROSS_ENTROPY, tokens, vocab, 3, 1, DType.FP32)))
     forward += _reductions(sizes)
+    if not sizes.fused:
+        # The likelihood's gradient is written into zeros before the softmax's is computed from it.
+        backward.append(Op("loss gradient fill", streamed(K.FILL, tokens, vocab, 0, 1, DType.FP32)))
     backward.append(
         Op(
             "cross entropy gradient",

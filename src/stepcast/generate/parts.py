@@ -72,7 +72,8 @@ class Linear:
         cast: Ops = ()
         if self.quantises_input:
             cast = self._quantised(sizes, "input", self.rows // self.gathered, self.inputs)
-        return (*cast, own, *self._adapters(sizes, "forward"))
+        weights = self._weights_cast(sizes, "weight cast", sizes.strategy.weights, sizes.stored)
+        return (*cast, *weights, own, *self._adapters(sizes, "forward"))
 
     def input_gradient(self, sizes: Sizes) -> Ops:
         own = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs))
@@ -101,14 +102,23 @@ class Linear:
             else Matmul(self.inputs, self.outputs, self.rows, 1, self.dtype)
         )
         own = Op(f"{self.name} weight gradient", work)
-        return (own, *self._bias_gradient(sizes), *self._accumulated(sizes))
+        widened = self._weights_cast(sizes, "weight gradient cast", sizes.stored, sizes.strategy.weights)
+        return (own, *self._bias_gradient(sizes), *widened, *self._accumulated(sizes))
+
+    def _weights_cast(self, sizes: Sizes, what: str, before: DType, after: DType) -> Ops:
+        """Autocast turns a weight into the format of its product once in a forward, and its gradient back."""
+        if not sizes.strategy.autocast or self.dtype is not sizes.dtype:
+            return ()
+        rows, columns = self.outputs * max(1, self.groups), self.inputs
+        return (cast(sizes, f"{self.name} {what}", rows, columns, before, after),)
 
     def _bias_gradient(self, sizes: Sizes) -> Ops:
         """The sum over all rows; Transformer Engine's matmul and compilers do it on the way."""
         if not self.bias or not sizes.plain_gradients:
             return ()
-        work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored, backward=True)
-        return (Op(f"{self.name} bias gradient", work),)
+        work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored)
+        added = vector_accumulated(sizes, f"{self.name} bias", self.outputs)
+        return (Op(f"{self.name} bias gradient", work), *added)
 
     def _accumulated(self, sizes: Sizes) -> Ops:
         """The weight gradient added to the sum of the micro-batches before."""
@@ -127,7 +137,7 @@ class Linear:
             narrow_bytes, wide_bytes = float(sizes.element * elements), float(sizes.gradient * elements)
             cast = Elementwise(K.CAST, 1, elements, narrow_bytes, wide_bytes, dtype=sizes.stored)
             return (Op(f"{self.name} widen", cast), Op(f"{self.name} accumulate", wide))
-        return (Op(f"{self.name} accumulate", streamed(K.ADD, 1, elements, 2, 1, sizes.stored)),)
+        return (Op(f"{self.name} accumulate", streamed(K.ADD, 1, elements, 2, 1, sizes.strategy.weights)),)
 
     def _adapters(self, sizes: Sizes, phase: str) -> Ops:
         """Down to the rank and up again (Hu et al. 2021, section 4.1)."""
@@ -156,45 +166,74 @@ class Linear:
         return tuple(Op(f"{name} {phase}", work) for name, work in zip(names, works, strict=True))
 
 
+def cast(sizes: Sizes, name: str, rows: int, columns: int, before: DType, after: DType) -> Op:
+    """*rows* x *columns* elements of one format in another."""
+    elements = float(rows * columns)
+    work = Elementwise(
+        K.CAST, rows, columns, before.bytes * elements, after.bytes * elements, False, sizes.stored
+    )
+    return Op(name, work)
+
+
+def vector_accumulated(sizes: Sizes, name: str, *vectors: int) -> Ops:
+    """Plain PyTorch adds the gradient of each *vector* to that of the micro-batches before by a kernel."""
+    if sizes.fused or sizes.strategy.micro_batches == 1:
+        return ()
+    work = streamed(K.ADD, 1, max(1, sum(vectors)), 2, 1, sizes.strategy.weights)
+    return (Op(f"{name} accumulate", work, kernels=len(vectors)),)
+
+
 def norm_kind(sizes: Sizes) -> ElementwiseKind:
     return K.RMS_NORM if sizes.model.norm.kind is NormKind.RMS else K.LAYER_NORM
 
 
-def norm_layer(sizes: Sizes, name: str, rows: int, after: tuple[str, ...] = ()) -> Layer:
+def norm_layer(
+    sizes: Sizes, name: str, rows: int, after: tuple[str, ...] = (), branches: bool = True
+) -> Layer:
     """A norm over the hidden width; *after* names what its backward waits for.
 
-    Its backward ends with the sum of both branches' gradients: the norm's and the residual's.
+    Where the stream *branches* before it, its backward ends with the sum of both gradients: the norm's and
+    the residual's.
     """
     width = sizes.model.hidden
-    gradient = (*norm_backward(sizes, "norm", rows, width), add(sizes, "residual gradient", rows, width))
-    return Layer(name, norm_forward(sizes, "norm", rows, width), waiting(gradient, after))
+    forward, gradient = norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width)
+    if sizes.casts:
+        forward += (cast(sizes, "norm cast", rows, width, sizes.stream, sizes.stored),)
+        gradient = (cast(sizes, "norm gradient cast", rows, width, sizes.stored, sizes.stream), *gradient)
+    if branches:
+        gradient += (add(sizes, "residual gradient", rows, width),)
+    return Layer(name, forward, waiting(gradient, after))
 
 
 def norm_forward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
-    return (Op(name, streamed(norm_kind(sizes), rows, width, 1, 1, sizes.stored)),)
+    return (Op(name, streamed(norm_kind(sizes), rows, width, 1, 1, sizes.stream)),)
 
 
 def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
     """Plain PyTorch reads input and gradient again to sum the weight's gradient."""
-    ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stored, backward=True))]
+    ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stream, backward=True))]
     if not sizes.fused:
         ops.append(
-            Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 2, 0, sizes.stored, backward=True))
+            Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 2, 0, sizes.stream, backward=True))
         )
+        vectors = sizes.model.norm.elements(width) // width
+        ops += vector_accumulated(sizes, name, *(width,) * vectors)
     return tuple(ops)
 
 
 def add(sizes: Sizes, name: str, rows: int, width: int) -> Op:
-    return Op(name, streamed(K.ADD, rows, width, 2, 1, sizes.stored))
+    return Op(name, streamed(K.ADD, rows, width, 2, 1, sizes.stream))
 
 
 def residual(sizes: Sizes, rows: int, width: int) -> Op:
     """The branch added to the stream; with dropout in the same kernel, which also writes its mask."""
+    elements, stream = rows * width, sizes.stream
+    read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
     if not sizes.strategy.dropout:
-        return add(sizes, "residual", rows, width)
-    elements = rows * width
-    read, write = 2.0 * elements * sizes.element, elements * (sizes.element + MASK_BYTES)
-    return Op("residual", Elementwise(K.DROPOUT, rows, width, read, write, dtype=sizes.stored))
+        return Op("residual", Elementwise(K.ADD, rows, width, read, write, dtype=stream))
+    return Op(
+        "residual", Elementwise(K.DROPOUT, rows, width, read, write + elements * MASK_BYTES, dtype=stream)
+    )
 
 
 def dropped(sizes: Sizes, name: str, rows: int, width: int) -> Op:

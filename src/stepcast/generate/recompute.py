@@ -7,6 +7,7 @@ from functools import partial
 from stepcast.generate.context import CORE
 from stepcast.generate.parts import Ops, renamed
 from stepcast.ir.strategy import RecomputeModule
+from stepcast.ir.work import Collective, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op
 
 M = RecomputeModule
@@ -25,6 +26,9 @@ SPANS: dict[RecomputeModule, tuple[str, ...]] = {
         "experts sum",
     ),
 }
+# What an eager host could issue of light kernels while it enters a checkpointed block and saves the states of
+# the random generators: 0.8 ms, fitted to the forwards of gpt2-large with and without it on an H200.
+CHECKPOINT_KERNELS = 27
 # Added to the stream after a module, and no part of it.
 OUTSIDE = ("residual",)
 
@@ -43,6 +47,30 @@ def recomputed(layers: tuple[Layer, ...], modules: Sequence[RecomputeModule]) ->
             case _:
                 layers = _span(layers, SPANS[module])
     return layers
+
+
+def run_again(layers: tuple[Layer, ...], stops_early: bool) -> tuple[Layer, ...]:
+    """*layers* of one block whose backward starts with their whole forward.
+
+    torch.utils.checkpoint *stops early*, once all that the backward needs is back: a last product and what
+    only adds to it is not run again. Entering a checkpoint keeps the host.
+    """
+    ops = [op for layer in layers for op in layer.forward]
+    if stops_early:
+        needed = next(at for at in reversed(range(len(ops))) if not _adds(ops[at]))
+        ops = ops[: needed + (not isinstance(ops[needed].work, Matmul | GroupedMatmul))]
+    first = layers[0].forward[0]
+    entered = replace(
+        layers[0],
+        forward=(replace(first, kernels=CHECKPOINT_KERNELS + first.kernels), *layers[0].forward[1:]),
+    )
+    layers = (entered, *layers[1:])
+    return (*layers[:-1], before(layers[-1], renamed("recompute", ops)))
+
+
+def _adds(op: Op) -> bool:
+    """Whether its backward needs nothing that it computes or reads."""
+    return isinstance(op.work, Collective) or getattr(op.work, "kind", None) is ElementwiseKind.ADD
 
 
 def before(layer: Layer, ops: Ops) -> Layer:

@@ -43,8 +43,18 @@ class Sizes:
 
     @property
     def stored(self) -> DType:
-        """The format of weights and activations in memory."""
+        """The format of activations in memory, and of weights unless they are cast for each use."""
         return self.strategy.stored
+
+    @property
+    def stream(self) -> DType:
+        """The format of the residual stream, of norms and of embeddings."""
+        return self.strategy.stream
+
+    @property
+    def casts(self) -> bool:
+        """Whether autocast turns activations from one format into another by kernels of their own."""
+        return self.strategy.autocast and not self.fused
 
     @property
     def unquantised(self) -> DType:
@@ -120,13 +130,13 @@ class Sizes:
     @property
     def activation_bytes(self) -> int:
         """The residual stream of a micro-batch, not split over tp."""
-        return self.tokens * self.model.hidden * self.element
+        return self.tokens * self.model.hidden * int(self.stream.bytes)
 
     @property
     def boundary_bytes(self) -> int:
         """What a tensor rank sends to the next stage: its part where they share the work, else everything."""
         parts = self.tp if self.gathers_boundary else 1
-        return -(-self.outer_tokens * self.model.hidden * self.element // parts)
+        return -(-self.outer_tokens * self.model.hidden * int(self.stream.bytes) // parts)
 
     @property
     def gathers_boundary(self) -> bool:

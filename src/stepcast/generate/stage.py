@@ -12,7 +12,7 @@ from stepcast.generate.mamba import mamba_layers
 from stepcast.generate.mlp import dense_layers, expert_layers
 from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, collective, renamed
-from stepcast.generate.recompute import before, recomputed
+from stepcast.generate.recompute import before, recomputed, run_again
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.model import Model
@@ -29,7 +29,7 @@ from stepcast.ir.strategy import (
     Strategy,
     TrainingKind,
 )
-from stepcast.ir.trainable import held_shard, trained_shard
+from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Stage, folded
@@ -119,6 +119,7 @@ class StageMaker:
             trained=trained_shard(model, strategy, piece),
             norms=norms if full else 0,
             tied_embedding=self.sizes.vocab * width if apart and full else 0,
+            matrices=trained_matrices(model, strategy, piece) if strategy.optimizer.knows_matrices else (),
         )
 
 
@@ -178,8 +179,7 @@ def _recomputed(
 ) -> tuple[Layer, ...]:
     """The backward of what is recomputed starts with its forward."""
     if whole:
-        again = renamed("recompute", (op for layer in layers for op in layer.forward))
-        return (*layers[:-1], before(layers[-1], again))
+        return run_again(layers, stops_early=not Sizes(model, strategy).fused)
     recompute = strategy.recompute
     if recompute.kind is RecomputeKind.SELECTIVE and strategy.kernels is Kernels.COMPILED:
         again = renamed("recompute", _cheap_half(Sizes(model, strategy), layers))

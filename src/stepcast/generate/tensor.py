@@ -8,7 +8,7 @@ backward gathers the input of the first matmul again for its weight gradient.
 
 from dataclasses import replace
 
-from stepcast.generate.parts import Linear, Ops, collective, dropped_gradient, residual, waiting
+from stepcast.generate.parts import Linear, Ops, cast, collective, dropped_gradient, residual, waiting
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.work import CollectiveKind
@@ -81,6 +81,10 @@ def row_layer(sizes: Sizes, name: str, linear: Linear, ends: bool = True) -> Lay
     tail: Ops = (residual(sizes, sizes.outer_tokens, hidden),) if ends else ()
     if ends and sizes.strategy.dropout:
         gradient = (dropped_gradient(sizes, "dropout gradient", sizes.outer_tokens, hidden), *gradient)
+    if ends and sizes.casts:
+        # The stream's gradient is as wide as the stream, the branch's as narrow as the branch.
+        narrow = cast(sizes, "branch gradient cast", sizes.outer_tokens, hidden, sizes.stream, sizes.stored)
+        gradient = (narrow, *gradient)
     if sizes.tp == 1:
         return Layer(name, forward + tail, gradient, weight)
     size = tensor_bytes(sizes)

@@ -86,7 +86,7 @@ class Plan:
 
 def plan_of(strategy: Strategy) -> Plan:
     """How *strategy* splits, gathers and reduces."""
-    keeps_fp32 = strategy.keeps_fp32_weights and strategy.stored is not DType.FP32
+    keeps_fp32 = strategy.keeps_fp32_weights and strategy.weights is not DType.FP32
     return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32)
 
 
@@ -96,7 +96,7 @@ def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
     MXFP8 has scales along rows and along columns: both are made of bf16 weights, once these are gathered
     (Megatron-Core's --reuse-grad-buf-for-mxfp8-param-ag).
     """
-    stored = strategy.stored.bytes
+    stored = strategy.weights.bytes
     narrow = stored
     if strategy.fp8_parameters and strategy.precision is DType.FP8:
         narrow = strategy.precision.bytes

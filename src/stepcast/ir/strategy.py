@@ -6,6 +6,7 @@ from enum import StrEnum
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
+from stepcast.ir.optimizer import ADAM, Optimizer
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.ir.schedules import ScheduleKind as ScheduleKind
 
@@ -132,22 +133,6 @@ class Overlap:
     experts: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Optimizer:
-    """What the optimizer keeps for each parameter; Adam has two moments."""
-
-    moments: int = 2
-    moment_dtype: DType = DType.FP32
-    # An fp32 copy of the weights where those are less precise.
-    master_weights: bool = True
-    # Updates all weights in one kernel; without, a temporary as large as one moment exists during the step.
-    fused: bool = True
-
-    def __post_init__(self) -> None:
-        require_counts(self, 0, "moments")
-
-
-ADAM = Optimizer()
 NO_OVERLAP = Overlap(gradients=False, parameters=False, tensor_gradients=False, transfers=False)
 USUAL_OVERLAP = Overlap()
 NO_RECOMPUTE = Recompute()
@@ -162,6 +147,8 @@ STORED_AS: dict[DType, DType] = {
     DType.NVFP4: DType.BF16,
 }
 PRECISIONS = tuple(STORED_AS)
+# Formats to which torch.autocast casts.
+AUTOCAST = (DType.BF16, DType.FP16)
 # Formats in which weights can be kept instead of beside a bf16 copy (Megatron-LM's --fp8-param-gather).
 PARAMETER_FORMATS = (DType.FP8, DType.MXFP8)
 
@@ -225,6 +212,8 @@ class Strategy:
     reshard: bool | None = None
     # Weights of matmuls are kept and gathered in fp8, with no bf16 copy; the optimizer's stay as they are.
     fp8_parameters: bool = False
+    # torch.autocast: weights and gradients in fp32, a cast to *precision* for each use of a weight.
+    autocast: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
@@ -237,6 +226,12 @@ class Strategy:
         if self.fp8_parameters and self.precision not in PARAMETER_FORMATS:
             raise StrategyError(
                 f"parameters in fp8 go with precision {' or '.join(PARAMETER_FORMATS)}, not {self.precision}"
+            )
+        if self.autocast and self.precision not in AUTOCAST:
+            raise StrategyError(f"autocast goes with precision {' or '.join(AUTOCAST)}, not {self.precision}")
+        if self.autocast and (self.kernels is Kernels.FUSED or self.gradient_dtype is not DType.FP32):
+            raise StrategyError(
+                "autocast is plain PyTorch's: use plain or compiled kernels, gradients in fp32"
             )
         if self.global_batch % per_round:
             near = max(1, round(self.global_batch / per_round)) * per_round
@@ -253,6 +248,8 @@ class Strategy:
             raise StrategyError(f"a stage holds 0 layers or more, not {min(self.stage_layers)}")
         if (self.lora_rank > 0) != (self.training is TrainingKind.LORA):
             raise StrategyError("lora_rank goes with training 'lora', and only with it")
+        if self.lora_rank and self.optimizer.knows_matrices:
+            raise StrategyError(f"adapters are not trained by {self.optimizer.kind}; use adamw or sgd")
         if self.expert_imbalance < 1:
             raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
         if self.expert_capacity is not None and self.expert_capacity <= 0:
@@ -274,8 +271,18 @@ class Strategy:
 
     @property
     def stored(self) -> DType:
-        """The format of weights and activations in memory."""
+        """The format of activations, and of weights unless they are cast for each use."""
         return STORED_AS[self.precision]
+
+    @property
+    def weights(self) -> DType:
+        """The format in which weights are kept."""
+        return DType.FP32 if self.autocast else self.stored
+
+    @property
+    def stream(self) -> DType:
+        """The format of the residual stream: autocast leaves embeddings, norms and sums in the weights'."""
+        return self.weights
 
     def bucket_parameters(self, first_piece: bool) -> int | None:
         """Parameters whose gradients are reduced together; None: all of a stage's.

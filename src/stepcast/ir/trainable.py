@@ -1,12 +1,24 @@
 """Which weights of a stage a rank trains: all it holds, or with LoRA the adapters alone."""
 
+from collections import Counter
+from dataclasses import dataclass
 from functools import lru_cache
 
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Strategy, TrainingKind
-from stepcast.ir.weights import NOTHING, Shard, next_token_shard
+from stepcast.ir.weights import (
+    NOTHING,
+    Part,
+    Shard,
+    embedding_weights,
+    head_weights,
+    next_token_shard,
+    next_token_weights,
+)
+
+ENDS = (Part.EMBEDDING, Part.POSITION, Part.HEAD)
 
 
 def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
@@ -40,6 +52,44 @@ def trained_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
         for block in model.blocks[piece.layers.start : piece.layers.stop]
     )
     return sum(shards, start=NOTHING)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """*count* equal matrices on one rank, or its parts of them."""
+
+    count: int
+    rows: int
+    columns: int
+    part: Part
+
+    @property
+    def elements(self) -> int:
+        return self.count * self.rows * self.columns
+
+    @property
+    def inside(self) -> bool:
+        """Whether they stand in a layer, not before the first or after the last."""
+        return self.part not in ENDS
+
+
+def trained_matrices(model: Model, strategy: Strategy, piece: Piece) -> tuple[Matrices, ...]:
+    """The matrices among the weights that one rank trains of *piece*, equal ones together."""
+    layout = strategy.layout
+    weights = [weight for at in piece.layers for weight in model.block_weights(model.blocks[at])]
+    if piece.embedding:
+        weights += embedding_weights(model)
+    if piece.head:
+        weights += head_weights(model)[1 if model.tied and piece.embedding else 0 :]
+        if strategy.further_tokens:
+            weights += next_token_weights(model) * min(strategy.further_tokens, model.next_token_layers)
+    sizes = (layout.tp, layout.ep, layout.expert_tp_size, model.padded_vocab(layout.tp))
+    found: Counter[tuple[int, int, Part]] = Counter()
+    for weight, repeats in Counter(weights).items():
+        if weight.inputs_split is not None:
+            count, rows, columns = weight.matrices_on_rank(*sizes)
+            found[rows, columns, weight.part] += count * repeats
+    return tuple(Matrices(count, *shape) for shape, count in found.items())
 
 
 @lru_cache(maxsize=1024)

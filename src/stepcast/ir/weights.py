@@ -45,13 +45,18 @@ class Split(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """*most_ways* bounds the tensor split: 8 Mamba groups cannot be split 16 ways, so they are repeated."""
+    """*most_ways* bounds the tensor split: 8 Mamba groups cannot be split 16 ways, so they are repeated.
+
+    *inputs_split*: of matrices (outputs, inputs), or stacks of them, whether ranks split the inputs or the
+    outputs; None where it is no matrix.
+    """
 
     name: str
     part: Part
     shape: tuple[int, ...]
     split: Split = Split.NONE
     most_ways: int = 0
+    inputs_split: bool | None = None
 
     @property
     def elements(self) -> int:
@@ -70,6 +75,14 @@ class Weight:
                 return -(-self.shape[0] // ep) * -(-math.prod(self.shape[1:]) // expert_tp)
             case Split.EXPERT_REPLICATED:
                 return -(-self.shape[0] // ep) * math.prod(self.shape[1:])
+
+    def matrices_on_rank(self, tp: int, ep: int, expert_tp: int, vocab: int) -> tuple[int, int, int]:
+        """(how many, outputs, inputs) of the matrices that the fullest rank holds, or its parts of them."""
+        count = -(-self.shape[0] // ep) if self.split is Split.EXPERT else 1
+        elements = self.on_rank(tp, ep, expert_tp, vocab) // count
+        kept = self.shape[-2] if self.inputs_split else self.shape[-1]
+        other = -(-elements // kept)
+        return (count, kept, other) if self.inputs_split else (count, other, kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +136,7 @@ def _linear(
     by_rows: bool = False,
 ) -> list[Weight]:
     """A matrix and, where asked, its bias, which is split only along with the columns."""
-    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split)]
+    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, inputs_split=by_rows)]
     if bias:
         weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split))
     return weights
@@ -136,11 +149,15 @@ def _norm(model: Architecture, name: str, width: int) -> Weight:
 def embedding_weights(model: Architecture) -> list[Weight]:
     """Word embedding first, then what stands between it and the first layer."""
     width = model.embedding_width or model.hidden
-    weights = [Weight("embedding.word", Part.EMBEDDING, (model.vocab, width), Split.VOCAB)]
+    words = (model.vocab, width)
+    weights = [Weight("embedding.word", Part.EMBEDDING, words, Split.VOCAB, inputs_split=False)]
     if model.position.kind is PositionKind.LEARNED:
-        weights.append(Weight("embedding.position", Part.POSITION, (model.position.count, model.hidden)))
+        positions = (model.position.count, model.hidden)
+        weights.append(Weight("embedding.position", Part.POSITION, positions, inputs_split=False))
     if width != model.hidden:
-        weights.append(Weight("embedding.project_in", Part.EMBEDDING, (model.hidden, width)))
+        weights.append(
+            Weight("embedding.project_in", Part.EMBEDDING, (model.hidden, width), inputs_split=False)
+        )
     if model.embedding_norm:
         weights.append(_norm(model, "embedding.norm", model.hidden))
     return weights
@@ -155,7 +172,7 @@ def head_weights(model: Architecture) -> list[Weight]:
     width = model.embedding_width or model.hidden
     weights = _linear("head", Part.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
     if width != model.hidden:
-        weights.append(Weight("head.project_out", Part.HEAD, (width, model.hidden)))
+        weights.append(Weight("head.project_out", Part.HEAD, (width, model.hidden), inputs_split=False))
     return weights
 
 
@@ -176,7 +193,7 @@ def next_token_weights(model: Architecture) -> list[Weight]:
     return [
         _norm(model, "mtp.embedding_norm", model.hidden),
         _norm(model, "mtp.hidden_norm", model.hidden),
-        Weight("mtp.projection.weight", Part.MLP, (model.hidden, 2 * model.hidden), Split.TENSOR),
+        *_linear("mtp.projection", Part.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
         *block,
         _norm(model, "mtp.final_norm", model.hidden),
     ]
@@ -251,14 +268,14 @@ def _mamba(model: Architecture) -> list[Weight]:
     inner, states = hybrid.inner, 2 * hybrid.groups * hybrid.state
     split, ways = Split.TENSOR, hybrid.groups
     return [
-        Weight("mamba.in.gate_input", part, (2 * inner, model.hidden), split),
-        Weight("mamba.in.states", part, (states, model.hidden), split, ways),
-        Weight("mamba.in.dt", part, (hybrid.mamba_heads, model.hidden), split),
+        Weight("mamba.in.gate_input", part, (2 * inner, model.hidden), split, inputs_split=False),
+        Weight("mamba.in.states", part, (states, model.hidden), split, ways, False),
+        Weight("mamba.in.dt", part, (hybrid.mamba_heads, model.hidden), split, inputs_split=False),
         Weight("mamba.conv.input", part, (inner, hybrid.conv + 1), split),  # kernel and bias
         Weight("mamba.conv.states", part, (states, hybrid.conv + 1), split, ways),
         Weight("mamba.heads", part, (3, hybrid.mamba_heads), split),
         Weight("mamba.norm", Part.NORM, (inner,), split),
-        Weight("mamba.out", part, (model.hidden, inner), split),
+        Weight("mamba.out", part, (model.hidden, inner), split, inputs_split=True),
     ]
 
 
@@ -281,8 +298,9 @@ def _experts(model: Architecture) -> list[Weight]:
         weights += _linear("experts.latent_up", Part.MLP, width, model.hidden, False)
     sides = 2 if model.gated else 1
     count, ffn, part = experts.count, experts.ffn, Part.EXPERTS
-    weights.append(Weight("experts.up.weight", part, (count, sides * ffn, width), Split.EXPERT))
-    weights.append(Weight("experts.down.weight", part, (count, width, ffn), Split.EXPERT))
+    for name, shape, by_rows in (("up", (sides * ffn, width), False), ("down", (width, ffn), True)):
+        stacked = (count, *shape)
+        weights.append(Weight(f"experts.{name}.weight", part, stacked, Split.EXPERT, inputs_split=by_rows))
     if model.biases.mlp:
         weights.append(Weight("experts.up.bias", part, (count, sides * ffn), Split.EXPERT))
         weights.append(Weight("experts.down.bias", part, (count, width), Split.EXPERT_REPLICATED))

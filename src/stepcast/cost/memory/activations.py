@@ -62,6 +62,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block) -> Kept:
             cp=layout.cp,
             expert_tp=layout.expert_tp_size,
             element=strategy.stored.bytes,
+            stream=strategy.stream.bytes,
             matmul=min(strategy.precision.bytes, strategy.stored.bytes),
             flash=strategy.flash_attention,
             kernels=strategy.kernels,
@@ -82,6 +83,7 @@ class _Shape:
     cp: int
     expert_tp: int
     element: float
+    stream: float  # bytes of an element of the residual stream
     matmul: float  # bytes of an element as a matmul keeps its input
     flash: bool
     kernels: Kernels
@@ -120,7 +122,7 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
     transient = max(half.transient for half in halves)
     return Kept(
         kept=sum(half.kept - half.freed for half in halves),
-        input=outer * shape.element,
+        input=outer * shape.stream,
         transient=transient,
         again=max(half.transient + half.freed for half in halves) - transient,
     )
@@ -129,7 +131,7 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
 def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
     # A norm's input and its output, which the projection needs; the input of a norm at the end.
     norm_output = _norm_output(shape, outer)
-    norms = outer * shape.element * (2 if model.post_norms else 1) + norm_output
+    norms = outer * shape.stream * (2 if model.post_norms else 1) + norm_output
     match block.mixer:
         case Mixer.ATTENTION:
             freed = _attention_freed(model, shape)
@@ -147,11 +149,11 @@ def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Hal
 def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
     if block.feed_forward is FeedForward.NONE:
         return _Half()
-    norms = outer * shape.element if model.post_norms else 0.0
+    norms = outer * shape.stream if model.post_norms else 0.0
     norm_output = 0.0
     if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
         norm_output = _norm_output(shape, outer)
-        norms += outer * shape.element + norm_output
+        norms += outer * shape.stream + norm_output
     if block.feed_forward is FeedForward.DENSE:
         inner = model.ffn / shape.tp
         kept = _mlp(model, shape, shape.tokens, inner)
@@ -209,13 +211,13 @@ def _attention_freed(model: Model, shape: _Shape) -> float:
 
 def _kept_by_torchtitan(model: Model, block: Block, shape: _Shape, outer: float) -> Kept:
     """Its selective recomputation; Mamba blocks, which it does not know, keep everything."""
-    kept = outer * shape.element + _every_second_matmul(model, block, shape)
+    kept = outer * shape.stream + _every_second_matmul(model, block, shape)
     transient = _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
     if block.mixer is Mixer.MAMBA:
         scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
         kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
         transient = max(transient, mamba_transient(scanned, shape.element))
-    return Kept(kept, outer * shape.element, transient)
+    return Kept(kept, outer * shape.stream, transient)
 
 
 def _every_second_matmul(model: Model, block: Block, shape: _Shape) -> float:

@@ -11,7 +11,7 @@ from stepcast.ir.model_parts import Block
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.trainable import trained_shard
+from stepcast.ir.trainable import held_shard, trained_shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,8 @@ def piece_totals(
         kept = kept_by(block)
         activations += kept.after(position < whole)
         recomputed = max(recomputed, kept.kept - kept.input if position < whole else kept.again)
+    if strategy.autocast:
+        activations += _cast_weights(model, strategy, piece, whole)
     if piece.head and strategy.further_tokens:
         further = [kept_by(block) for block in model.next_token_blocks]
         activations += strategy.further_tokens * (
@@ -70,6 +72,18 @@ def piece_totals(
         embedding=piece.embedding,
         head=piece.head,
     )
+
+
+def _cast_weights(model: Model, strategy: Strategy, piece: Piece, whole: int) -> float:
+    """What autocast made of the weights that products read, for their backward; of recomputed layers, *whole*
+    from the first on, it is made again.
+    """
+    kept = Piece(range(piece.layers.start + whole, piece.layers.stop), False, False)
+    elements: float = held_shard(model, strategy, kept).quantised
+    if piece.head:
+        tp, width = strategy.layout.tp, model.embedding_width or model.hidden
+        elements += model.padded_vocab(tp) / tp * width
+    return strategy.stored.bytes * elements
 
 
 def _first_layer_gradients(model: Model, strategy: Strategy, piece: Piece) -> float:

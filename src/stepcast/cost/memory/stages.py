@@ -18,6 +18,7 @@ from stepcast.cost.memory.states import FP32_BYTES, orientations
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
+from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Kernels, Strategy, StrategyError, TrainingKind
@@ -138,7 +139,7 @@ class _Shared:
         self.early = (
             strategy.kernels is Kernels.FUSED or strategy.micro_batches > 1 or self.plan.splits_gradients
         )
-        whole = strategy.local_tokens * model.hidden * strategy.stored.bytes
+        whole = strategy.local_tokens * model.hidden * strategy.stream.bytes
         outer = whole / strategy.outer_ways
         # Gathered inputs of tensor-parallel matmuls, and messages between stages.
         self.exchanged = (2 * whole if strategy.sequence_parallel else 0.0) + (
@@ -149,7 +150,7 @@ class _Shared:
         full = strategy.training is TrainingKind.FULL
         width = model.embedding_width or model.hidden
         rows = model.padded_vocab(layout.tp) / layout.tp
-        self.word_gradient = rows * width * strategy.stored.bytes if full else 0.0
+        self.word_gradient = rows * width * strategy.weights.bytes if full else 0.0
         self.tied = model.tied
         self.model = model
         self.loss: dict[int, float] = {}
@@ -223,11 +224,11 @@ class _Stage:
         return moments
 
     def _update(self) -> float:
-        """Without fusion the root of the second moment exists for all weights at once."""
+        """Without fusion the root of AdamW's second moment exists for all weights at once."""
         optimizer = self.strategy.optimizer
-        if optimizer.fused or not optimizer.moments:
+        if optimizer.fused or optimizer.kind is not OptimizerKind.ADAMW:
             return 0.0
-        return self.owned * optimizer.moment_dtype.bytes
+        return self.owned * optimizer.moment_bytes
 
     def _accumulated(self) -> float:
         """Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.model import Model
-from stepcast.ir.sharding import plan_of
+from stepcast.ir.optimizer import OptimizerKind
+from stepcast.ir.sharding import Plan, plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Kernels, Strategy, TrainingKind
-from stepcast.ir.trainable import held_shard, trained_shard
-from stepcast.ir.weights import Shard
+from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
+from stepcast.ir.weights import Part, Shard
 
 FP32_BYTES = DType.FP32.bytes
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
@@ -47,13 +48,13 @@ def piece_states(model: Model, strategy: Strategy, piece: Piece, orientations: i
         whole = whole_bytes(strategy, each, orientations)
         parameters += _share_bytes(strategy, each) / part.ways if part.collected else whole
     if strategy.training is TrainingKind.LORA:
-        kept = FP32_BYTES if strategy.keeps_fp32_weights else strategy.stored.bytes
+        kept = FP32_BYTES if strategy.keeps_fp32_weights else strategy.weights.bytes
         for part, each in plan.kinds(trained):
             parameters += kept * each.total / (part.ways if part.collected else 1)
     for part, each in plan.kinds(trained):
         ways = part.ways if plan.splits_gradients else 1
         gradients += strategy.gradient_dtype.bytes * each.total / ways
-    return States(parameters, gradients, optimizer_bytes(strategy) * plan.share(trained))
+    return States(parameters, gradients, _optimizer_bytes(model, strategy, piece, plan))
 
 
 def orientations(strategy: Strategy, gpu: Gpu) -> int:
@@ -69,7 +70,7 @@ def whole_bytes(strategy: Strategy, shard: Shard, orientations: int) -> float:
     """Weights as the layers use them. Fused kernels keep them quantised from one micro-batch to the next,
     beside the stored ones or, with parameters in fp8, instead of them.
     """
-    stored, quantised = strategy.stored.bytes, 0.0
+    stored, quantised = strategy.weights.bytes, 0.0
     if strategy.precision in QUANTISED:
         copies = orientations if strategy.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
         quantised = copies * strategy.precision.bytes
@@ -81,13 +82,27 @@ def _share_bytes(strategy: Strategy, shard: Shard) -> float:
     """What all ranks together keep of weights that they split."""
     if strategy.keeps_fp32_weights:
         return FP32_BYTES * shard.total
-    narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.stored.bytes
-    return narrow * shard.quantised + strategy.stored.bytes * shard.unquantised
+    narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.weights.bytes
+    return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
 
 
-def optimizer_bytes(strategy: Strategy) -> float:
+def _optimizer_bytes(model: Model, strategy: Strategy, piece: Piece, plan: Plan) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
-    optimizer = strategy.optimizer
-    copied = optimizer.master_weights and strategy.stored is not DType.FP32
+    optimizer, owned = strategy.optimizer, plan.share(trained_shard(model, strategy, piece))
+    copied = optimizer.master_weights and strategy.weights is not DType.FP32
     copied = copied and not strategy.keeps_fp32_weights
-    return optimizer.moments * optimizer.moment_dtype.bytes + (FP32_BYTES if copied else 0.0)
+    moments = optimizer.moments * owned
+    if optimizer.knows_matrices:
+        for each in trained_matrices(model, strategy, piece):
+            part = plan.experts if each.part is Part.EXPERTS else plan.dense
+            moments -= _spared(optimizer.kind, each) / part.ways
+    return moments * optimizer.moment_bytes + (FP32_BYTES * owned if copied else 0.0)
+
+
+def _spared(kind: OptimizerKind, matrices: Matrices) -> int:
+    """Elements that an optimizer does not keep of matrices, though it would of other weights: one moment of
+    two; or a matrix, of which it keeps the sums of rows and of columns.
+    """
+    if kind is OptimizerKind.MUON:
+        return matrices.elements if matrices.inside else 0
+    return matrices.elements - matrices.count * (matrices.rows + matrices.columns)

@@ -1,34 +1,38 @@
 """The h200 set: operators, transformer blocks and training steps that we measured on one H200.
 
-Operators that took part in the fit are predicted by constants learnt without their family of shapes; rows of
-another folder, and blocks and steps, by the committed constants.
+Training steps go through the public ``predict``, their peaks of memory through ``memory``. Operators that
+took part in the fit are predicted by constants learnt without their family of shapes; rows of another
+folder, and blocks and steps, by the committed constants.
 """
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
-from stepcast.cost.dispatch import Dispatch
 from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.memory import memory
+from stepcast.forecast.predict import predict
+from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.strategy import Kernels
 from stepcast.validate.folds import Family, load_folds
-from stepcast.validate.h200.eager_blocks import EagerBlock
-from stepcast.validate.h200.eager_models import EagerModel
-from stepcast.validate.h200.eager_time import block_time, step_time
+from stepcast.validate.h200.blocks import block_time
 from stepcast.validate.h200.ops import operator_s
-from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns
+from stepcast.validate.h200.rows import row_model, row_strategy
+from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns, summary
 
 Record = dict[str, str]
 Skipped = Counter[str]
+Peak = tuple[float, float]
 ATTENTION = {"sdpa_fwd": "attention forward", "sdpa_bwd": "attention backward"}
 FITTED_FILES = ("ops.csv", "ops_batched.csv", "ops_fp8_grouped.csv")
-FILES = ("ops*.csv", "blocks*.csv", "models*.csv")
+FILES = ("ops*.csv", "blocks*.csv", "models*.csv", "eager_memory*.csv")
 MEMORY_BOUND_FROM_S, LONG_S = 20e-6, 50e-6
 
 
@@ -42,10 +46,12 @@ def measure_folder(folder: str) -> Measurements:
         )
     rows: list[Row] = []
     skipped: Skipped = Counter()
+    peaks: list[Peak] = []
     for file in files:
-        rows += _rows_of(file, skipped)
+        rows += _rows_of(file, skipped, peaks)
     table = columns(rows)
-    return Measurements(table, skipped, _selections(table) if rows else {}, notes=_notes(table))
+    selections = _selections(table) if rows else {}
+    return Measurements(table, skipped, selections, dict(_figures(peaks)), _notes(table))
 
 
 def shipped() -> Path:
@@ -71,7 +77,7 @@ def _numbers(row: Mapping[str, str], *names: str) -> Family:
     return tuple(round(float(row[name] or 0)) for name in names)
 
 
-def _rows_of(file: Path, skipped: Skipped) -> Iterator[Row]:
+def _rows_of(file: Path, skipped: Skipped, peaks: list[Peak]) -> Iterator[Row]:
     with file.open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(lines)
         names = set(reader.fieldnames or ())
@@ -82,10 +88,12 @@ def _rows_of(file: Path, skipped: Skipped) -> Iterator[Row]:
         for number, record in enumerate(reader, start=2):
             try:
                 found = list(kind(record))
+                if "peak_alloc" in record:
+                    peaks.append(_peak(record))
             except (ValueError, KeyError, TypeError) as error:
                 skipped[f"{file.name}:{number}: {error}"] += 1
                 continue
-            if not found:
+            if not found and kind is not _no_times:
                 skipped[f"{file.name}: {UNMODELLED}"] += 1
             yield from found
 
@@ -120,13 +128,13 @@ def _operator(record: Record) -> Iterator[Row]:
 
 
 def _block(record: Record) -> Iterator[Row]:
-    block = _eager_block(record, "micro_batch")
-    time = block_time(block, load_gpu("h200"), default_fit(), default_dispatch())
+    model, strategy = row_model(record), row_strategy(record)
+    time = block_time(model, strategy, load_gpu("h200"), default_fit(), default_dispatch())
     name = (
-        f"{block.kind} block, hidden {block.hidden}, tp {block.tp}, micro-batch {block.batch} x {block.seq}, "
-        f"{block.dtype}"
+        f"{record['kind']} block, hidden {model.hidden}, tp {strategy.layout.tp}, "
+        f"micro-batch {strategy.micro_batch} x {strategy.seq}, {strategy.precision}"
     )
-    tags = {"model": f"{block.kind} block"}
+    tags = {"model": f"{record['kind']} block"}
     for phase, predicted_s in (("forward", time.forward_s), ("backward", time.backward_s)):
         measured_s = float(record[f"{phase[0]}wd_ms" if phase == "forward" else "bwd_ms"]) * 1e-3
         yield Row(f"{name} {phase}", measured_s, predicted_s, {**tags, "kind": f"block {phase}"})
@@ -135,39 +143,35 @@ def _block(record: Record) -> Iterator[Row]:
 def _step(record: Record) -> Iterator[Row]:
     if float(record.get("experts") or 0):
         return  # a Python loop over experts that waits for the GPU in each
-    model = EagerModel(
-        _eager_block(record, "batch"),
-        int(record["layers"]),
-        int(record["vocab"]),
-        record["tied"] == "True",
-        record["recompute"] == "full",
-    )
-    mode = Dispatch.GRAPH if model.block.compiled else Dispatch.EAGER
-    time = step_time(model, load_gpu("h200"), default_fit(), default_dispatch(), mode)
+    strategy = row_strategy(record)
+    predicted_s = predict(row_model(record), load_cluster("hgx-h200"), strategy).report.step_s
     how = [
         record["attention"],
         f"recompute {record['recompute']}",
-        "compiled" if model.block.compiled else "",
+        "compiled" if strategy.kernels is Kernels.COMPILED else "",
     ]
     name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {', '.join(how)}"
     tags = {"kind": "step", "model": record["model"]}
-    yield Row(name.removesuffix(", "), float(record["step_ms"]) * 1e-3, time.step_s, tags)
+    yield Row(name.removesuffix(", "), float(record["step_ms"]) * 1e-3, predicted_s, tags)
 
 
-def _eager_block(record: Record, batch: str) -> EagerBlock:
-    return EagerBlock(
-        record["kind"],
-        hidden=int(record["hidden"]),
-        heads=int(record["heads"]),
-        kv_heads=int(record["kv"]),
-        ffn=int(record["ffn"]),
-        batch=int(record[batch]),
-        seq=int(record["seq"]),
-        tp=int(record.get("tp") or 1),
-        dtype=DType(record["dtype"]),
-        flash=record.get("attention", "flash") == "flash",
-        compiled=record.get("compiled") == "1",
-    )
+def _no_times(record: Record) -> Iterator[Row]:
+    """Of steps whose memory alone was measured."""
+    return iter(())
+
+
+def _peak(record: Record) -> Peak:
+    """Bytes that tensors take at the fullest moment, measured and predicted."""
+    (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"))
+    return float(record["peak_alloc"]), stage.allocated
+
+
+def _figures(peaks: Sequence[Peak]) -> Iterator[tuple[str, float]]:
+    measured, predicted = (np.array(side) for side in zip(*peaks, strict=True)) if peaks else ([], [])
+    found = summary(np.asarray(measured), np.asarray(predicted))
+    if found is not None:
+        yield "peak memory: mean_abs_error", found.mean_abs_error
+        yield "peak memory: worst_abs_error", found.worst_abs_error
 
 
 UNMODELLED = "experts in a Python loop, which waits for the GPU at each expert, are not modelled"
@@ -176,6 +180,7 @@ KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[Row]]] = {
     ("op", "dtype", "ms"): _operator,
     ("kind", "hidden", "micro_batch", "fwd_ms", "bwd_ms"): _block,
     ("model", "layers", "batch", "step_ms"): _step,
+    ("kind", "layers", "batch", "peak_alloc"): _no_times,
 }
 
 

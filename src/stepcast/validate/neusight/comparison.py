@@ -23,9 +23,9 @@ from stepcast.cost.fits import neusight_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.validate.folds import GpuFold, load_folds
-from stepcast.validate.h200.eager_time import priced
 from stepcast.validate.neusight.models import neusight_kernels
 from stepcast.validate.neusight.ops import MATRIX, OPERATORS, FP32Rows, reported_s
+from stepcast.validate.priced import priced
 from stepcast.validate.scoreboard import Array, Columns, Measurements, Row, columns
 
 OPERATOR_FILES = ("ops_fp32.csv.gz", "ops_fp32.csv")

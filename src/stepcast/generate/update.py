@@ -1,0 +1,98 @@
+"""The optimizer's update of a rank's weights: what it reads and writes, and Muon's products.
+
+With data-parallel ranks that split states, Muon gives each whole matrices, in turn from the largest on
+(Megatron-Core's LayerWiseDistributedOptimizer). Where weights are split as well, matrices are exchanged for
+that and back (microsoft/dion, ``dion/muon.py``). Tensor ranks make their own parts orthogonal (Megatron-LM's
+default --muon-tp-mode blockwise).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from stepcast.generate.parts import K, Ops, collective
+from stepcast.generate.sizes import Sizes
+from stepcast.ir.dtype import DType
+from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
+from stepcast.ir.sharding import Partition, gathered_bytes, plan_of
+from stepcast.ir.trainable import Matrices
+from stepcast.ir.weights import Part, Shard
+from stepcast.ir.work import CollectiveKind, Elementwise, Matmul
+from stepcast.ir.workload import Op
+
+
+def own_parameters(sizes: Sizes, shard: Shard) -> int:
+    """Parameters whose optimizer states this rank keeps."""
+    return sum(-(-each.total // part.ways) for part, each in plan_of(sizes.strategy).kinds(shard))
+
+
+def update_ops(sizes: Sizes, trained: Shard, matrices: Sequence[Matrices]) -> Ops:
+    """The update of what a rank owns of *trained*, of which *matrices* are some."""
+    optimizer, own = sizes.strategy.optimizer, own_parameters(sizes, trained)
+    copied = gathered_bytes(sizes.strategy, trained) / max(1, trained.total)
+    if optimizer.kind is not OptimizerKind.MUON:
+        return (_streamed(sizes, "update", optimizer, max(1, own), copied),)
+    inside = [each for each in matrices if each.inside]
+    orthogonal = sum(-(-each.elements // _partition(sizes, each).ways) for each in inside)
+    ops = tuple(_orthogonalised(sizes, inside))
+    if orthogonal:
+        ops += (_streamed(sizes, "matrices update", optimizer, orthogonal, copied),)
+    if own > orthogonal:
+        # What is no matrix is AdamW's.
+        ops += (_streamed(sizes, "update", optimizer, own - orthogonal, copied, passes_of=ADAM),)
+    return ops
+
+
+def _streamed(
+    sizes: Sizes,
+    name: str,
+    optimizer: Optimizer,
+    elements: int,
+    copied: float,
+    passes_of: Optimizer | None = None,
+) -> Op:
+    """Reads and writes of *elements* weights; of a master copy also the training copy's, *copied* bytes each,
+    if that is kept.
+    """
+    strategy, passes = sizes.strategy, (passes_of or optimizer).passes
+    master = optimizer.master_weights and strategy.weights is not DType.FP32
+    weight = DType.FP32.bytes if master else strategy.weights.bytes
+    gradient, moment, narrow = strategy.gradient_dtype.bytes, optimizer.moment_bytes, DType.BF16.bytes
+    read, write = (
+        passes.weight[way] * weight
+        + passes.moments[way] * moment
+        + passes.temporary[way] * gradient
+        + passes.narrow[way] * narrow
+        for way in (0, 1)
+    )
+    read += passes.gradient * gradient
+    if master and not strategy.keeps_fp32_weights:
+        write += copied
+    return Op(
+        name, Elementwise(K.OPTIMIZER, 1, elements, read * elements, write * elements, dtype=DType.FP32)
+    )
+
+
+def _orthogonalised(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
+    """(a I + b A + c A A) X with A = X X^T along the shorter side, again and again in bf16."""
+    strategy, before = sizes.strategy, {True: 0, False: 0}
+    for each in sorted(matrices, key=lambda group: -group.rows * group.columns):
+        part, experts = _partition(sizes, each), each.part is Part.EXPERTS
+        # Each rank's turn comes once in *ways* matrices; the first rank has the most.
+        first = before[experts]
+        before[experts] = last = first + each.count
+        count = -(-last // part.ways) - -(-first // part.ways)
+        name = f"{each.part} {each.rows}x{each.columns}"
+        short, long = sorted((each.rows, each.columns))
+        if part.ways > 1 and strategy.sharding.splits_parameters:
+            size = -(-each.elements // part.ways) * int(DType.BF16.bytes)
+            yield collective(f"{name} exchange", CollectiveKind.ALL_TO_ALL, size, part.within)
+        for step in range(ITERATIONS if count else 0):
+            yield Op(f"{name} gram {step}", Matmul(short, short, long, count, DType.BF16))
+            yield Op(f"{name} square {step}", Matmul(short, short, short, count, DType.BF16))
+            yield Op(f"{name} product {step}", Matmul(short, long, short, count, DType.BF16))
+        if part.ways > 1 and strategy.sharding.splits_parameters:
+            yield collective(f"{name} exchange back", CollectiveKind.ALL_TO_ALL, size, part.within)
+
+
+def _partition(sizes: Sizes, matrices: Matrices) -> Partition:
+    plan = plan_of(sizes.strategy)
+    return plan.experts if matrices.part is Part.EXPERTS else plan.dense

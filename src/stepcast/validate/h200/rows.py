@@ -1,0 +1,66 @@
+"""Rows of the h200 set in the words of the library: a model and a strategy.
+
+All were measured in plain PyTorch or with torch.compile, weights, gradients and the moments of a fused AdamW
+in one format, without clipping.
+"""
+
+from collections.abc import Mapping
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.ir.optimizer import Optimizer
+from stepcast.ir.strategy import Execution, Kernels, Recompute, RecomputeKind, Strategy
+from stepcast.models.table import model_of
+
+Record = Mapping[str, str]
+SIZES = {"layers": "layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv", "ffn": "ffn"}
+GPT = {
+    "gated": False,
+    "activation": "gelu",
+    "norm": "layer+bias",
+    "position": "learned",
+    "biases": ["qkv", "attention_output", "mlp"],
+}
+POSITIONS = 1024  # at least, of those that are learnt
+BLOCK_VOCAB = 1024  # of a model around a block, whose ends are left out
+
+
+def row_model(row: Record) -> Model:
+    """A GPT- or Llama-style model; a row of a block has one layer."""
+    if row["kind"] not in ("gpt", "llama"):
+        raise ValueError(f"kind must be gpt or llama, not {row['kind']!r}")
+    seq, experts = int(row["seq"]), int(float(row.get("experts") or 0))
+    table: dict[str, object] = {field: int(row.get(column) or 1) for field, column in SIZES.items()}
+    table |= {
+        "vocab": int(row.get("vocab") or BLOCK_VOCAB),
+        "max_seq": seq,
+        "tied": row.get("tied") == "True",
+    }
+    if row["kind"] == "gpt":
+        table |= GPT | {"max_seq": max(POSITIONS, seq)}
+    if experts:
+        routed = {"count": experts, "top_k": int(float(row["topk"])), "ffn": table["ffn"]}
+        table |= {"experts": routed, "ffn": 0}
+    return model_of(row.get("model") or row["kind"], table)
+
+
+def row_strategy(row: Record) -> Strategy:
+    """One GPU. A block has the shards of a tensor-parallel rank, and adds to gradients that are there."""
+    dtype, batch = DType(row["dtype"]), int(row.get("batch") or row["micro_batch"])
+    block = "micro_batch" in row
+    compiled = row.get("compiled", "0") in ("1", "True")
+    full = row.get("recompute") == "full"
+    return Strategy(
+        Layout(tp=int(row.get("tp") or 1)),
+        batch,
+        batch * int(row.get("steps") or (2 if block else 1)),
+        int(row["seq"]),
+        precision=dtype,
+        gradient_dtype=dtype,
+        optimizer=Optimizer(moment_dtype=dtype, master_weights=False, clips=False),
+        flash_attention=row.get("attention", "flash") == "flash",
+        recompute=Recompute(RecomputeKind.FULL if full else RecomputeKind.NONE),
+        kernels=Kernels.COMPILED if compiled else Kernels.PLAIN,
+        execution=Execution.EAGER,
+    )
