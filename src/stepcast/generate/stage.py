@@ -112,7 +112,8 @@ class StageMaker:
     def _recomputed(self, layers: tuple[Layer, ...], whole: bool) -> tuple[Layer, ...]:
         """The backward of what is recomputed starts with its forward."""
         if whole:
-            return run_again(layers, stops_early=not self.sizes.fused)
+            plain = not self.sizes.fused
+            return run_again(layers, stops_early=plain and self.strategy.recompute.stops_early)
         recompute = self.strategy.recompute
         if recompute.kind is RecomputeKind.SELECTIVE and self.strategy.kernels is Kernels.COMPILED:
             return (*layers[:-1], before(layers[-1], renamed("recompute", self._cheap_half(layers))))
