@@ -179,7 +179,8 @@ def _recomputed(
 ) -> tuple[Layer, ...]:
     """The backward of what is recomputed starts with its forward."""
     if whole:
-        return run_again(layers, stops_early=not Sizes(model, strategy).fused)
+        plain = not Sizes(model, strategy).fused
+        return run_again(layers, stops_early=plain and strategy.recompute.stops_early)
     recompute = strategy.recompute
     if recompute.kind is RecomputeKind.SELECTIVE and strategy.kernels is Kernels.COMPILED:
         again = renamed("recompute", _cheap_half(Sizes(model, strategy), layers))

@@ -52,6 +52,7 @@ def recorded_op(duration_s: float) -> Op:
     op.after = ()
     op.kernels = 1
     op.host_reads = False
+    op.early = False
     op.__class__ = Op
     finished: Op = op
     return finished

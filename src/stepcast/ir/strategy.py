@@ -42,6 +42,8 @@ class Recompute:
     layers: int = 0
     # What SELECTIVE recomputes; empty means the attention core.
     modules: tuple[RecomputeModule, ...] = ()
+    # Whether PyTorch ends a recomputation once the backward has what it needs, as it does since 2.1.
+    stops_early: bool = True
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "layers")

@@ -46,6 +46,7 @@ class Defaults:
     fused_accumulation: bool = True
     boundary_scattered: bool = False
     owners_broadcast: bool = False
+    stops_early: bool = True
     memory: str = "megatron"  # the framework's overhead in cost.memory.overhead
     peak: str = "allocated"  # which peak its authors print: allocated, reserved, or total as nvidia-smi does
 
@@ -156,6 +157,7 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             sharding=Sharding.FSDP,
             kernels=Kernels.PLAIN,
             attention=AttentionKernel.FLASH_1,
+            stops_early=False,
             memory="pytorch",
         ),
     ),
@@ -194,6 +196,7 @@ DEFAULTS: tuple[tuple[str, Defaults], ...] = (
             gradient_dtype=DType.BF16,
             overlap=replace(USUAL_OVERLAP, parameters=False),
             owners_broadcast=True,
+            stops_early=False,
             kernels=Kernels.PLAIN,
             attention=AttentionKernel.FLASH_1,
         ),

@@ -86,7 +86,7 @@ def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Stra
         schedule=usual_kind(layout.vpp),
         stage_layers=recipe.stage_layers or (even_layers(model.layers, pieces) if uneven else ()),
         sharding=_word(run.sharding, SHARDINGS, known.sharding, "zero_fsdp"),
-        recompute=_recompute(run, known, recipe),
+        recompute=replace(_recompute(run, known, recipe), stops_early=known.stops_early),
         precision=precision,
         gradient_dtype=_gradient_dtype(run, known),
         training=TrainingKind.LORA if lora else TrainingKind.FULL,
