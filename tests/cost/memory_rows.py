@@ -1,22 +1,15 @@
 """Rows of measured peaks as a model and a strategy."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from stepcast.cost.memory.overhead import OVERHEADS, Overhead
+from stepcast.frameworks.catalog import load_framework
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.stages import even_layers
-from stepcast.ir.strategy import (
-    NO_RECOMPUTE,
-    Execution,
-    Kernels,
-    Optimizer,
-    Recompute,
-    RecomputeKind,
-    Sharding,
-    Strategy,
-)
+from stepcast.ir.strategy import NO_RECOMPUTE, Optimizer, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.models.table import model_of
 
 Row = Mapping[str, str]
@@ -40,18 +33,23 @@ def eager_model(row: Row) -> Model:
 
 def eager_strategy(row: Row) -> Strategy:
     """Weights, gradients and moments all in the one precision; gradients freed after each step."""
-    dtype, batch = DType(row["dtype"]), int(row["batch"])
-    compiled = row.get("compiled", "0") in ("1", "True")
+    batch = int(row["batch"])
     return Strategy(
         Layout(),
         batch,
         batch * int(row.get("steps") or 1),
         int(row["seq"]),
-        precision=dtype,
+        precision=DType(row["dtype"]),
+        recompute=FULL if row["recompute"] == "full" else NO_RECOMPUTE,
+    )
+
+
+def eager_framework(row: Row) -> Framework:
+    dtype, compiled = DType(row["dtype"]), row.get("compiled", "0") in ("1", "True")
+    return Framework(
         gradient_dtype=dtype,
         optimizer=Optimizer(moment_dtype=dtype, master_weights=False),
         flash_attention=row["attention"] == "flash",
-        recompute=FULL if row["recompute"] == "full" else NO_RECOMPUTE,
         kernels=Kernels.COMPILED if compiled else Kernels.PLAIN,
         execution=Execution.EAGER,
     )
@@ -68,7 +66,6 @@ def published_strategy(row: Row, model: Model) -> Strategy:
     micro_batch = _number(row, "micro_batch")
     per_round = micro_batch * dp
     deepspeed, titan = "DeepSpeed" in row["framework"], row["framework"] == "torchtitan"
-    fp32_gradients = not deepspeed or "fp32 grad" in row["zero_fsdp"]
     return Strategy(
         Layout(tp=tp, pp=pp, cp=cp, ep=ep, dp=dp, expert_tp=1 if ep > 1 else 0),
         micro_batch,
@@ -79,16 +76,17 @@ def published_strategy(row: Row, model: Model) -> Strategy:
         recompute=_recompute(row["recompute"], titan),
         precision=DType(row["precision"]),
         stage_layers=() if model.layers % pp == 0 else even_layers(model.layers, pp),
-        gradient_dtype=DType.FP32 if fp32_gradients else DType.BF16,
-        flash_attention=not deepspeed,
-        kernels=Kernels.COMPILED if titan else Kernels.FUSED,
     )
 
 
-def published_overhead(row: Row) -> Overhead | None:
+def published_framework(row: Row) -> Framework:
+    if row["framework"] == "torchtitan":
+        return load_framework("torchtitan")
     if "DeepSpeed" not in row["framework"]:
-        return None
-    return OVERHEADS["deepspeed-bf16" if "fp32 grad" in row["zero_fsdp"] else "deepspeed"]
+        return load_framework("megatron-core")
+    fp32_gradients = "fp32 grad" in row["zero_fsdp"]
+    known = load_framework("megatron-deepspeed-bf16" if fp32_gradients else "megatron-deepspeed")
+    return replace(known, gradient_dtype=DType.FP32 if fp32_gradients else DType.BF16)
 
 
 def _sharding(text: str) -> Sharding:

@@ -12,7 +12,14 @@ from stepcast.inputs.optimus.beside import read_logs
 from stepcast.models.columns import model_of_columns
 from stepcast.units import GIB
 from stepcast.validate.optimus import peaks
-from tests.cost.memory_rows import Row, eager_model, eager_strategy, published_overhead, published_strategy
+from tests.cost.memory_rows import (
+    Row,
+    eager_framework,
+    eager_model,
+    eager_strategy,
+    published_framework,
+    published_strategy,
+)
 from tests.shared import DATA, needs_shared
 
 OURS = Path(__file__).parents[1] / "data" / "h200"
@@ -40,7 +47,7 @@ EAGER = [
 def test_peaks_of_eager_training_steps_on_one_h200(row: Row) -> None:
     model = eager_model(row)
     assert model.parameters == int(row["params"])
-    found = memory(model, eager_strategy(row), load_gpu("h200"))[0]
+    found = memory(model, eager_strategy(row), load_gpu("h200"), eager_framework(row))[0]
     assert found.allocated == pytest.approx(float(row["peak_alloc"]), rel=0.025)
 
 
@@ -52,7 +59,7 @@ def published(status: str) -> list[tuple[Row, StageMemory, float]]:
             continue
         model = model_of_columns(row["model"], row)
         gpu = load_gpu(GPUS.get(row["gpu"], "h100-sxm"))
-        stages = memory(model, published_strategy(row, model), gpu, overhead=published_overhead(row))
+        stages = memory(model, published_strategy(row, model), gpu, published_framework(row))
         stage = max(stages, key=lambda each: each.total)
         # torchtitan prints what its allocator reserved, SimuMax what was allocated, BLOOM's team nvidia-smi.
         reports = {"torchtitan": stage.reserved, "Megatron-DeepSpeed": stage.total}

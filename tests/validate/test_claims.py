@@ -7,8 +7,9 @@ from importlib.resources import files
 from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import Execution, Kernels, Optimizer, Recompute, RecomputeKind, Strategy
+from stepcast.ir.strategy import Optimizer, Recompute, RecomputeKind, Strategy
 from stepcast.models.columns import model_of_columns
 from tests.shared import ROOT
 
@@ -23,18 +24,23 @@ def steps() -> Iterator[Record]:
 
 
 def strategy(step: Record) -> Strategy:
-    dtype, batch = DType(step["dtype"]), int(step["batch"])
-    compiled = step.get("compiled") == "1"
+    batch = int(step["batch"])
     return Strategy(
         layout=Layout(),
         micro_batch=batch,
         global_batch=batch,
         seq=int(step["seq"]),
-        precision=dtype,
+        precision=DType(step["dtype"]),
+        recompute=Recompute(RecomputeKind.FULL if step["recompute"] == "full" else RecomputeKind.NONE),
+    )
+
+
+def framework(step: Record) -> Framework:
+    dtype, compiled = DType(step["dtype"]), step.get("compiled") == "1"
+    return Framework(
         gradient_dtype=dtype,
         optimizer=Optimizer(moment_dtype=dtype, master_weights=False),
         flash_attention=step["attention"] == "flash",
-        recompute=Recompute(RecomputeKind.FULL if step["recompute"] == "full" else RecomputeKind.NONE),
         execution=Execution.EAGER,
         kernels=Kernels.COMPILED if compiled else Kernels.PLAIN,
     )
@@ -45,7 +51,7 @@ def test_training_steps_as_predict_has_them() -> None:
     errors = []
     for step in steps():
         model = model_of_columns(step["model"], {**step, "kv_heads": step["kv"], "seq": ""})
-        predicted_s = predict(model, cluster, strategy(step)).report.step_s
+        predicted_s = predict(model, cluster, strategy(step), framework(step)).report.step_s
         errors.append(abs(predicted_s / (float(step["step_ms"]) * 1e-3) - 1))
     assert len(errors) == 12
     mean, worst = sum(errors) / len(errors), max(errors)

@@ -1,4 +1,4 @@
-"""A model under a strategy on a cluster: generate its workload, simulate it, and count its memory."""
+"""A model under a strategy, by a framework, on a cluster: workload, simulated step and memory."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,6 +8,7 @@ from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import compute_price, step_load
 from stepcast.cost.dispatch import EXPERT_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
@@ -15,10 +16,11 @@ from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
+from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Dispatcher, Execution, Framework
 from stepcast.ir.model import Model
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
-from stepcast.ir.strategy import Execution, ScheduleKind, Strategy
+from stepcast.ir.strategy import ScheduleKind, Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
 from stepcast.ir.workload import Manner, Phase, Workload
 from stepcast.simulation.messages import Send
@@ -33,13 +35,15 @@ def predict(
     model: Model,
     cluster: Cluster,
     strategy: Strategy,
+    framework: Framework = MEGATRON_CORE,
     options: Options = DEFAULTS,
     calibration: Calibration | None = None,
 ) -> Prediction:
-    """One training step of *model* under *strategy* on *cluster*."""
-    workload = generate(model, strategy)
-    compute = compute_pricer(workload, cluster, calibration)
-    prediction = simulate(workload, cluster, _as_strategy_says(options, model, strategy), compute)
+    """One training step of *model* under *strategy*, run by *framework* on *cluster*."""
+    workload = generate(model, strategy, framework)
+    compute = compute_pricer(workload, cluster, calibration, framework.attention)
+    options = _as_strategy_says(options, model, strategy, framework)
+    prediction = simulate(workload, cluster, options, compute)
     report = prediction.report
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
     flops = model_flops(
@@ -63,8 +67,8 @@ def predict(
         report=replace(
             report,
             throughput=throughput,
-            run={**report.run, **_run_facts(model, strategy)},
-            memory_bytes=memory_facts(memory(model, strategy, cluster.gpu)),
+            run={**report.run, **_run_facts(model, strategy, framework)},
+            memory_bytes=memory_facts(memory(model, strategy, cluster.gpu, framework)),
             warnings=(
                 *report.warnings,
                 *_precision_warnings(cluster, str(strategy.precision)),
@@ -76,9 +80,10 @@ def predict(
     )
 
 
-def _run_facts(model: Model, strategy: Strategy) -> dict[str, Any]:
+def _run_facts(model: Model, strategy: Strategy, framework: Framework) -> dict[str, Any]:
     return {
         "model": model.name,
+        "framework": framework.name,
         "parameters": model.parameters,
         "layers": model.layers,
         "hidden": model.hidden,
@@ -89,9 +94,9 @@ def _run_facts(model: Model, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def manner_of(model: Model, strategy: Strategy) -> Manner:
+def manner_of(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Manner:
     """How a step of *model* under *strategy* runs, for a workload that is simulated elsewhere."""
-    options = _as_strategy_says(DEFAULTS, model, strategy)
+    options = _as_strategy_says(DEFAULTS, model, strategy, framework)
     return Manner(
         schedule=str(options.schedule),
         messages=str(options.send or ""),
@@ -100,14 +105,14 @@ def manner_of(model: Model, strategy: Strategy) -> Manner:
     )
 
 
-def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Options:
-    experts = model.experts if strategy.forwarded_experts else None
+def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framework: Framework) -> Options:
+    experts = model.experts if framework.dispatcher is Dispatcher.FORWARDING else None
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
-        issue_s=options.issue_s if strategy.execution is Execution.GRAPHS else _eager_issue_s,
+        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _eager_issue_s,
         once_per_node=experts.top_k if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
@@ -170,9 +175,12 @@ def _eager_issue_s(work: Work, backward: bool) -> float:
 
 
 def compute_pricer(
-    workload: Workload, cluster: Cluster, calibration: Calibration | None = None
+    workload: Workload,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    attention: AttentionKernel = AttentionKernel.CURRENT,
 ) -> ComputePrice:
-    """Prices computation as part of a long step on the cluster's GPU."""
+    """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation."""
     gpu, fit = cluster.gpu, default_fit()
     stage = workload.stages[len(workload.stages) // 2]
     works = [
@@ -185,8 +193,11 @@ def compute_pricer(
     load = step_load(works, gpu, fit)
 
     def price(work: Compute) -> Price:
+        work = as_run(work, attention)
         if calibration is not None:
-            return calibration.price(work, gpu, fit, load)
-        return compute_price(work, gpu, fit, load)
+            found = calibration.price(work, gpu, fit, load)
+        else:
+            found = compute_price(work, gpu, fit, load)
+        return slowed(found, work, attention, gpu.architecture)
 
     return price

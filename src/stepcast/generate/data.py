@@ -22,7 +22,7 @@ from stepcast.ir.workload import Layer, Op
 def reduce_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
     """The gradients of *shard* summed over the ranks that hold the same weights."""
     ops: list[Op] = []
-    for part, each in plan_of(sizes.strategy).kinds(shard):
+    for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard):
         size = each.total * sizes.gradient
         if part.ways > 1:
             ops.append(
@@ -41,7 +41,7 @@ def gather_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
         collective(
             f"{part.within} all-gather {name}", GATHER, gathered_bytes(strategy, each), part.within, blocking
         )
-        for part, each in plan_of(strategy).kinds(shard)
+        for part, each in plan_of(strategy, sizes.framework).kinds(shard)
         if part.ways > 1
     )
 
@@ -49,7 +49,7 @@ def gather_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
     """The parameters of *shard* from the ranks that own them, one after the other."""
     ops: list[Op] = []
-    for part, each in plan_of(sizes.strategy).kinds(shard):
+    for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard):
         if part.ways > 1:
             size = -(-gathered_bytes(sizes.strategy, each) // part.ways)
             ops += [
@@ -128,7 +128,9 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
 
 def own_parameters(sizes: Sizes, shard: Shard) -> int:
     """Parameters whose optimizer states this rank keeps."""
-    return sum(-(-each.total // part.ways) for part, each in plan_of(sizes.strategy).kinds(shard))
+    return sum(
+        -(-each.total // part.ways) for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard)
+    )
 
 
 def _gradient_norm(sizes: Sizes, end: StepEnd) -> Ops:
@@ -145,11 +147,13 @@ def _update(sizes: Sizes, end: StepEnd) -> Op:
     is kept.
     """
     strategy, own = sizes.strategy, max(1, own_parameters(sizes, end.trained))
-    optimizer = strategy.optimizer
+    optimizer = sizes.framework.optimizer
     master = optimizer.master_weights and strategy.stored is not DType.FP32
     weight = 4.0 if master else strategy.stored.bytes
     moments = optimizer.moments * optimizer.moment_dtype.bytes
-    read = weight + moments + strategy.gradient_dtype.bytes
+    read = weight + moments + sizes.framework.gradient_dtype.bytes
     copied = gathered_bytes(strategy, end.trained) / max(1, end.trained.total)
-    write = weight + moments + (copied if master and not strategy.keeps_fp32_weights else 0.0)
+    write = (
+        weight + moments + (copied if master and not sizes.framework.keeps_fp32_weights(strategy) else 0.0)
+    )
     return Op("update", Elementwise(K.OPTIMIZER, 1, own, read * own, write * own, dtype=DType.FP32))

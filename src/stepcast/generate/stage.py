@@ -12,13 +12,14 @@ from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, collective, renamed
 from stepcast.generate.recompute import before, recomputed
 from stepcast.generate.sizes import Sizes
+from stepcast.ir.framework import Execution, Framework, SelectiveRule
 from stepcast.ir.group import Group
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import Execution, Kernels, RecomputeKind, Strategy, TrainingKind
+from stepcast.ir.strategy import RecomputeKind, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
 from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
@@ -29,15 +30,16 @@ UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine
 
 
 class StageMaker:
-    def __init__(self, model: Model, strategy: Strategy) -> None:
-        self.model, self.strategy, self.sizes = model, strategy, Sizes(model, strategy)
+    def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
+        self.model, self.strategy, self.framework = model, strategy, framework
+        self.sizes = Sizes(model, strategy, framework)
         self._blocks: dict[tuple[Kind, bool], tuple[Layer, ...]] = {}
 
     def stage(self, piece: Piece) -> Stage:
         units = self._units(piece)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
-        plan = plan_of(self.strategy)
+        plan = plan_of(self.strategy, self.framework)
         if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
             units = gathering(self.sizes, units)
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
@@ -86,7 +88,7 @@ class StageMaker:
     def _block(self, kind: Kind, whole: bool) -> tuple[Layer, ...]:
         if (kind, whole) not in self._blocks:
             layers = self._recomputed(self._halves(kind), whole)
-            if self.strategy.execution is Execution.PARTIAL_GRAPHS:
+            if self.framework.execution is Execution.PARTIAL_GRAPHS:
                 layers = tuple(
                     replace(layer, captured=not layer.name.startswith(UNCAPTURED)) for layer in layers
                 )
@@ -115,7 +117,8 @@ class StageMaker:
             again = renamed("recompute", (op for layer in layers for op in layer.forward))
             return (*layers[:-1], before(layers[-1], again))
         recompute = self.strategy.recompute
-        if recompute.kind is RecomputeKind.SELECTIVE and self.strategy.kernels is Kernels.COMPILED:
+        alternate = self.framework.selective is SelectiveRule.ALTERNATE_MATMULS
+        if recompute.kind is RecomputeKind.SELECTIVE and alternate:
             return (*layers[:-1], before(layers[-1], renamed("recompute", self._cheap_half(layers))))
         return recomputed(layers, recompute.selected)
 

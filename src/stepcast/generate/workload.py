@@ -1,8 +1,9 @@
-"""Model x Strategy -> Workload: every op of a training step with its shapes, and every collective."""
+"""Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
 from dataclasses import replace
 
 from stepcast.generate.stage import StageMaker
+from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
 from stepcast.ir.stages import Piece, pieces
@@ -10,10 +11,10 @@ from stepcast.ir.strategy import Strategy
 from stepcast.ir.workload import Stage, Workload
 
 
-def generate(model: Model, strategy: Strategy) -> Workload:
+def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Workload:
     """What *model* must run in one step under *strategy*: one stage per pipeline piece, in model order."""
-    check(model, strategy)
-    maker = StageMaker(model, strategy)
+    check(model, strategy, framework=framework)
+    maker = StageMaker(model, strategy, framework)
     known: dict[tuple[object, ...], Stage] = {}
     stages = []
     for piece in pieces(model, strategy):

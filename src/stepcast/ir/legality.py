@@ -8,6 +8,7 @@ of Megatron-FSDP and torch.distributed.pipelining run them.
 from collections.abc import Callable
 from itertools import takewhile
 
+from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer, PositionKind
@@ -31,20 +32,21 @@ CHUNKS = {
 }
 
 
-def check(model: Model, strategy: Strategy, gpus: int | None = None) -> None:
+def check(
+    model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE
+) -> None:
     """A StrategyError where *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
-    for rule in RULES:
-        message = rule(model, strategy)
+    for message in (*(rule(model, strategy) for rule in RULES), _ring(strategy, framework)):
         if message:
             raise StrategyError(message)
     if gpus is not None:
         _check_gpus(strategy, gpus)
 
 
-def is_legal(model: Model, strategy: Strategy) -> bool:
+def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> bool:
     """Whether *strategy* can train *model*."""
     try:
-        check(model, strategy)
+        check(model, strategy, framework=framework)
     except StrategyError:
         return False
     return True
@@ -133,8 +135,6 @@ def _context(model: Model, strategy: Strategy) -> str:
                     f"cp {cp} needs seq {seq} to be a multiple of 2 x cp = {2 * cp}, so that each rank holds "
                     f"one slice from either end: use {near}"
                 )
-            if not strategy.flash_attention and strategy.context is ContextKind.RING:
-                return "ring attention needs flash attention: switch it on, or use context 'all-gather'"
         case ContextKind.ALL_TO_ALL:
             heads = max(1, model.kv_heads // tp)
             if heads % cp:
@@ -143,6 +143,13 @@ def _context(model: Model, strategy: Strategy) -> str:
                     f"cp {cp} by all-to-all does not divide the {heads} kv heads of a tensor rank: "
                     f"the nearest legal cp is {near}"
                 )
+    return ""
+
+
+def _ring(strategy: Strategy, framework: Framework) -> str:
+    ring = strategy.layout.cp > 1 and strategy.context is ContextKind.RING
+    if ring and not framework.flash_attention:
+        return "ring attention needs flash attention: switch it on, or use context 'all-gather'"
     return ""
 
 

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import Kernels, Strategy, TrainingKind
+from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_shard
 from stepcast.ir.weights import Shard
 
@@ -37,23 +38,25 @@ class States:
         )
 
 
-def piece_states(model: Model, strategy: Strategy, piece: Piece, orientations: int) -> States:
+def piece_states(
+    model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int
+) -> States:
     """What one rank keeps for *piece* all the time, each quantised weight in *orientations* copies; gradients
     as if none were freed.
     """
     held, trained = held_shard(model, strategy, piece), trained_shard(model, strategy, piece)
-    plan, parameters, gradients = plan_of(strategy), 0.0, 0.0
+    plan, parameters, gradients = plan_of(strategy, framework), 0.0, 0.0
     for part, each in plan.kinds(held):
-        whole = whole_bytes(strategy, each, orientations)
-        parameters += _share_bytes(strategy, each) / part.ways if part.collected else whole
+        whole = whole_bytes(strategy, framework, each, orientations)
+        parameters += _share_bytes(strategy, framework, each) / part.ways if part.collected else whole
     if strategy.training is TrainingKind.LORA:
-        kept = FP32_BYTES if strategy.keeps_fp32_weights else strategy.stored.bytes
+        kept = FP32_BYTES if framework.keeps_fp32_weights(strategy) else strategy.stored.bytes
         for part, each in plan.kinds(trained):
             parameters += kept * each.total / (part.ways if part.collected else 1)
     for part, each in plan.kinds(trained):
         ways = part.ways if plan.splits_gradients else 1
-        gradients += strategy.gradient_dtype.bytes * each.total / ways
-    return States(parameters, gradients, optimizer_bytes(strategy) * plan.share(trained))
+        gradients += framework.gradient_dtype.bytes * each.total / ways
+    return States(parameters, gradients, optimizer_bytes(strategy, framework) * plan.share(trained))
 
 
 def orientations(strategy: Strategy, gpu: Gpu) -> int:
@@ -65,29 +68,29 @@ def orientations(strategy: Strategy, gpu: Gpu) -> int:
     return 1 if strategy.precision is DType.FP8 and gpu.architecture in EITHER_ORIENTATION else 2
 
 
-def whole_bytes(strategy: Strategy, shard: Shard, orientations: int) -> float:
+def whole_bytes(strategy: Strategy, framework: Framework, shard: Shard, orientations: int) -> float:
     """Weights as the layers use them. Fused kernels keep them quantised from one micro-batch to the next,
     beside the stored ones or, with parameters in fp8, instead of them.
     """
     stored, quantised = strategy.stored.bytes, 0.0
     if strategy.precision in QUANTISED:
-        copies = orientations if strategy.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
+        copies = orientations if framework.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
         quantised = copies * strategy.precision.bytes
     narrow = quantised if strategy.fp8_parameters else stored + quantised
     return narrow * shard.quantised + stored * shard.unquantised
 
 
-def _share_bytes(strategy: Strategy, shard: Shard) -> float:
+def _share_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> float:
     """What all ranks together keep of weights that they split."""
-    if strategy.keeps_fp32_weights:
+    if framework.keeps_fp32_weights(strategy):
         return FP32_BYTES * shard.total
     narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.stored.bytes
     return narrow * shard.quantised + strategy.stored.bytes * shard.unquantised
 
 
-def optimizer_bytes(strategy: Strategy) -> float:
+def optimizer_bytes(strategy: Strategy, framework: Framework) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
-    optimizer = strategy.optimizer
+    optimizer = framework.optimizer
     copied = optimizer.master_weights and strategy.stored is not DType.FP32
-    copied = copied and not strategy.keeps_fp32_weights
+    copied = copied and not framework.keeps_fp32_weights(strategy)
     return optimizer.moments * optimizer.moment_dtype.bytes + (FP32_BYTES if copied else 0.0)

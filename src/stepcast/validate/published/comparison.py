@@ -3,24 +3,24 @@
 import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepcast.cost.memory import memory
-from stepcast.cost.memory.overhead import OVERHEADS
 from stepcast.forecast.predict import predict
+from stepcast.frameworks.profile import Profile
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Kernels, Strategy
+from stepcast.ir.strategy import Strategy
 from stepcast.models.columns import model_of_columns
 from stepcast.units import GIB
 from stepcast.validate.published.cluster import cluster_of
 from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
-from stepcast.validate.published.defaults import defaults_of
+from stepcast.validate.published.framework import profile_of
 from stepcast.validate.published.run import NotComparableError, PublishedRun, run_of
-from stepcast.validate.published.software import calibration_of
 from stepcast.validate.published.strategy import strategy_of
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
@@ -36,6 +36,8 @@ class Setup:
     model: Model
     cluster: Cluster
     strategy: Strategy
+    framework: Framework
+    profile: Profile
     assumptions: tuple[str, ...]
 
 
@@ -114,7 +116,7 @@ def measure(*paths: Path) -> Found:
     times: list[Row] = []
     memories: list[MemoryRow] = []
     skipped: Skipped = Counter()
-    predicted: dict[tuple[Model, Strategy, Cluster], float] = {}
+    predicted: dict[tuple[Model, Strategy, Framework, Cluster], float] = {}
     records = list(corrected((record for path in paths for record in _records(path)), corrections()))
     for record in completed(records):
         try:
@@ -124,7 +126,7 @@ def measure(*paths: Path) -> Found:
             if setup.run.out_of_memory:
                 skipped["ran out of memory: compared for memory alone"] += 1
                 continue
-            key = (setup.model, setup.strategy, setup.cluster)
+            key = (setup.model, setup.strategy, setup.framework, setup.cluster)
             measured_s = measured_step_s(setup)
             if key not in predicted:
                 predicted[key] = predicted_step_s(setup)
@@ -153,11 +155,11 @@ def setup_of(record: Record) -> Setup:
     run = run_of(record)
     model = model_of_columns(run.model, record)
     assumptions: list[str] = []
-    strategy = strategy_of(run, model, assumptions)
+    cluster, profile = cluster_of(run, assumptions), profile_of(record)
+    strategy, framework = strategy_of(run, profile, model, cluster.gpu.name, assumptions)
     if strategy.seq > model.max_seq:
         model = model.with_max_seq(strategy.seq)
-    cluster = cluster_of(run, assumptions)
-    return Setup(run, model, cluster, strategy, tuple(assumptions))
+    return Setup(run, model, cluster, strategy, framework, profile, tuple(assumptions))
 
 
 def measured_step_s(setup: Setup) -> float:
@@ -187,26 +189,17 @@ def measured_step_s(setup: Setup) -> float:
 
 
 def predicted_step_s(setup: Setup) -> float:
-    gpu = setup.cluster.gpu
-    kernel = defaults_of(setup.run.framework).attention
-    calibration = calibration_of(kernel, gpu.name, gpu.architecture)
-    report = predict(setup.model, setup.cluster, setup.strategy, calibration=calibration).report
+    report = predict(setup.model, setup.cluster, setup.strategy, setup.framework).report
     return report.step_s * setup.run.global_batch / setup.strategy.global_batch
 
 
 def _memory_row(setup: Setup) -> MemoryRow:
-    run, known = setup.run, defaults_of(setup.run.framework)
-    overhead = OVERHEADS.get(f"{known.memory}-bf16" if "bf16-optimizer" in run.sharding else known.memory)
-    strategy = setup.strategy
-    if run.recomputes_by_op and strategy.kernels is Kernels.PLAIN:
-        # Its policy keeps matmuls and attention, whatever kernels run between them: so does a compiler.
-        strategy = replace(strategy, kernels=Kernels.COMPILED)
-    stages = memory(setup.model, strategy, setup.cluster.gpu, overhead=overhead)
+    run, framework = setup.run, setup.framework
+    stages = memory(setup.model, setup.strategy, setup.cluster.gpu, framework)
     fullest = max(stages, key=lambda stage: stage.total)
     measured = 0.0 if run.out_of_memory else (run.peak_memory_gib or 0.0) * GIB
     fits = all(stage.fits for stage in stages)
-    fitted = overhead is not None and overhead.fitted
-    return MemoryRow(run.name, measured, getattr(fullest, known.peak), fits, fitted)
+    return MemoryRow(run.name, measured, getattr(fullest, framework.peak), fits, framework.overhead.fitted)
 
 
 def _label(setup: Setup) -> str:
