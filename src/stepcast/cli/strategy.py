@@ -224,6 +224,8 @@ def settled_facts(settled: "Settled") -> dict[str, Any]:
         "kernels": str(framework.kernels),
         "execution": str(framework.execution),
         "fused_experts": framework.fused_experts,
+        "dropout": framework.dropout,
+        "further_tokens": choices["further_tokens"],
         "selective": str(framework.selective),
     }
 

@@ -1,13 +1,16 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
 import csv
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
+from stepcast.frameworks.command import UnsaidError, predict_words
 from stepcast.frameworks.profile import Profile
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
@@ -15,9 +18,10 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
-from stepcast.models.columns import model_of_columns
+from stepcast.models.catalog import load_model
+from stepcast.models.columns import model_of_columns, words_of
 from stepcast.units import GIB
-from stepcast.validate.published.cluster import cluster_of
+from stepcast.validate.published.cluster import cluster_of, cluster_words
 from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
 from stepcast.validate.published.framework import profile_of
 from stepcast.validate.published.run import NotComparableError, PublishedRun, run_of
@@ -39,6 +43,38 @@ class Setup:
     framework: Framework
     profile: Profile
     assumptions: tuple[str, ...]
+    # What the row says of its model's sizes, by column.
+    sizes: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+
+    @property
+    def command(self) -> str:
+        """What a user types for the same prediction, or why none can be typed."""
+        name, changes = cluster_words(self.run)
+        try:
+            said = predict_words(
+                self.profile, self.model, self.cluster.gpu.name, self.strategy, self.framework
+            )
+            machine = ["--cluster", name, *(word for change in changes for word in ("--set", change))]
+            words = ["stepcast", "predict", "--model", self._model_word, *machine, *said]
+        except UnsaidError as error:
+            return f"cannot be said: {error}"
+        scaled = self.strategy.global_batch != self.run.global_batch
+        note = f"  # times {self.run.global_batch}/{self.strategy.global_batch}" if scaled else ""
+        return shlex.join(words) + note
+
+    @property
+    def _model_word(self) -> str:
+        sized = words_of(self.run.model, {**self.sizes, "seq": self._said_seq})
+        for word in (self.run.model, sized):
+            with suppress(ValueError):
+                if replace(load_model(word), name=self.model.name) == self.model:
+                    return word
+        raise UnsaidError(f"{sized} is another model")
+
+    @property
+    def _said_seq(self) -> str:
+        """Models take as many tokens as the row says, or needs."""
+        return self.sizes.get("seq") or str(max(self.strategy.seq, self.model.max_seq))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +115,7 @@ def measure_folder(*folders: str) -> Measurements:
         found.skipped,
         figures=dict(_figures(found)),
         notes=(*NOTES, *_corrections_note(found), *_memory_note(found)),
-        details=(CORRECTION,),
+        details=(CORRECTION, COMMAND),
     )
 
 
@@ -90,6 +126,7 @@ def rows(*paths: str) -> tuple[tuple[Row, ...], Mapping[str, int]]:
 
 
 CORRECTION = "correction"  # the label that tells what was corrected in a row, and why
+COMMAND = "command"  # the label that tells what to type for the same prediction
 NOTES = (
     "what a row leaves open is taken from its framework's documented defaults (docs/published.md)",
     "no constant of times was fitted to these rows; their frameworks' kernels were chosen with them in sight",
@@ -159,7 +196,7 @@ def setup_of(record: Record) -> Setup:
     strategy, framework = strategy_of(run, profile, model, cluster.gpu.name, assumptions)
     if strategy.seq > model.max_seq:
         model = model.with_max_seq(strategy.seq)
-    return Setup(run, model, cluster, strategy, framework, profile, tuple(assumptions))
+    return Setup(run, model, cluster, strategy, framework, profile, tuple(assumptions), record)
 
 
 def measured_step_s(setup: Setup) -> float:
@@ -223,6 +260,7 @@ def _tags(setup: Setup) -> dict[str, str]:
         "time from": "derived" if run.derived or run.iteration_s is None else "stated",
         "values": "corrected" if run.corrected else "as published",
         CORRECTION: run.corrected,
+        COMMAND: setup.command,
     }
 
 
