@@ -1,5 +1,6 @@
 """Profiles of frameworks: the catalogue, users' own files, and what is wrong with them."""
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -95,9 +96,8 @@ def test_a_users_file_builds_on_others(tmp_path: Path) -> None:
 def test_mistakes_are_told_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=".*") as error:
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
         load_profile(str(path))
-    assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 

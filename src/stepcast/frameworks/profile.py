@@ -12,7 +12,16 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import STORED_AS, ContextKind, Overlap, Recompute, Sharding, Strategy
+from stepcast.ir.strategy import (
+    NO_RECOMPUTE,
+    STORED_AS,
+    USUAL_OVERLAP,
+    ContextKind,
+    Overlap,
+    Recompute,
+    Sharding,
+    Strategy,
+)
 
 # Names that a user or a preset may set on the software; all others are choices.
 DECISIONS = frozenset(each.name for each in fields(Framework)) - {"name"}
@@ -26,8 +35,8 @@ class Defaults:
     precision: DType = DType.BF16
     sharding: Sharding = Sharding.ZERO_1
     sequence_parallel: bool = True
-    recompute: Recompute = Recompute()
-    overlap: Overlap = Overlap()
+    recompute: Recompute = NO_RECOMPUTE
+    overlap: Overlap = USUAL_OVERLAP
     context: ContextKind = ContextKind.RING
     seq: int = 4096
     # Model chunks per stage where a schedule is interleaved and nobody gives their number; 0: none assumed.
