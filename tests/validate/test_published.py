@@ -14,16 +14,14 @@ from stepcast.ir.strategy import RecomputeKind, ScheduleKind, Sharding, Training
 from stepcast.ir.work import Matmul
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import (
-    Setup,
-    completed,
     measure,
     measure_folder,
     measured_step_s,
     predicted_step_s,
     rows,
-    setup_of,
 )
 from stepcast.validate.published.run import NotComparableError, run_of
+from stepcast.validate.published.setup import Setup, completed, setup_of
 from tests.shared import DATA, needs_shared
 
 FILE = DATA / "published" / "training_runs.csv"

@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.validate.published.comparison import (
-    COMMAND,
-    completed,
-    predicted_step_s,
-    rows,
-    setup_of,
-)
+from stepcast.validate.published.comparison import COMMAND, predicted_step_s, rows
 from stepcast.validate.published.corrections import corrected, corrections
+from stepcast.validate.published.setup import completed, setup_of
 from tests.shared import DATA, needs_shared
 from tests.validate.test_published import LLAMA, write
 

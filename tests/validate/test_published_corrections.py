@@ -10,8 +10,9 @@ from stepcast.cli.main import main
 from stepcast.generate.flops import model_flops
 from stepcast.ir.framework import Dispatcher, Kernels
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule
-from stepcast.validate.published.comparison import measured_step_s, setup_of
+from stepcast.validate.published.comparison import measured_step_s
 from stepcast.validate.published.corrections import CorrectionError, corrected, corrections, parse
+from stepcast.validate.published.setup import setup_of
 from tests.shared import DATA, ROOT, needs_shared
 
 M = RecomputeModule

@@ -1,80 +1,27 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
 import csv
-import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.frameworks.command import UnsaidError, predict_words
-from stepcast.frameworks.profile import Profile
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
-from stepcast.models.catalog import load_model
-from stepcast.models.columns import model_of_columns, words_of
 from stepcast.units import GIB
-from stepcast.validate.published.cluster import cluster_of, cluster_words
 from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
-from stepcast.validate.published.framework import profile_of
-from stepcast.validate.published.run import NotComparableError, PublishedRun, run_of
-from stepcast.validate.published.strategy import strategy_of
+from stepcast.validate.published.run import NotComparableError
+from stepcast.validate.published.setup import Setup, completed, setup_of
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
 FILE = "training_runs.csv"
 Skipped = Counter[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """A published run in our nouns, and what its row left open."""
-
-    run: PublishedRun
-    model: Model
-    cluster: Cluster
-    strategy: Strategy
-    framework: Framework
-    profile: Profile
-    assumptions: tuple[str, ...]
-    # What the row says of its model's sizes, by column.
-    sizes: Mapping[str, str | None] = field(default_factory=dict, hash=False)
-
-    @property
-    def command(self) -> str:
-        """What a user types for the same prediction, or why none can be typed."""
-        name, changes = cluster_words(self.run)
-        try:
-            said = predict_words(
-                self.profile, self.model, self.cluster.gpu.name, self.strategy, self.framework
-            )
-            machine = ["--cluster", name, *(word for change in changes for word in ("--set", change))]
-            words = ["stepcast", "predict", "--model", self._model_word, *machine, *said]
-        except UnsaidError as error:
-            return f"cannot be said: {error}"
-        scaled = self.strategy.global_batch != self.run.global_batch
-        note = f"  # times {self.run.global_batch}/{self.strategy.global_batch}" if scaled else ""
-        return shlex.join(words) + note
-
-    @property
-    def _model_word(self) -> str:
-        sized = words_of(self.run.model, {**self.sizes, "seq": self._said_seq})
-        for word in (self.run.model, sized):
-            with suppress(ValueError):
-                if replace(load_model(word), name=self.model.name) == self.model:
-                    return word
-        raise UnsaidError(f"{sized} is another model")
-
-    @property
-    def _said_seq(self) -> str:
-        """Models take as many tokens as the row says, or needs."""
-        return self.sizes.get("seq") or str(max(self.strategy.seq, self.model.max_seq))
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,30 +120,6 @@ def measure(*paths: Path) -> Found:
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
     changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
     return Found(tuple(times), tuple(memories), skipped, changed, left_out)
-
-
-def completed(records: Sequence[Record]) -> Iterator[Record]:
-    """*records* with blank heads as most runs of the same source and hidden size have them."""
-    known: dict[tuple[str | None, str | None], Counter[str]] = {}
-    for record in records:
-        if heads := record.get("heads"):
-            known.setdefault((record.get("source"), record.get("hidden")), Counter())[heads] += 1
-    for record in records:
-        usual = known.get((record.get("source"), record.get("hidden")))
-        blank = not record.get("heads") and record.get("hidden") and usual
-        yield {**record, "heads": usual.most_common(1)[0][0]} if blank and usual else record
-
-
-def setup_of(record: Record) -> Setup:
-    """The model, cluster and strategy of one row; a ValueError where it states too little."""
-    run = run_of(record)
-    model = model_of_columns(run.model, record)
-    assumptions: list[str] = []
-    cluster, profile = cluster_of(run, assumptions), profile_of(record)
-    strategy, framework = strategy_of(run, profile, model, cluster.gpu.name, assumptions)
-    if strategy.seq > model.max_seq:
-        model = model.with_max_seq(strategy.seq)
-    return Setup(run, model, cluster, strategy, framework, profile, tuple(assumptions), record)
 
 
 def measured_step_s(setup: Setup) -> float:

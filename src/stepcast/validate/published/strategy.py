@@ -92,14 +92,20 @@ def _given(run: PublishedRun) -> dict[str, Any]:
         "sequence_parallel": run.sequence_parallel,
         "flash_attention": run.flash_attention,
         "kernels": Kernels.PLAIN if run.compiled is False else None,
-        # Composer's PURE reduces in the training precision.
-        "gradient_dtype": DType.BF16 if run.sharding.endswith("/PURE") else None,
+        "gradient_dtype": _gradient_dtype(run),
         "further_tokens": 0 if run.further_tokens is False else None,
         "reshard": run.reshard,
     }
     if "lora" in run.table.lower():
         stated |= {"training": TrainingKind.LORA, "lora_rank": LORA_RANK}
     return {name: value for name, value in stated.items() if value is not None}
+
+
+def _gradient_dtype(run: PublishedRun) -> DType | None:
+    """Composer's PURE reduces in the training precision."""
+    if run.sharding.endswith("/PURE"):
+        return DType.BF16
+    return DType.FP32 if "fp32 grad" in run.sharding else None
 
 
 def _layout(run: PublishedRun, chunks: int) -> Layout:
