@@ -36,9 +36,13 @@ def check(
     model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE
 ) -> None:
     """A StrategyError where *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
-    for message in (*(rule(model, strategy) for rule in RULES), _ring(strategy, framework)):
+    for rule in RULES:
+        message = rule(model, strategy)
         if message:
             raise StrategyError(message)
+    message = _ring(strategy, framework)
+    if message:
+        raise StrategyError(message)
     if gpus is not None:
         _check_gpus(strategy, gpus)
 
