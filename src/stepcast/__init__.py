@@ -12,11 +12,13 @@ if TYPE_CHECKING:
     from stepcast.forecast.simulate import Options as Options
     from stepcast.forecast.simulate import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
+    from stepcast.frameworks.catalog import load_framework as load_framework
     from stepcast.hardware import Cluster as Cluster
     from stepcast.hardware import Place as Place
     from stepcast.hardware import load_cluster as load_cluster
     from stepcast.inputs.errors import FormatError as FormatError
     from stepcast.inputs.table import read as read
+    from stepcast.ir.framework import Framework as Framework
     from stepcast.ir.layout import Layout as Layout
     from stepcast.ir.model import Model as Model
     from stepcast.ir.strategy import Strategy as Strategy
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 PUBLIC = {
     "Cluster": ("stepcast.hardware", "Cluster"),
     "FormatError": ("stepcast.inputs.errors", "FormatError"),
+    "Framework": ("stepcast.ir.framework", "Framework"),
     "Layout": ("stepcast.ir.layout", "Layout"),
     "Model": ("stepcast.ir.model", "Model"),
     "Options": ("stepcast.forecast.simulate", "Options"),
@@ -38,6 +41,7 @@ PUBLIC = {
     "Workload": ("stepcast.ir.workload", "Workload"),
     "compare": ("stepcast.analyze.compare", "compare"),
     "load_cluster": ("stepcast.hardware", "load_cluster"),
+    "load_framework": ("stepcast.frameworks.catalog", "load_framework"),
     "load_model": ("stepcast.models.catalog", "load_model"),
     "predict": ("stepcast.forecast.predict", "predict"),
     "predict_many": ("stepcast.forecast.predict", "predict_many"),

@@ -36,7 +36,7 @@ ERRORS = [
     ((*PREDICT, "--further-tokens", "1"), "--further-tokens", "has no module that predicts further tokens"),
     ((*PREDICT, "--recompute", "selective:mlp,experts"), "--recompute", "among core-attention, mlp"),
     ((*EXPERTS, "--recompute", "selective:latent-up"), "--recompute", "experts, norms"),
-    ((*PREDICT, "--kernels", "compiled", "--recompute", "selective:mlp"), "--recompute", "every second"),
+    ((*PREDICT, "--framework", "torchtitan", "--recompute", "selective:mlp"), "--recompute", "every second"),
     (
         (*EXPERTS, "--fused-experts", "--recompute", "selective:expert-activation"),
         "--recompute",

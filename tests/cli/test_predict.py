@@ -7,15 +7,16 @@ import pytest
 
 from stepcast.cli import strategy as options
 from stepcast.cli.main import build_parser
-from stepcast.cli.strategy import strategy_of
 from stepcast.forecast.predict import predict
 from stepcast.forecast.simulate import Options
+from stepcast.frameworks.catalog import load_profile
+from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
+from stepcast.ir.framework import Execution
 from stepcast.ir.strategy import (
     PRECISIONS,
     ContextKind,
-    Execution,
     Overlap,
     Recompute,
     RecomputeKind,
@@ -57,7 +58,10 @@ def test_choices_are_those_of_the_strategy() -> None:
 
 def strategy(*arguments: str) -> Strategy:
     args = build_parser().parse_args(["predict", *arguments])
-    return options.strategy_of(args, load_model(args.model), [])
+    model, profile = load_model(args.model), load_profile(args.framework)
+    layout = options.layout_of(args, profile, model, "h100-sxm")
+    settled = settle(profile, model, "h100-sxm", layout, options.given_by(args))
+    return options.strategy_of(args, model, layout, settled, profile.defaults.seq, [])
 
 
 def test_overlap_is_what_is_named_and_nothing_else() -> None:
@@ -258,9 +262,11 @@ def test_simai_text_holds_all_computation(
     written = run_json(capsys, "simulate", path, *machine)
     # Ideal communication leaves computation alone, as the text does: collectives beside it slow it down.
     args = build_parser().parse_args(["predict", *arguments, *machine])
-    model = load_model(args.model)
     alone = predict(
-        model, load_cluster(args.cluster), strategy_of(args, model, []), Options(ideal_communication=True)
+        load_model(args.model),
+        load_cluster(args.cluster),
+        strategy(*arguments, *machine),
+        options=Options(ideal_communication=True),
     )
     computed_s = alone.report.breakdown_s["compute"]
     assert written["breakdown_s"]["compute"] == pytest.approx(computed_s, rel=1e-3)

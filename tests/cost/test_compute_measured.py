@@ -17,7 +17,7 @@ from stepcast.cost.fits import default_dispatch, default_fit, neusight_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.validate.h200.blocks import block_time
 from stepcast.validate.h200.ops import operator_s
-from stepcast.validate.h200.rows import row_model, row_strategy
+from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
 from stepcast.validate.neusight.models import neusight_kernels
 from stepcast.validate.priced import priced
 from tests.shared import DATA, needs_shared
@@ -89,7 +89,9 @@ def test_linear_bf16_weighted_by_time() -> None:
 def test_blocks_on_an_h200() -> None:
     forward, backward = [], []
     for row in read("blocks.csv"):
-        time = block_time(row_model(row), row_strategy(row), H200, FIT, default_dispatch())
+        time = block_time(
+            row_model(row), row_strategy(row), row_framework(row), H200, FIT, default_dispatch()
+        )
         forward.append(abs(time.forward_s * 1e3 / float(row["fwd_ms"]) - 1))
         backward.append(abs(time.backward_s * 1e3 / float(row["bwd_ms"]) - 1))
     assert np.mean(forward) <= 0.07

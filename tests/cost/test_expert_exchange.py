@@ -8,6 +8,7 @@ from stepcast.cost.pricing import Pricer, forwarding_route
 from stepcast.forecast.predict import predict
 from stepcast.hardware.catalog import load_cluster
 from stepcast.hardware.cluster import Communication
+from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Strategy
@@ -57,8 +58,8 @@ def test_a_strategy_forwards_its_tokens() -> None:
     model, cluster = load_model("qwen3-30b-a3b"), load_cluster("dgx-h100")
     strategy = Strategy(Layout(ep=16, dp=16, expert_tp=1), 1, 32, 4096)
     steps = [
-        predict(model, cluster, replace(strategy, forwarded_experts=forwarded)).report
-        for forwarded in (False, True)
+        predict(model, cluster, strategy, Framework(dispatcher=dispatcher)).report
+        for dispatcher in (Dispatcher.ALL_TO_ALL, Dispatcher.FORWARDING)
     ]
     assert steps[1].breakdown_s["ep"] < 0.4 * steps[0].breakdown_s["ep"]
     # What of the gradients is reduced beside computing moves a little.

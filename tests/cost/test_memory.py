@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from stepcast.cost.memory import fits, memory
 from stepcast.cost.memory.activations import layer_kept
 from stepcast.cost.memory.in_flight import default_in_flight
-from stepcast.cost.memory.overhead import OVERHEADS
+from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
 from stepcast.ir.strategy import (
     NO_RECOMPUTE,
-    Kernels,
     Recompute,
     RecomputeKind,
     ScheduleKind,
@@ -58,9 +58,8 @@ def test_states_per_parameter(sharding: Sharding, bytes_per_parameter: float) ->
 
 def test_the_first_bf16_optimizer_of_deepspeed_keeps_fp32_weights_whole() -> None:
     """bf16 weight and gradient, fp32 weight and sum of gradients; moments of one parameter in eight."""
-    stage = memory(
-        LLAMA, strategy(dp=8, sharding=Sharding.ZERO_1), H100, overhead=OVERHEADS["deepspeed-bf16"]
-    )[0]
+    framework = load_framework("megatron-deepspeed-bf16")
+    stage = memory(LLAMA, strategy(dp=8, sharding=Sharding.ZERO_1), H100, framework)[0]
     states = stage.parameters + stage.gradients + stage.optimizer
     assert states == pytest.approx((2 + 2 + 4 + 4 + 8 / 8) * LLAMA.parameters)
 
@@ -88,8 +87,8 @@ def test_activations_are_korthikantis(tp: int, split: bool) -> None:
     output kept once (2 a s^2 b), s b h (32 + 2 a s / h). Of the 32, eight are outside the tensor-parallel region.
     """
     model = load_model("megatron-22b")
-    chosen = Strategy(Layout(tp=tp), 4, 4, 2048, sequence_parallel=split, flash_attention=False)
-    kept = layer_kept(model, chosen, model.blocks[0]).kept
+    chosen = Strategy(Layout(tp=tp), 4, 4, 2048, sequence_parallel=split)
+    kept = layer_kept(model, chosen, model.blocks[0], Framework(flash_attention=False)).kept
     tokens, hidden, heads = 4 * 2048, model.hidden, model.heads
     outside, inside = 8 / (tp if split else 1), (24 + 2 * heads * 2048 / hidden) / tp
     assert kept == pytest.approx(tokens * hidden * (outside + inside))
@@ -103,10 +102,10 @@ def test_full_recompute_keeps_the_input_of_each_layer() -> None:
 
 def test_selective_recompute_drops_the_scores() -> None:
     model = load_model("gpt3-6.7b")
-    unfused = strategy(seq=2048, flash_attention=False)
-    kept = layer_kept(model, unfused, model.blocks[0]).kept
-    selective = replace(unfused, recompute=Recompute(RecomputeKind.SELECTIVE))
-    assert kept - layer_kept(model, selective, model.blocks[0]).kept == 2 * model.heads * 2048**2
+    usual, unfused = strategy(seq=2048), Framework(flash_attention=False)
+    kept = layer_kept(model, usual, model.blocks[0], unfused).kept
+    selective = replace(usual, recompute=Recompute(RecomputeKind.SELECTIVE))
+    assert kept - layer_kept(model, selective, model.blocks[0], unfused).kept == 2 * model.heads * 2048**2
 
 
 def test_flash_attention_keeps_a_number_for_each_row_instead_of_the_square() -> None:
@@ -219,13 +218,14 @@ def test_parts_add_up_and_grow_with_the_sequence(
     tp: int, pp: int, dp: int, sharding: Sharding, recompute: Recompute, kernels: Kernels, seq: int
 ) -> None:
     chosen = strategy(
-        tp=tp, pp=pp, dp=dp, sharding=sharding, recompute=recompute, kernels=kernels, seq=seq,
+        tp=tp, pp=pp, dp=dp, sharding=sharding, recompute=recompute, seq=seq,
         sequence_parallel=tp > 1,
     )  # fmt: skip
     if not is_legal(LLAMA, chosen):
         return
-    longer = memory(LLAMA, replace(chosen, seq=2 * seq), H100)
-    for stage, other in zip(memory(LLAMA, chosen, H100), longer, strict=True):
+    framework = Framework(kernels=kernels)
+    longer = memory(LLAMA, replace(chosen, seq=2 * seq), H100, framework)
+    for stage, other in zip(memory(LLAMA, chosen, H100, framework), longer, strict=True):
         assert sum(stage.parts.values()) == pytest.approx(stage.total)
         assert all(part >= 0 for part in stage.parts.values())
         assert stage.allocated <= stage.reserved <= stage.total

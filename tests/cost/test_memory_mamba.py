@@ -8,9 +8,10 @@ from stepcast.cost.memory import memory
 from stepcast.cost.memory.activations import layer_kept
 from stepcast.cost.memory.mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.framework import Framework, Kernels, SelectiveRule
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Block, FeedForward, Mixer
-from stepcast.ir.strategy import Kernels, Recompute, RecomputeKind, Strategy
+from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
 from tests.cost.mamba_rows import Case, cases
 
@@ -46,9 +47,9 @@ def test_full_recomputation_keeps_the_input_and_selective_everything() -> None:
 
 
 def test_selective_recomputation_by_the_compiler_keeps_it_too() -> None:
-    compiled = replace(PLAIN, kernels=Kernels.COMPILED)
-    selective = replace(compiled, recompute=Recompute(RecomputeKind.SELECTIVE))
-    assert layer_kept(MODEL, selective, MAMBA) == layer_kept(MODEL, compiled, MAMBA)
+    compiled = Framework(kernels=Kernels.COMPILED, selective=SelectiveRule.ALTERNATE_MATMULS)
+    selective = replace(PLAIN, recompute=Recompute(RecomputeKind.SELECTIVE))
+    assert layer_kept(MODEL, selective, MAMBA, compiled) == layer_kept(MODEL, PLAIN, MAMBA, compiled)
 
 
 @pytest.mark.parametrize("ways", [2, 4, 8])

@@ -11,7 +11,7 @@ from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.inputs.optimus.beside import read_logs
 from stepcast.units import GIB
-from stepcast.validate.h200.rows import Record, row_model, row_strategy
+from stepcast.validate.h200.rows import Record, row_framework, row_model, row_strategy
 from stepcast.validate.optimus import peaks
 from stepcast.validate.published.comparison import MemoryRow, measure
 from tests.shared import DATA, needs_shared
@@ -40,7 +40,7 @@ EAGER = [
 def test_peaks_of_eager_training_steps_on_one_h200(row: Record) -> None:
     model = row_model(row)
     assert model.parameters == int(row["params"])
-    found = memory(model, row_strategy(row), load_gpu("h200"))[0]
+    found = memory(model, row_strategy(row), load_gpu("h200"), row_framework(row))[0]
     assert found.allocated == pytest.approx(float(row["peak_alloc"]), rel=0.025)
 
 

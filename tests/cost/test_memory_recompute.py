@@ -11,9 +11,10 @@ from stepcast.cost.memory.loss import loss_bytes
 from stepcast.generate.recompute import recomputed
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Kernels, Recompute, RecomputeKind, RecomputeModule, Strategy
+from stepcast.ir.strategy import Recompute, RecomputeKind, RecomputeModule, Strategy
 from stepcast.models.catalog import load_model
 
 M = RecomputeModule
@@ -28,11 +29,12 @@ def selective(strategy: Strategy, *modules: RecomputeModule) -> Strategy:
     return replace(strategy, recompute=Recompute(RecomputeKind.SELECTIVE, modules=modules))
 
 
-def freed(model: Model, strategy: Strategy, *modules: RecomputeModule, layer: int = -1) -> float:
+def freed(model: Model, framework: Framework, *modules: RecomputeModule, layer: int = -1) -> float:
     """Bytes for each token that the layer keeps less."""
     block = model.blocks[layer]
-    without = layer_kept(model, strategy, block).kept
-    return (without - layer_kept(model, selective(strategy, *modules), block).kept) / strategy.local_tokens
+    without = layer_kept(model, ALONE, block, framework).kept
+    kept = layer_kept(model, selective(ALONE, *modules), block, framework).kept
+    return (without - kept) / ALONE.local_tokens
 
 
 @pytest.mark.parametrize(
@@ -63,11 +65,11 @@ def freed(model: Model, strategy: Strategy, *modules: RecomputeModule, layer: in
 def test_a_module_frees_what_it_makes_anew(
     model: Model, layer: int, module: RecomputeModule, expected: float
 ) -> None:
-    assert freed(model, ALONE, module, layer=layer) == pytest.approx(expected)
+    assert freed(model, MEGATRON_CORE, module, layer=layer) == pytest.approx(expected)
 
 
 def test_without_flash_attention_the_scores_stay_unless_the_core_is_recomputed() -> None:
-    unfused = replace(ALONE, flash_attention=False)
+    unfused = Framework(flash_attention=False)
     scores = DENSE.heads * SEQ * 2
     assert freed(DENSE, unfused, M.CORE) == scores
     assert freed(DENSE, unfused) == scores  # selective without modules means the core
@@ -76,12 +78,12 @@ def test_without_flash_attention_the_scores_stay_unless_the_core_is_recomputed()
 
 
 def test_plain_kernels_free_the_activated_gate_too() -> None:
-    plain = replace(ALONE, kernels=Kernels.PLAIN)
+    plain = Framework(kernels=Kernels.PLAIN)
     assert freed(EXPERTS, plain, M.EXPERT_ACTIVATION) == 2 * 2 * 14336 * 2
 
 
 def test_an_activation_inside_the_experts_product_is_not_recomputed() -> None:
-    assert freed(LATENT, replace(ALONE, fused_experts=True), M.EXPERT_ACTIVATION) == 0
+    assert freed(LATENT, Framework(fused_experts=True), M.EXPERT_ACTIVATION) == 0
 
 
 def test_what_was_freed_is_back_while_its_half_runs_backward() -> None:
@@ -98,17 +100,17 @@ def test_what_was_freed_is_back_while_its_half_runs_backward() -> None:
 @pytest.mark.parametrize("kernels", [Kernels.FUSED, Kernels.PLAIN])
 def test_more_modules_never_need_more(model: Model, flash: bool, kernels: Kernels) -> None:
     """Of a layer, and of a stage however few layers and micro-batches it has."""
-    base = replace(ALONE, flash_attention=flash, kernels=kernels)
+    framework = Framework(flash_attention=flash, kernels=kernels)
     small = model if model.hybrid else model.with_layers(5)
     sets = [modules for size in range(len(M) + 1) for modules in combinations(M, size)]
     totals: dict[frozenset[RecomputeModule], float] = {}
     for modules in sets:
-        chosen = selective(base, *modules) if modules else base
-        totals[frozenset(modules)] = memory(small, chosen, B200)[0].total
+        chosen = selective(ALONE, *modules) if modules else ALONE
+        totals[frozenset(modules)] = memory(small, chosen, B200, framework)[0].total
         for block in set(small.blocks):
-            kept = layer_kept(small, chosen, block)
+            kept = layer_kept(small, chosen, block, framework)
             assert kept.kept >= kept.input
-            assert kept.kept + kept.again <= layer_kept(small, base, block).kept * (1 + 1e-12)
+            assert kept.kept + kept.again <= layer_kept(small, ALONE, block, framework).kept * (1 + 1e-12)
     for chosen_modules, total in totals.items():
         for module in chosen_modules:
             assert total <= totals[chosen_modules - {module}] * (1 + 1e-12)
@@ -120,7 +122,7 @@ def test_memory_is_freed_where_time_is_spent(model: Model, module: RecomputeModu
     """A module that the backward of no layer runs again frees nothing, and the other way round."""
     layers = generate(model, ALONE).stages[0].body_layers()
     again = recomputed(layers, (module,)) != layers
-    assert again == any(freed(model, ALONE, module, layer=layer) > 0 for layer in (0, -1))
+    assert again == any(freed(model, MEGATRON_CORE, module, layer=layer) > 0 for layer in (0, -1))
 
 
 def test_losses_of_further_tokens_wait_for_that_of_the_next() -> None:

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import (
-    Execution,
     Overlap,
     Recompute,
     RecomputeKind,
@@ -42,6 +42,7 @@ class Case:
     model: Model
     cluster: Cluster
     strategy: Strategy
+    framework: Framework
 
     def with_layout(self, **degrees: int) -> "Case":
         """The same with other degrees of parallelism and as many micro-batches."""
@@ -55,7 +56,7 @@ class Case:
 
     @property
     def legal(self) -> bool:
-        return is_legal(self.model, self.strategy)
+        return is_legal(self.model, self.strategy, self.framework)
 
 
 @st.composite
@@ -93,13 +94,15 @@ def cases(draw: st.DrawFn) -> Case:
         ),
         overlap=Overlap(*(draw(st.booleans()) for _ in Overlap.__dataclass_fields__)),
         precision=draw(pick((DType.BF16, DType.FP8))),
-        gradient_dtype=draw(pick((DType.FP32, DType.BF16))),
-        execution=draw(pick((Execution.GRAPHS, Execution.EAGER))),
         expert_imbalance=draw(pick((1.0, 1.5))) if layout.ep > 1 else 1.0,
         expert_capacity=draw(pick((None, 0.2, 1.2))) if experts else None,
         training=training,
         lora_rank=16 if training is TrainingKind.LORA else 0,
     )
-    case = Case(model, cluster, strategy)
+    framework = Framework(
+        gradient_dtype=draw(pick((DType.FP32, DType.BF16))),
+        execution=draw(pick((Execution.GRAPHS, Execution.EAGER))),
+    )
+    case = Case(model, cluster, strategy, framework)
     assume(case.legal)
     return case

@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 
 from stepcast.forecast.predict import predict
 from stepcast.hardware.catalog import load_cluster
+from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
-from stepcast.ir.strategy import Execution, Kernels, Overlap, ScheduleKind, Sharding, Strategy, StrategyError
+from stepcast.ir.strategy import Overlap, ScheduleKind, Sharding, Strategy, StrategyError
 from stepcast.models.catalog import load_model
 
 MODEL, CLUSTER = load_model("llama-3.2-1b"), load_cluster("dgx-a100")
@@ -16,7 +17,7 @@ STAGES = {ScheduleKind.INTERLEAVED: 2, ScheduleKind.ZB_V: 2}
 
 
 @st.composite
-def strategies(draw: st.DrawFn) -> Strategy:
+def strategies(draw: st.DrawFn) -> tuple[Strategy, Framework]:
     schedule = draw(st.sampled_from(ScheduleKind))
     pick = st.sampled_from
     layout = Layout(
@@ -28,7 +29,7 @@ def strategies(draw: st.DrawFn) -> Strategy:
     )
     overlap = Overlap(*(draw(st.booleans()) for _ in Overlap.__dataclass_fields__))
     try:
-        return Strategy(
+        strategy = Strategy(
             layout,
             1,
             layout.dp * draw(pick((4, 8, 16))),
@@ -37,18 +38,19 @@ def strategies(draw: st.DrawFn) -> Strategy:
             schedule=schedule,
             sharding=draw(pick(Sharding)),
             overlap=overlap,
-            execution=draw(pick(Execution)),
         )
+        return strategy, Framework(execution=draw(pick(Execution)))
     except StrategyError:
         assume(False)
         raise
 
 
 @settings(max_examples=60, deadline=None)
-@given(strategy=strategies())
-def test_parts_are_not_negative_and_sum_to_the_step(strategy: Strategy) -> None:
+@given(chosen=strategies())
+def test_parts_are_not_negative_and_sum_to_the_step(chosen: tuple[Strategy, Framework]) -> None:
+    strategy, framework = chosen
     assume(is_legal(MODEL, strategy))
-    report = predict(MODEL, CLUSTER, strategy).report
+    report = predict(MODEL, CLUSTER, strategy, framework).report
     assert min(report.breakdown_s.values()) >= 0
     assert sum(report.breakdown_s.values()) == pytest.approx(report.step_s, rel=1e-9)
 
@@ -77,8 +79,7 @@ def test_what_a_host_issued_early_is_not_waited_for_twice() -> None:
         1024,
         sharding=Sharding.FSDP,
         overlap=Overlap(gradients=False, parameters=False, tensor=True),
-        kernels=Kernels.PLAIN,
-        execution=Execution.PARTIAL_GRAPHS,
     )
-    report = predict(load_model("llama-3.1-8b"), load_cluster("dgx-h100"), strategy).report
+    framework = Framework(kernels=Kernels.PLAIN, execution=Execution.PARTIAL_GRAPHS)
+    report = predict(load_model("llama-3.1-8b"), load_cluster("dgx-h100"), strategy, framework).report
     assert min(report.breakdown_s.values()) >= 0

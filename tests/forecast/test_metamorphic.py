@@ -25,11 +25,11 @@ ROUNDING = 1 + 1e-9
 
 
 def report_of(case: Case) -> StepReport:
-    return predict(case.model, case.cluster, case.strategy).report
+    return predict(case.model, case.cluster, case.strategy, case.framework).report
 
 
 def total_bytes(case: Case) -> float:
-    return max(stage.total for stage in memory(case.model, case.strategy, case.cluster.gpu))
+    return max(stage.total for stage in memory(case.model, case.strategy, case.cluster.gpu, case.framework))
 
 
 def faster(cluster: Cluster, what: str, factor: float) -> Cluster:
@@ -81,7 +81,7 @@ def test_no_more_is_needed_than_runs_and_no_more_runs_than_can(case: Case) -> No
         kept_share=strategy.kept_share,
     )
     # Rows of experts are whole numbers.
-    assert needed <= hardware_flops(generate(case.model, strategy)) * (1 + 1e-3)
+    assert needed <= hardware_flops(generate(case.model, strategy, case.framework)) * (1 + 1e-3)
     throughput = report_of(case).throughput
     assert throughput is not None
     assert 0 < throughput.mfu <= 1
@@ -105,7 +105,7 @@ def tolerance(case: Case) -> float:
 @FEW
 @given(case=cases())
 def test_contention_has_a_limit(case: Case) -> None:
-    workload = generate(case.model, case.strategy)
+    workload = generate(case.model, case.strategy, case.framework)
     compute = compute_pricer(workload, case.cluster)
     schedule = str(case.strategy.schedule)
     alone, beside = (
@@ -184,13 +184,14 @@ def test_two_spellings_of_one_strategy_are_one_forecast(case: Case) -> None:
         if strategy.sharding is not Sharding.NONE
         else strategy,
     ]
-    limit = strategy.bucket_parameters(first_piece=True)
+    spelled = [replace(case, strategy=spelling) for spelling in spellings]
+    limit = case.framework.bucket_parameters(strategy, first_piece=True)
     if layout.pp == 1 and not strategy.sharding.splits_gradients:
-        said = 0 if limit is None else limit * int(strategy.gradient_dtype.bytes)
-        spellings.append(replace(strategy, bucket_bytes=said))
+        said = 0 if limit is None else limit * int(case.framework.gradient_dtype.bytes)
+        spelled.append(replace(case, framework=replace(case.framework, bucket_bytes=said)))
     found = report_of(case)
-    for spelling in spellings:
-        other = report_of(replace(case, strategy=spelling))
+    for one in spelled:
+        other = report_of(one)
         assert (other.step_s, other.breakdown_s) == (found.step_s, found.breakdown_s)
 
 

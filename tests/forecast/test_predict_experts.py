@@ -1,32 +1,28 @@
 """Forecasts of mixtures whose experts a host issues, and of what is recomputed of them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from stepcast.forecast.predict import predict
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import StepReport
-from stepcast.ir.strategy import (
-    Execution,
-    Overlap,
-    Recompute,
-    RecomputeKind,
-    RecomputeModule,
-    ScheduleKind,
-    Strategy,
-)
+from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, RecomputeModule, ScheduleKind, Strategy
 from stepcast.models.catalog import load_model
+from tests.software import software
 
 QWEN = load_model("qwen3-30b-a3b")
 # Few tokens and many experts on each rank: what a host can hardly keep up with.
 SMALL = Strategy(Layout(ep=2, dp=8, expert_tp=1), 1, 32, 1024, precision=DType.MXFP8)
 
 
-def step(**changes: object) -> StepReport:
-    return predict(QWEN, load_cluster("dgx-b200"), replace(SMALL, **changes)).report  # type: ignore[arg-type]
+def step(**changes: Any) -> StepReport:
+    framework = software(changes)
+    return predict(QWEN, load_cluster("dgx-b200"), replace(SMALL, **changes), framework).report
 
 
 def test_the_less_is_captured_the_longer_a_step_takes() -> None:

@@ -10,10 +10,9 @@ from stepcast.cost.memory import memory
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import (
-    Execution,
-    Kernels,
     Recompute,
     RecomputeKind,
     Sharding,
@@ -27,20 +26,23 @@ from tests.cli.test_main import run, run_json
 
 LLAMA = load_model("llama-3.1-8b")
 H200 = load_cluster("hgx-h200")
-PLAIN = Strategy(Layout(), 1, 1, 2048, kernels=Kernels.PLAIN, execution=Execution.EAGER)
+PLAIN = Strategy(Layout(), 1, 1, 2048)
+PYTORCH = Framework(kernels=Kernels.PLAIN, execution=Execution.EAGER)
 AUTOCAST = replace(PLAIN, autocast=True)
 # Weights that products read: all but the embedding and the norms.
 MULTIPLIED = LLAMA.parameters - 128256 * 4096 - 65 * 4096
 
 
-def works(strategy: Strategy, phase: Phase) -> list[tuple[str, Work]]:
-    layers = generate(LLAMA, strategy).stages[0].body_layers()
+def works(strategy: Strategy, phase: Phase, framework: Framework = PYTORCH) -> list[tuple[str, Work]]:
+    layers = generate(LLAMA, strategy, framework).stages[0].body_layers()
     return [(op.name, op.work) for layer in layers for op in layer.ops(phase)]
 
 
-def cast_elements(strategy: Strategy, phase: Phase, words: str) -> tuple[int, float]:
+def cast_elements(
+    strategy: Strategy, phase: Phase, words: str, framework: Framework = PYTORCH
+) -> tuple[int, float]:
     """Elements that casts named so turn, and the bytes that they move."""
-    found = [work for name, work in works(strategy, phase) if name.endswith(words)]
+    found = [work for name, work in works(strategy, phase, framework) if name.endswith(words)]
     assert all(isinstance(work, Elementwise) and work.kind is ElementwiseKind.CAST for work in found)
     casts = [work for work in found if isinstance(work, Elementwise)]
     return sum(work.elements for work in casts), sum(work.read_bytes + work.write_bytes for work in casts)
@@ -72,24 +74,24 @@ def test_norms_run_in_fp32_and_products_in_bf16() -> None:
 
 
 def test_softmax_runs_in_fp32() -> None:
-    unfused = replace(AUTOCAST, flash_attention=False)
+    unfused = replace(PYTORCH, flash_attention=False)
     softmax = {
         work.dtype
-        for _, work in works(unfused, Phase.FORWARD)
+        for _, work in works(AUTOCAST, Phase.FORWARD, unfused)
         if isinstance(work, Elementwise) and work.kind is ElementwiseKind.SOFTMAX
     }
     assert softmax == {DType.FP32}
-    names = Counter(name for name, _ in works(unfused, Phase.FORWARD))
+    names = Counter(name for name, _ in works(AUTOCAST, Phase.FORWARD, unfused))
     assert names["softmax cast"] == names["softmax cast back"] == 32
 
 
 def test_memory_of_fp32_states_and_bf16_copies() -> None:
-    found = memory(LLAMA, AUTOCAST, H200.gpu)[0]
+    found = memory(LLAMA, AUTOCAST, H200.gpu, PYTORCH)[0]
     assert (found.parameters, found.gradients) == (4 * LLAMA.parameters, 4 * LLAMA.parameters)
     assert found.optimizer == 8 * LLAMA.parameters
     # With much to keep, the fullest moment is before the backward, when the casts are there.
     full, stored = (
-        memory(LLAMA, replace(each, micro_batch=16, global_batch=16), H200.gpu)[0].activations
+        memory(LLAMA, replace(each, micro_batch=16, global_batch=16), H200.gpu, PYTORCH)[0].activations
         for each in (AUTOCAST, PLAIN)
     )
     stream = 2 * 16 * 2048 * 4096 * (2 * 32 + 2)  # twice as wide before each norm, and around the last
@@ -97,14 +99,14 @@ def test_memory_of_fp32_states_and_bf16_copies() -> None:
 
 
 def test_a_compiler_casts_weights_alone() -> None:
-    compiled = replace(AUTOCAST, kernels=Kernels.COMPILED)
-    assert cast_elements(compiled, Phase.FORWARD, "weight cast")[0] == MULTIPLIED
-    assert cast_elements(compiled, Phase.FORWARD, "norm cast") == (0, 0)
+    compiled = replace(PYTORCH, kernels=Kernels.COMPILED)
+    assert cast_elements(AUTOCAST, Phase.FORWARD, "weight cast", compiled)[0] == MULTIPLIED
+    assert cast_elements(AUTOCAST, Phase.FORWARD, "norm cast", compiled) == (0, 0)
 
 
 def test_autocast_is_slower_than_stored_bf16_and_faster_than_fp32() -> None:
     times = [
-        stepcast.predict(LLAMA, H200, each).report.step_s
+        stepcast.predict(LLAMA, H200, each, PYTORCH).report.step_s
         for each in (PLAIN, AUTOCAST, replace(PLAIN, precision=DType.TF32))
     ]
     assert times == sorted(times)
@@ -140,4 +142,4 @@ def test_what_autocast_cannot_be() -> None:
     with pytest.raises(StrategyError, match="autocast goes with precision bf16 or fp16"):
         replace(AUTOCAST, precision=DType.FP8)
     with pytest.raises(StrategyError, match="gradients in fp32"):
-        replace(AUTOCAST, gradient_dtype=DType.BF16)
+        generate(LLAMA, AUTOCAST, replace(PYTORCH, gradient_dtype=DType.BF16))

@@ -7,12 +7,14 @@ import pytest
 
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import NO_OVERLAP, Kernels, Overlap, Sharding, Strategy
+from stepcast.ir.strategy import NO_OVERLAP, Overlap, Sharding, Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, ElementwiseKind
 from stepcast.ir.workload import Op, Phase, Workload
 from stepcast.models.catalog import load_model
+from tests.software import software
 
 GPT = load_model("gpt3-6.7b")
 TOKENS, HIDDEN, HEADS, SEQ = 2048, 4096, 32, 2048
@@ -20,8 +22,10 @@ TOKENS, HIDDEN, HEADS, SEQ = 2048, 4096, 32, 2048
 
 def run_of(**changes: Any) -> Workload:
     layout = changes.pop("layout", Layout())
-    usual = Strategy(layout, 1, 4 * layout.dp, SEQ, precision=DType.FP16, flash_attention=False)
-    return generate(GPT, replace(usual, **changes))
+    changes.setdefault("flash_attention", False)
+    framework = software(changes)
+    usual = Strategy(layout, 1, 4 * layout.dp, SEQ, precision=DType.FP16)
+    return generate(GPT, replace(usual, **changes), framework)
 
 
 def ops(workload: Workload, name: str, stage: int = 0) -> list[Op]:
@@ -72,7 +76,9 @@ def test_gradients_of_biases_and_of_joined_projections_are_kernels_of_their_own(
     for run in (plain, run_of(fused_accumulation=False)):
         assert moved(ops(run, "up bias gradient")[0]) == TOKENS * 4 * HIDDEN * 2
         assert moved(ops(run, "join gradients")[0]) == 2 * TOKENS * 3 * HIDDEN * 2
-    llama = generate(load_model("llama-3.1-8b"), Strategy(Layout(), 1, 4, SEQ, kernels=Kernels.PLAIN))
+    llama = generate(
+        load_model("llama-3.1-8b"), Strategy(Layout(), 1, 4, SEQ), Framework(kernels=Kernels.PLAIN)
+    )
     assert not ops(llama, "up bias gradient")
 
 

@@ -1,6 +1,7 @@
 """What Megatron-Core's experts run beside their products, and what is recomputed of them."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,28 +14,23 @@ from stepcast.generate.expert_bias import (
 from stepcast.generate.flops import hardware_flops, layer_flops
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import (
-    Execution,
-    Kernels,
-    Recompute,
-    RecomputeKind,
-    RecomputeModule,
-    Strategy,
-)
+from stepcast.ir.strategy import Recompute, RecomputeKind, RecomputeModule, Strategy
 from stepcast.ir.work import Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.models.catalog import load_model
+from tests.software import software
 
 M = RecomputeModule
 GPT_OSS, QWEN, DEEPSEEK = (load_model(name) for name in ("gpt-oss-120b", "qwen3-30b-a3b", "deepseek-v3"))
 EIGHT = Strategy(Layout(ep=8, dp=8, expert_tp=1), 1, 16, 4096)
 
 
-def layers_of(model: Model, strategy: Strategy) -> dict[str, Layer]:
+def layers_of(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> dict[str, Layer]:
     """The layers of the model's last block with experts, by name."""
-    return {layer.name: layer for layer in generate(model, strategy).stages[-1].body_layers()}
+    return {layer.name: layer for layer in generate(model, strategy, framework).stages[-1].body_layers()}
 
 
 def ops_of(layer: Layer) -> tuple[Op, ...]:
@@ -57,7 +53,7 @@ def test_a_router_multiplies_what_is_stored_and_differentiates_in_tf32() -> None
     assert backward == [DType.TF32, DType.TF32]
     # Its input widened for one gradient, the other gradient narrowed: 2 and 4 bytes each.
     assert moved_bytes(ops_of(router), "router widen", "router narrow") == 2 * 6 * 4096 * QWEN.hidden
-    plain = layers_of(QWEN, replace(EIGHT, kernels=Kernels.PLAIN))["experts router"]
+    plain = layers_of(QWEN, EIGHT, Framework(kernels=Kernels.PLAIN))["experts router"]
     assert {op.work.dtype for op in ops_of(plain) if isinstance(op.work, Matmul)} == {DType.FP32}
 
 
@@ -81,9 +77,9 @@ def test_experts_without_bias_have_no_such_kernels() -> None:
 
 
 def test_fused_experts_are_their_products_and_one_quantisation_each_way() -> None:
-    strategy = replace(EIGHT, precision=DType.MXFP8, fused_experts=True)
+    strategy, framework = replace(EIGHT, precision=DType.MXFP8), Framework(fused_experts=True)
     for model in (GPT_OSS, QWEN):
-        layers = layers_of(model, strategy)
+        layers = layers_of(model, strategy, framework)
         ops = (*ops_of(layers["experts up"]), *ops_of(layers["experts down"]))
         others = [
             op.name for op in ops if not isinstance(op.work, GroupedMatmul) and "accumulate" not in op.name
@@ -93,8 +89,9 @@ def test_fused_experts_are_their_products_and_one_quantisation_each_way() -> Non
 
 
 def test_a_host_reads_the_tokens_of_experts_unless_their_number_is_fixed() -> None:
-    def reads(**changes: object) -> bool:
-        layer = layers_of(QWEN, replace(EIGHT, **changes))["experts router"]  # type: ignore[arg-type]
+    def reads(**changes: Any) -> bool:
+        framework = software(changes)
+        layer = layers_of(QWEN, replace(EIGHT, **changes), framework)["experts router"]
         return any(op.host_reads for op in layer.forward)
 
     assert reads()
@@ -103,7 +100,7 @@ def test_a_host_reads_the_tokens_of_experts_unless_their_number_is_fixed() -> No
 
 
 def test_graphs_that_cannot_hold_routed_experts_hold_the_rest() -> None:
-    layers = layers_of(DEEPSEEK, replace(EIGHT, execution=Execution.PARTIAL_GRAPHS))
+    layers = layers_of(DEEPSEEK, EIGHT, Framework(execution=Execution.PARTIAL_GRAPHS))
     outside = {name for name, layer in layers.items() if not layer.captured}
     routed = {"experts dispatch", "experts up", "experts down", "experts combine"}
     assert outside == routed | {"embedding", "final norm", "head", "loss"}

@@ -1,12 +1,12 @@
 """FLOPs of a model and of the workload generated from it, against published formulas."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from stepcast.generate.flops import hardware_flops, model_flops
 from stepcast.generate.workload import generate
+from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.stages import Piece
@@ -16,6 +16,7 @@ from stepcast.models.catalog import load_model
 
 FULL = Recompute(RecomputeKind.FULL)
 BATCH = 16
+UNFUSED = Framework(flash_attention=False)
 
 
 def formula(model: Model, batch: int, seq: int, times: int) -> float:
@@ -28,7 +29,7 @@ def formula(model: Model, batch: int, seq: int, times: int) -> float:
 
 
 def strategy(layout: Layout, **changes: Any) -> Strategy:
-    return Strategy(layout, 1, BATCH, 2048, flash_attention=False, **changes)
+    return Strategy(layout, 1, BATCH, 2048, **changes)
 
 
 LAYOUTS = [
@@ -44,9 +45,13 @@ LAYOUTS = [
 def test_hardware_flops_are_megatrons(layout: Layout) -> None:
     model = load_model("megatron-22b")
     split = strategy(layout, sequence_parallel=layout.tp > 1, recompute=FULL)
-    assert hardware_flops(generate(model, split)) == pytest.approx(formula(model, BATCH, 2048, 4), rel=1e-9)
+    assert hardware_flops(generate(model, split, UNFUSED)) == pytest.approx(
+        formula(model, BATCH, 2048, 4), rel=1e-9
+    )
     plain = strategy(layout)
-    assert hardware_flops(generate(model, plain)) == pytest.approx(formula(model, BATCH, 2048, 3), rel=1e-9)
+    assert hardware_flops(generate(model, plain, UNFUSED)) == pytest.approx(
+        formula(model, BATCH, 2048, 3), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt3-1.3b", "gpt3-175b", "megatron-530b"])
@@ -86,7 +91,7 @@ def test_experts_count_the_chosen_ones() -> None:
 )
 def test_generated_experts_and_latents_execute_what_the_model_asks_for(name: str, layout: Layout) -> None:
     model = load_model(name)
-    run = generate(model, Strategy(layout, 1, BATCH, 2048, flash_attention=False))
+    run = generate(model, Strategy(layout, 1, BATCH, 2048), UNFUSED)
     assert hardware_flops(run) == pytest.approx(model_flops(model, 2048, BATCH), rel=1e-6)
 
 
@@ -124,7 +129,7 @@ def test_adapters_need_two_thirds_of_what_frozen_weights_do() -> None:
     strategy = Strategy(Layout(), 1, BATCH, seq, training=TrainingKind.LORA, lora_rank=16)
     trained = trained_shard(model, strategy, Piece(range(model.layers), True, True)).total
     assert adapters == pytest.approx(6 * tokens * trained, rel=1e-6)
-    run = generate(model, replace(strategy, flash_attention=False))
+    run = generate(model, strategy, UNFUSED)
     assert hardware_flops(run) == pytest.approx(needed, rel=1e-6)
 
 
@@ -138,7 +143,7 @@ def test_published_lora_runs_count_four_operations_for_each_weight() -> None:
 @pytest.mark.parametrize("capacity", [0.1, 0.5, 1.0, 2.0])
 def test_tokens_that_experts_drop_are_not_needed(capacity: float) -> None:
     model, seq = load_model("mixtral-8x7b"), 2048
-    strategy = Strategy(Layout(ep=8, dp=8), 1, BATCH, seq, flash_attention=False, expert_capacity=capacity)
+    strategy = Strategy(Layout(ep=8, dp=8), 1, BATCH, seq, expert_capacity=capacity)
     needed = model_flops(model, seq, BATCH, kept_share=strategy.kept_share)
-    assert hardware_flops(generate(model, strategy)) == pytest.approx(needed, rel=1e-3)
+    assert hardware_flops(generate(model, strategy, UNFUSED)) == pytest.approx(needed, rel=1e-3)
     assert needed <= model_flops(model, seq, BATCH)

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Kernels, SelectiveRule
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
@@ -15,7 +16,6 @@ from stepcast.ir.model_parts import FeedForward
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
     NO_OVERLAP,
-    Kernels,
     Overlap,
     Recompute,
     RecomputeKind,
@@ -27,6 +27,7 @@ from stepcast.ir.strategy import (
 from stepcast.ir.work import Attention, Collective, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Stage, Workload
 from stepcast.models.catalog import load_model
+from tests.software import software
 
 LLAMA = load_model("llama-3.1-8b")
 
@@ -35,8 +36,9 @@ def run_of(
     model_name: str = "llama-3.1-8b", micro_batches: int = 4, seq: int = 2048, **changes: Any
 ) -> Workload:
     degrees = {key: changes.pop(key) for key in list(changes) if key in Layout.__dataclass_fields__}
-    layout = Layout(**degrees)
-    return generate(load_model(model_name), Strategy(layout, 1, layout.dp * micro_batches, seq, **changes))
+    layout, framework = Layout(**degrees), software(changes)
+    strategy = Strategy(layout, 1, layout.dp * micro_batches, seq, **changes)
+    return generate(load_model(model_name), strategy, framework)
 
 
 def ops_of(layer: Layer) -> tuple[Op, ...]:
@@ -100,10 +102,11 @@ def test_selective_recompute_repeats_the_core_alone() -> None:
     assert repeated == {"attention core"}
 
 
-def test_compiled_selective_recompute_repeats_every_second_matmul() -> None:
+def test_torchtitans_selective_recompute_repeats_every_second_matmul() -> None:
     """torchtitan keeps attention and the outputs of query, value, gate and down projections."""
     recompute = Recompute(RecomputeKind.SELECTIVE)
-    layers = run_of(pp=4, recompute=recompute, kernels=Kernels.COMPILED).stages[1].body[0].layers
+    titan: dict[str, Any] = {"kernels": Kernels.COMPILED, "selective": SelectiveRule.ALTERNATE_MATMULS}
+    layers = run_of(pp=4, recompute=recompute, **titan).stages[1].body[0].layers
     again = {op.name: op.work for layer in layers for op in ops_of(layer) if op.name.startswith("recompute ")}
     assert not any(isinstance(work, Attention) for work in again.values())
     widths = {name: work.n for name, work in again.items() if isinstance(work, Matmul)}
@@ -252,6 +255,7 @@ def test_plain_kernels_are_not_fused() -> None:
     recompute=st.sampled_from([RecomputeKind.NONE, RecomputeKind.SELECTIVE, RecomputeKind.FULL]),
     flash=st.booleans(),
     kernels=st.sampled_from(list(Kernels)),
+    rule=st.sampled_from(list(SelectiveRule)),
 )
 def test_every_legal_strategy_generates(
     name: str,
@@ -263,6 +267,7 @@ def test_every_legal_strategy_generates(
     recompute: RecomputeKind,
     flash: bool,
     kernels: Kernels,
+    rule: SelectiveRule,
 ) -> None:
     model = load_model(name)
     layout = Layout(
@@ -277,14 +282,13 @@ def test_every_legal_strategy_generates(
         sequence_parallel=tp > 1,
         sharding=sharding,
         recompute=Recompute(recompute),
-        flash_attention=flash,
-        kernels=kernels,
         stage_layers=layers,
     )
-    if not is_legal(model, strategy):
+    framework = Framework(flash_attention=flash, kernels=kernels, selective=rule)
+    if not is_legal(model, strategy, framework):
         return
-    run = generate(model, strategy)
-    assert run == generate(model, strategy)
+    run = generate(model, strategy, framework)
+    assert run == generate(model, strategy, framework)
     for stage in run.stages:
         for variation in stage.variations:
             usual = stage.body_layers()[variation.position]

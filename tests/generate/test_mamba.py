@@ -9,12 +9,13 @@ from stepcast.forecast.predict import predict
 from stepcast.generate.flops import forward_flops, hardware_flops, model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
+from stepcast.ir.framework import Framework, SelectiveRule
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
 from stepcast.ir.model import Model
 from stepcast.ir.scan import Scan
-from stepcast.ir.strategy import Kernels, Recompute, RecomputeKind, Strategy, StrategyError
+from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy, StrategyError
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, Matmul
 from stepcast.ir.workload import Layer, Op
 from stepcast.models.catalog import load_model
@@ -139,9 +140,9 @@ def test_flops_are_those_counted_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("layout", [{}, {"tp": 4, "sequence_parallel": True}, {"pp": 2}, {"dp": 2}])
 def test_ranks_together_execute_the_same(layout: dict[str, Any]) -> None:
-    plan = strategy(flash_attention=False, **layout)
-    found = hardware_flops(generate(H8B, plan)) / plan.global_batch
-    alone = hardware_flops(generate(H8B, strategy(flash_attention=False))) / 4
+    plan, framework = strategy(**layout), Framework(flash_attention=False)
+    found = hardware_flops(generate(H8B, plan, framework)) / plan.global_batch
+    alone = hardware_flops(generate(H8B, strategy(), framework)) / 4
     assert found == pytest.approx(alone, rel=1e-12)
     # The backward of a scan executes a little more than twice its forward: 5/2 through states, 3 of the rest.
     scans = 24 * (
@@ -202,15 +203,15 @@ def test_no_attention_no_rule_about_its_heads() -> None:
 
 
 def test_full_recomputation_scans_twice_and_selective_once() -> None:
-    def scans(kind: RecomputeKind, kernels: Kernels = Kernels.FUSED) -> int:
-        plan = strategy(recompute=Recompute(kind), kernels=kernels)
-        layers = generate(H8B, plan).stages[0].body_layers()
+    def scans(kind: RecomputeKind, rule: SelectiveRule = SelectiveRule.MODULES) -> int:
+        plan = strategy(recompute=Recompute(kind))
+        layers = generate(H8B, plan, Framework(selective=rule)).stages[0].body_layers()
         every = [op for layer in layers for op in layer.forward + layer.input_gradient]
         return sum(isinstance(op.work, Scan) and not op.work.backward for op in every)
 
     assert scans(RecomputeKind.NONE) == 24
     assert scans(RecomputeKind.SELECTIVE) == 24
-    assert scans(RecomputeKind.SELECTIVE, Kernels.COMPILED) == 24
+    assert scans(RecomputeKind.SELECTIVE, SelectiveRule.ALTERNATE_MATMULS) == 24
     assert scans(RecomputeKind.FULL) == 48
 
 

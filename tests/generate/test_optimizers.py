@@ -1,18 +1,23 @@
 """Optimizers as a choice: their states in memory, and what their updates read, write and multiply."""
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import pytest
 
 import stepcast
 from stepcast.cli import strategy as options
-from stepcast.cost.memory import memory
+from stepcast.cost.memory import StageMemory, memory
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
+from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer, OptimizerKind, optimizer_named
+from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Sharding, Strategy, StrategyError, TrainingKind
 from stepcast.ir.work import Collective, Elementwise, Matmul
+from stepcast.ir.workload import Layer
 from stepcast.models.catalog import load_model
 from tests.cli.test_main import run, run_json
 
@@ -25,16 +30,32 @@ ENDS = 2 * 128256 * 4096
 PRODUCTS = {(4096, 4096): 2, (1024, 4096): 2, (4096, 14336): 3}
 
 
+class Setup(NamedTuple):
+    strategy: Strategy
+    framework: Framework
+
+    def memory(self, model: Model = LLAMA) -> StageMemory:
+        return memory(model, self.strategy, H100.gpu, self.framework)[0]
+
+    def report(self) -> StepReport:
+        return stepcast.predict(LLAMA, H100, self.strategy, self.framework).report
+
+    def optimizer(self) -> Layer:
+        epilogue = generate(LLAMA, self.strategy, self.framework).stages[0].epilogue
+        (layer,) = (layer for layer in epilogue if layer.name == "optimizer")
+        return layer
+
+
 def under(
     text: str, strategy: Strategy = ONE, master_weights: bool = True, fused: bool = True, clips: bool = True
-) -> Strategy:
+) -> Setup:
     optimizer = optimizer_named(text, master_weights, clips)
-    return replace(strategy, optimizer=replace(optimizer, fused=fused))
+    return Setup(strategy, Framework(optimizer=replace(optimizer, fused=fused)))
 
 
-def updates(strategy: Strategy) -> list[Elementwise]:
+def updates(setup: Setup) -> list[Elementwise]:
     """The memory-bound kernels of the update."""
-    (layer,) = (layer for layer in generate(LLAMA, strategy).stages[0].epilogue if layer.name == "optimizer")
+    layer = setup.optimizer()
     return [op.work for op in layer.forward if "update" in op.name and isinstance(op.work, Elementwise)]
 
 
@@ -51,17 +72,17 @@ def updates(strategy: Strategy) -> list[Elementwise]:
     ],
 )
 def test_bytes_of_states_for_each_parameter(text: str, master: bool, expected: float) -> None:
-    found = memory(LLAMA, under(text, master_weights=master), H100.gpu)[0].optimizer
+    found = under(text, master_weights=master).memory().optimizer
     assert found == pytest.approx(expected * LLAMA.parameters)
 
 
 def test_muon_keeps_one_moment_of_the_matrices_inside_layers() -> None:
-    found = memory(LLAMA, under("muon", master_weights=False), H100.gpu)[0].optimizer
+    found = under("muon", master_weights=False).memory().optimizer
     assert found == 4 * (2 * LLAMA.parameters - INSIDE)
 
 
 def test_adafactor_keeps_sums_of_rows_and_columns() -> None:
-    found = memory(LLAMA, under("adafactor", master_weights=False), H100.gpu)[0].optimizer
+    found = under("adafactor", master_weights=False).memory().optimizer
     sums = 32 * sum(count * sum(shape) for shape, count in PRODUCTS.items()) + 2 * (128256 + 4096)
     assert found == 4 * (sums + LLAMA.parameters - INSIDE - ENDS)
 
@@ -84,10 +105,9 @@ def test_bytes_of_an_update(text: str, master: bool, fused: bool, expected: floa
     assert (work.read_bytes + work.write_bytes) / work.elements == pytest.approx(expected)
 
 
-def orthogonal(strategy: Strategy) -> float:
+def orthogonal(setup: Setup) -> float:
     """FLOPs of Muon's products."""
-    (layer,) = (layer for layer in generate(LLAMA, strategy).stages[0].epilogue if layer.name == "optimizer")
-    return sum(op.work.flops for op in layer.forward if isinstance(op.work, Matmul))
+    return sum(op.work.flops for op in setup.optimizer().forward if isinstance(op.work, Matmul))
 
 
 def expected_flops(ways: int = 1) -> float:
@@ -108,8 +128,8 @@ def test_ranks_that_split_states_share_muons_matrices() -> None:
     assert orthogonal(split) == pytest.approx(expected_flops(8))
     fsdp = under("muon", replace(eight, sharding=Sharding.FSDP))
     assert orthogonal(fsdp) == pytest.approx(expected_flops(8))
-    (layer,) = (each for each in generate(LLAMA, fsdp).stages[0].epilogue if each.name == "optimizer")
-    exchanged = [op.work for op in layer.forward if isinstance(op.work, Collective) and "exchange" in op.name]
+    ops = fsdp.optimizer().forward
+    exchanged = [op.work for op in ops if isinstance(op.work, Collective) and "exchange" in op.name]
     assert sum(work.size_bytes for work in exchanged) == 2 * 2 * INSIDE / 8
 
 
@@ -123,23 +143,22 @@ def test_tensor_ranks_make_their_own_parts_orthogonal() -> None:
 def test_matrices_of_experts_are_those_of_the_rank() -> None:
     mixtral = load_model("mixtral-8x7b")
     strategy = replace(ONE, layout=Layout(ep=8, dp=8), global_batch=8)
-    whole = memory(mixtral, under("adamw", strategy, master_weights=False), H100.gpu)[0]
-    half = memory(mixtral, under("muon", strategy, master_weights=False), H100.gpu)[0]
+    whole = under("adamw", strategy, master_weights=False).memory(mixtral)
+    half = under("muon", strategy, master_weights=False).memory(mixtral)
     ends = 8 * (2 * 32000 * 4096 + 65 * 4096)
     assert half.optimizer == pytest.approx((whole.optimizer + ends) / 2)
 
 
 def test_less_to_read_takes_less_time() -> None:
     times = [
-        stepcast.predict(LLAMA, H100, under(text)).report.breakdown_s["optimizer"]
+        under(text).report().breakdown_s["optimizer"]
         for text in ("sgd", "adamw:8bit", "adamw:bf16", "adamw", "adafactor", "muon")
     ]
     assert times == sorted(set(times))
 
 
 def test_clipping_reads_the_gradients_once_more() -> None:
-    without = stepcast.predict(LLAMA, H100, under("adamw", clips=False)).report.step_s
-    assert without < stepcast.predict(LLAMA, H100, under("adamw")).report.step_s
+    assert under("adamw", clips=False).report().step_s < under("adamw").report().step_s
 
 
 def test_the_command_line_names_optimizers(capsys: pytest.CaptureFixture[str]) -> None:
@@ -167,4 +186,4 @@ def test_optimizers_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="muon keeps no moments in int8"):
         Optimizer(OptimizerKind.MUON, optimizer_named("adamw:8bit").moment_dtype)
     with pytest.raises(StrategyError, match="adapters are not trained by muon"):
-        replace(under("muon"), training=TrainingKind.LORA, lora_rank=8)
+        under("muon", replace(ONE, training=TrainingKind.LORA, lora_rank=8)).report()

@@ -8,10 +8,11 @@ import pytest
 
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
-from stepcast.ir.strategy import Execution, Kernels, Recompute, RecomputeKind, Strategy
+from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, Matmul
 from stepcast.ir.workload import Op, Phase
 from stepcast.models.catalog import load_model
@@ -19,11 +20,8 @@ from tests.cli.test_main import EXAMPLES
 
 K = ElementwiseKind
 BF16 = DType.BF16
-PLAIN = Strategy(
-    Layout(),
-    4,
-    4,
-    4096,
+PLAIN = Strategy(Layout(), 4, 4, 4096)
+PYTORCH = Framework(
     gradient_dtype=BF16,
     optimizer=Optimizer(moment_dtype=BF16, master_weights=False, clips=False),
     kernels=Kernels.PLAIN,
@@ -32,8 +30,8 @@ PLAIN = Strategy(
 LLAMA, GPT = load_model("llama-3.2-1b"), load_model("gpt2-xl")
 
 
-def ops(model: Model, strategy: Strategy, *phases: Phase) -> list[Op]:
-    layers = generate(model, strategy).stages[0].body_layers()
+def ops(model: Model, strategy: Strategy, *phases: Phase, framework: Framework = PYTORCH) -> list[Op]:
+    layers = generate(model, strategy, framework).stages[0].body_layers()
     return [op for layer in layers for phase in phases or Phase for op in layer.ops(phase)]
 
 
@@ -82,8 +80,8 @@ def test_checkpoints_stop_before_the_last_product_and_keep_the_host() -> None:
     assert not any(op.name == "recompute down" for op in again)
     entered = [op for op in ops(LLAMA, full, Phase.FORWARD) if op.kernels > 1]
     assert [op.name for op in entered] == ["norm"] * LLAMA.layers
-    fused = replace(full, kernels=Kernels.FUSED)
-    assert any(op.name == "recompute down" for op in ops(LLAMA, fused))
+    fused = replace(PYTORCH, kernels=Kernels.FUSED)
+    assert any(op.name == "recompute down" for op in ops(LLAMA, full, framework=fused))
 
 
 def test_tied_gradients_are_added() -> None:

@@ -6,9 +6,10 @@ import pytest
 
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Kernels, Strategy
+from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Phase, Workload
 from stepcast.models.catalog import load_model
@@ -48,13 +49,13 @@ def test_gathered_inputs_are_quantised_before_the_gather() -> None:
     assert found == 4 * TOKENS * shares
 
 
-def accumulated_bytes(model: Model, strategy: Strategy) -> float:
-    return moved_bytes(generate(model, strategy), "accumulate")
+def accumulated_bytes(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> float:
+    return moved_bytes(generate(model, strategy, framework), "accumulate")
 
 
 def test_fp32_gradients_cost_more_to_add_up_than_bf16_ones() -> None:
     in_fp32 = accumulated_bytes(MODEL, STRATEGY)
-    in_bf16 = accumulated_bytes(MODEL, replace(STRATEGY, gradient_dtype=DType.BF16))
+    in_bf16 = accumulated_bytes(MODEL, STRATEGY, Framework(gradient_dtype=DType.BF16))
     # Half of 4 bytes read and 2 more written, against half of 2 bytes read.
     assert in_fp32 == pytest.approx(3 * in_bf16)
     assert in_bf16 > 0
@@ -62,4 +63,4 @@ def test_fp32_gradients_cost_more_to_add_up_than_bf16_ones() -> None:
 
 def test_a_single_micro_batch_adds_nothing_up() -> None:
     assert accumulated_bytes(MODEL, replace(STRATEGY, global_batch=1)) == 0
-    assert accumulated_bytes(MODEL, replace(STRATEGY, kernels=Kernels.COMPILED)) == 0
+    assert accumulated_bytes(MODEL, STRATEGY, Framework(kernels=Kernels.COMPILED)) == 0

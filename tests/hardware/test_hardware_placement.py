@@ -25,7 +25,7 @@ def step_s(gpus: int, place: Place, tp: int = 1) -> float:
 
 def forecast(gpus: int, place: Place, tp: int = 1) -> StepReport:
     plan = Strategy(Layout(tp=tp, dp=gpus // tp), 1, gpus // tp, 8192, sequence_parallel=tp > 1)
-    return predict(MODEL, RACKS, plan, Options(place=place)).report
+    return predict(MODEL, RACKS, plan, options=Options(place=place)).report
 
 
 def test_words_are_those_of_the_table() -> None:

@@ -11,13 +11,14 @@ from stepcast.cost.memory import memory
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
 from stepcast.ir.ranks import RankGrid
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
-from stepcast.ir.strategy import NO_OVERLAP, USUAL_OVERLAP, Kernels, ScheduleKind, Sharding, Strategy
+from stepcast.ir.strategy import NO_OVERLAP, USUAL_OVERLAP, ScheduleKind, Sharding, Strategy
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise
 from stepcast.ir.workload import Workload
 from stepcast.models.catalog import load_model
@@ -204,10 +205,11 @@ def test_zero_2_in_a_pipeline_reduces_every_micro_batch() -> None:
 @pytest.mark.parametrize("shape", [{}, {"pp": 2}, {"dp": 8, "shard": 1}, {"cp": 2, "shard": 1}])
 @pytest.mark.parametrize("kernels", list(Kernels))
 def test_one_rank_shares_with_nobody(sharding: Sharding, shape: dict[str, int], kernels: Kernels) -> None:
-    alone = strategy(sharding=sharding, kernels=kernels, **shape)
-    plain = strategy(sharding=Sharding.NONE, kernels=kernels, **{**shape, "shard": 0})
-    assert memory(LLAMA, alone, H100) == memory(LLAMA, plain, H100)
-    assert generate(LLAMA, alone).stages == generate(LLAMA, plain).stages
+    alone = strategy(sharding=sharding, **shape)
+    plain = strategy(sharding=Sharding.NONE, **{**shape, "shard": 0})
+    framework = Framework(kernels=kernels)
+    assert memory(LLAMA, alone, H100, framework) == memory(LLAMA, plain, H100, framework)
+    assert generate(LLAMA, alone, framework).stages == generate(LLAMA, plain, framework).stages
 
 
 def test_context_ranks_split_states() -> None:
@@ -280,14 +282,14 @@ def test_time_and_memory_agree(
         reshard=reshard,
         precision=DType.FP8 if fp8 else DType.BF16,
         fp8_parameters=fp8,
-        kernels=kernels,
     )
+    framework = Framework(kernels=kernels)
     if not is_legal(model, chosen):
         return
-    plan, layout = plan_of(chosen), chosen.layout
+    plan, layout = plan_of(chosen, framework), chosen.layout
     held = model.shard_of(range(32 // pp), tp=1, ep=layout.ep, expert_tp=1, embedding=True, head=pp == 1)
-    stage = memory(model, chosen, H100)[0]
-    run = generate(model, chosen)
+    stage = memory(model, chosen, H100, framework)[0]
+    run = generate(model, chosen, framework)
     times = {
         Gathered.NEVER: 0,
         Gathered.AFTER_UPDATE: 1,
@@ -316,5 +318,5 @@ def test_time_and_memory_agree(
         case Gathered.ONCE | Gathered.EACH_MICRO_BATCH:  # whole at the fullest moment
             assert stage.temporary >= collected > 0
         case Gathered.EACH_PASS:  # never all of them
-            more = memory(model, replace(chosen, reshard=False), H100)[0]
+            more = memory(model, replace(chosen, reshard=False), H100, framework)[0]
             assert stage.temporary < more.temporary

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal, nearest_divisor
 from stepcast.ir.stages import even_layers, pieces, pieces_of_stage
@@ -43,7 +44,6 @@ ILLEGAL: list[tuple[str, dict[str, Any], str]] = [
     ("sp and seq", {"tp": 8, "sequence_parallel": True, "seq": 4100}, "multiple of tp x cp = 8: use 4096"),
     ("cp and seq", {"cp": 4, "seq": 4100}, "multiple of 2 x cp = 8"),
     ("ulysses and heads", {"tp": 4, "cp": 4, "context": ContextKind.ALL_TO_ALL}, "the nearest legal cp is 2"),
-    ("ring without flash", {"cp": 2, "flash_attention": False}, "ring attention needs flash attention"),
     ("too many stages", {"pp": 64}, "cannot fill pp x vpp = 64 pieces: use at most 34"),
     (
         "recompute beside an empty stage",
@@ -128,12 +128,23 @@ def test_experts_spread_over_tensor_ranks_when_each_is_whole() -> None:
         ({"pp": 4, "stage_layers": (8, 8)}, "need pp x vpp = 4 numbers"),
         ({"pp": 2, "stage_layers": (33, -1)}, "0 layers or more, not -1"),
         ({"fp8_parameters": True}, "go with precision fp8 or mxfp8, not bf16"),
-        ({"bucket_bytes": -1}, "at least 1 byte"),
     ],
 )
 def test_inconsistent_strategies(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(StrategyError, match=message):
         strategy(**changes)
+
+
+def test_ring_attention_needs_flash_attention() -> None:
+    with pytest.raises(StrategyError, match="ring attention needs flash attention"):
+        check(LLAMA, strategy(cp=2), framework=Framework(flash_attention=False))
+    assert not is_legal(LLAMA, strategy(cp=2), Framework(flash_attention=False))
+    assert is_legal(LLAMA, strategy(cp=2, context=ContextKind.ALL_GATHER), Framework(flash_attention=False))
+
+
+def test_buckets_hold_something() -> None:
+    with pytest.raises(ValueError, match="at least 1 byte"):
+        Framework(bucket_bytes=-1)
 
 
 def test_gpus_are_filled() -> None:

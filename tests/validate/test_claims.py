@@ -2,16 +2,19 @@
 
 import csv
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.resources import files
 
 import pytest
 
 import stepcast
 from stepcast.cli.main import build_parser
-from stepcast.cli.strategy import strategy_of
+from stepcast.cli.strategy import given_by, layout_of, optimizer_of, strategy_of
+from stepcast.frameworks.catalog import load_profile
+from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
 from stepcast.validate.h200.comparison import measure_folder, shipped
-from stepcast.validate.h200.rows import row_model, row_strategy
+from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
 from tests.shared import ROOT
 
 Record = Mapping[str, str]
@@ -32,7 +35,8 @@ def test_training_steps_as_predict_has_them() -> None:
     cluster = load_cluster("hgx-h200")
     errors = []
     for step in steps():
-        predicted_s = stepcast.predict(row_model(step), cluster, row_strategy(step)).report.step_s
+        model, strategy, framework = row_model(step), row_strategy(step), row_framework(step)
+        predicted_s = stepcast.predict(model, cluster, strategy, framework).report.step_s
         errors.append(abs(predicted_s / (float(step["step_ms"]) * 1e-3) - 1))
     assert len(errors) == 12
     mean, worst = sum(errors) / len(errors), max(errors)
@@ -46,7 +50,8 @@ def test_the_scoreboard_says_what_predict_says() -> None:
     found = measure_folder(str(shipped())).columns
     cluster, times = load_cluster("hgx-h200"), []
     for step in steps():
-        times.append(stepcast.predict(row_model(step), cluster, row_strategy(step)).report.step_s)
+        model, strategy, framework = row_model(step), row_strategy(step), row_framework(step)
+        times.append(stepcast.predict(model, cluster, strategy, framework).report.step_s)
     assert found.predicted_s[found.tags["kind"] == "step"].tolist() == times
 
 
@@ -57,7 +62,16 @@ def test_the_command_line_can_say_it() -> None:
     )
     batch = "--micro-batch 4 --global-batch 4 --seq 4096"
     words = f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16}"
-    assert strategy_of(build_parser().parse_args(words.split()), row_model(row), []) == row_strategy(row)
+    args, model, profile = (
+        build_parser().parse_args(words.split()),
+        row_model(row),
+        load_profile("megatron-core"),
+    )
+    layout = layout_of(args, profile, model, "h200")
+    usual = settle(profile, model, "h200", layout, {}).framework.optimizer
+    settled = settle(profile, model, "h200", layout, {**given_by(args), **optimizer_of(args, usual)})
+    assert strategy_of(args, model, layout, settled, profile.defaults.seq, []) == row_strategy(row)
+    assert replace(settled.framework, name="pytorch") == row_framework(row)
     text = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
     assert PLAIN_BF16 in " ".join(text.replace("\\\n", " ").split())
 

@@ -6,23 +6,22 @@ from statistics import mean, median
 
 import pytest
 
+from stepcast.cost.generations import misses_boundaries
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Kernels
 from stepcast.ir.legality import is_legal
-from stepcast.ir.strategy import Kernels, RecomputeKind, ScheduleKind, Sharding, TrainingKind
+from stepcast.ir.strategy import RecomputeKind, ScheduleKind, Sharding, TrainingKind
 from stepcast.ir.work import Matmul
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import (
-    Setup,
-    completed,
     measure,
     measure_folder,
     measured_step_s,
     predicted_step_s,
     rows,
-    setup_of,
 )
 from stepcast.validate.published.run import NotComparableError, run_of
-from stepcast.validate.published.software import misses_boundaries
+from stepcast.validate.published.setup import Setup, completed, setup_of
 from tests.shared import DATA, needs_shared
 
 FILE = DATA / "published" / "training_runs.csv"
@@ -118,11 +117,11 @@ def test_words_for_recomputation(word: str, meant: RecomputeKind) -> None:
 
 
 def test_frameworks_differ_in_their_defaults() -> None:
-    old = changed(framework="Megatron-LM", precision="", cp="1", dp="16").strategy
-    assert (old.precision, old.flash_attention) == (DType.FP16, False)
-    assert old.recompute.kind is RecomputeKind.FULL
-    compiled = changed(framework="torchtitan").strategy
-    assert (compiled.kernels, compiled.sharding) == (Kernels.COMPILED, Sharding.FSDP)
+    old = changed(framework="Megatron-LM", precision="", cp="1", dp="16")
+    assert (old.strategy.precision, old.framework.flash_attention) == (DType.FP16, False)
+    assert old.strategy.recompute.kind is RecomputeKind.FULL
+    compiled = changed(framework="torchtitan")
+    assert (compiled.framework.kernels, compiled.strategy.sharding) == (Kernels.COMPILED, Sharding.FSDP)
 
 
 def test_pipelines_interleave_where_chunks_are_given() -> None:
@@ -239,16 +238,16 @@ BLOOM = {
 
 
 def test_frameworks_of_2021_overlap_and_fuse_less() -> None:
-    strategy = setup_of(BLOOM).strategy
-    assert strategy.dropout
-    assert strategy.boundary_scattered
-    assert not strategy.fused_accumulation
-    assert not strategy.overlap.tensor_gradients
+    bloom = setup_of(BLOOM)
+    assert bloom.framework.dropout
+    assert bloom.framework.boundary_scattered
+    assert not bloom.framework.fused_accumulation
+    assert not bloom.strategy.overlap.tensor_gradients
     # Who speaks of sequence parallelism ran a later release.
-    later = setup_of({**BLOOM, "sp": "0.0"}).strategy
-    assert later.fused_accumulation
-    assert later.overlap.tensor_gradients
-    assert not changed().strategy.dropout
+    later = setup_of({**BLOOM, "sp": "0.0"})
+    assert later.framework.fused_accumulation
+    assert later.strategy.overlap.tensor_gradients
+    assert not changed().framework.dropout
 
 
 def test_heads_that_miss_boundaries_leave_the_tensor_cores() -> None:

@@ -8,9 +8,11 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.generate.flops import model_flops
-from stepcast.ir.strategy import Kernels, RecomputeKind, RecomputeModule
-from stepcast.validate.published.comparison import measured_step_s, setup_of
+from stepcast.ir.framework import Dispatcher, Kernels
+from stepcast.ir.strategy import RecomputeKind, RecomputeModule
+from stepcast.validate.published.comparison import measured_step_s
 from stepcast.validate.published.corrections import CorrectionError, corrected, corrections, parse
+from stepcast.validate.published.setup import setup_of
 from tests.shared import DATA, ROOT, needs_shared
 
 M = RecomputeModule
@@ -181,11 +183,12 @@ def test_words_for_recomputed_modules(word: str, modules: tuple[M, ...]) -> None
 
 def test_what_a_row_may_say_beyond_the_usual_columns() -> None:
     titan = {**ROW, "framework": "torchtitan"}
-    assert setup_of({**titan, "compile": "0"}).strategy.kernels is Kernels.PLAIN
-    assert setup_of(titan).strategy.kernels is Kernels.COMPILED
+    assert setup_of({**titan, "compile": "0"}).framework.kernels is Kernels.PLAIN
+    assert setup_of(titan).framework.kernels is Kernels.COMPILED
     core = {**ROW, "framework": "Megatron-Core (DeepEP)", "model": "qwen3-30b-a3b", "ep": "8", "seq": "4096"}
-    assert setup_of(core).strategy.forwarded_experts
-    assert not setup_of({**core, "framework": "Megatron-Core"}).strategy.forwarded_experts
+    assert setup_of(core).framework.dispatcher is Dispatcher.FORWARDING
+    plain = setup_of({**core, "framework": "Megatron-Core"}).framework
+    assert plain.dispatcher is Dispatcher.ALL_TO_ALL
     assert setup_of({**core, "schedule": "1F1B, a2a overlap"}).strategy.overlap.experts
     assert not setup_of(core).strategy.overlap.experts
     bridge = {**core, "framework": "Megatron-Bridge (NeMo container)", "model": "deepseek-v3"}

@@ -15,6 +15,7 @@ from stepcast.cost.fits import default_fit
 from stepcast.generate.workload import generate
 from stepcast.hardware import Gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Norm, NormKind, Position, PositionKind
 from stepcast.ir.strategy import Strategy
@@ -136,9 +137,9 @@ def _workload(analysis: MegatronAnalysis, model: Model, dtype: DType) -> Workloa
         if isinstance(layers_on, dict) and len(layers_on) == layout.pp
         else (),
         precision=dtype,
-        flash_attention=dtype in (DType.FP16, DType.BF16),
     )
-    return generate(model, strategy)
+    framework = Framework(flash_attention=dtype in (DType.FP16, DType.BF16))
+    return generate(model, strategy, framework)
 
 
 def _measured(analysis: MegatronAnalysis) -> dict[tuple[int, BlockKind], float]:

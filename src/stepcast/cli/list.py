@@ -1,4 +1,4 @@
-"""``stepcast list formats|gpus|clusters|models``."""
+"""``stepcast list formats|gpus|clusters|models|frameworks``."""
 
 import argparse
 from collections.abc import Callable
@@ -83,6 +83,12 @@ def _clusters() -> Listing:
     return all_clusters(), cluster_row
 
 
+def _frameworks() -> Listing:
+    from stepcast.cli.frameworks import all_frameworks, framework_row
+
+    return all_frameworks(), framework_row
+
+
 def _models() -> Listing:
     from stepcast.models.catalog import load_model, model_names
 
@@ -117,4 +123,5 @@ LISTED: dict[str, Callable[[], Listing]] = {
     "gpus": _gpus,
     "clusters": _clusters,
     "models": _models,
+    "frameworks": _frameworks,
 }

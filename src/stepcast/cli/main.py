@@ -41,7 +41,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("calibrate", "fit named constants to measured runs"),
     Verb("validate", "the accuracy scoreboard: predictions against measurements"),
     Verb("profile", "measure this GPU and write a calibration"),
-    Verb("list", "the formats, GPUs, clusters and models stepcast knows"),
+    Verb("list", "the formats, GPUs, clusters, models and frameworks stepcast knows"),
     Verb("demo", "a first look on the shipped examples"),
     Verb("completion", "print a completion script for your shell"),
 )

@@ -3,18 +3,26 @@
 import argparse
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.output import new_file, terminal_width, write_file
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.cli.strategy import add_strategy_arguments, strategy_of
+from stepcast.cli.strategy import (
+    add_strategy_arguments,
+    given_by,
+    layout_of,
+    optimizer_of,
+    settled_facts,
+    strategy_of,
+)
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
     from stepcast.hardware import Cluster
+    from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Strategy
     from stepcast.ir.work import Work
@@ -43,17 +51,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepcast.forecast.predict import predict
     from stepcast.forecast.simulate import Options
+    from stepcast.frameworks.catalog import load_profile
+    from stepcast.frameworks.profile import settle
     from stepcast.hardware import Place, load_cluster
+    from stepcast.ir.framework import Execution
     from stepcast.ir.legality import recomputable
-    from stepcast.ir.strategy import Execution
     from stepcast.models.catalog import load_model
 
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
+    profile = load_profile(args.framework)
+    layout = layout_of(args, profile, model, cluster.gpu.name)
+    usual = settle(profile, model, cluster.gpu.name, layout, {})
+    given = {**given_by(args), **optimizer_of(args, usual.framework.optimizer)}
+    settled = settle(profile, model, cluster.gpu.name, layout, given)
+    _forget_usual(args, settled_facts(usual))
     modules = recomputable(model)
     check_applicable(
         args,
+        **{**settled_facts(settled), "vpp": layout.vpp},
         experts=model.experts is not None,
         modules=modules,
         module_list=", ".join(sorted(modules)) or "none",
@@ -64,12 +81,13 @@ def run(args: argparse.Namespace) -> int:
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
     assumptions: list[str] = []
-    strategy = strategy_of(args, model, assumptions)
-    prediction = predict(model, cluster, strategy, Options(place=Place(args.place)), calibration)
+    strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
+    framework, options = settled.framework, Options(place=Place(args.place))
+    prediction = predict(model, cluster, strategy, framework, options, calibration)
     warnings = []
     if args.to_workload:
-        _write_workload(Path(args.to_workload), model, strategy, cluster, calibration)
-        if strategy.execution is not Execution.GRAPHS:
+        _write_workload(Path(args.to_workload), model, strategy, framework, cluster, calibration)
+        if framework.execution is not Execution.GRAPHS:
             warnings = [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
     prediction = prediction.noting(assumptions, warnings)
     report = prediction.report
@@ -81,10 +99,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _forget_usual(args: argparse.Namespace, usual: dict[str, Any]) -> None:
+    """An option that says what the framework does anyway is not given in vain."""
+    args.given = frozenset(name for name in args.given if getattr(args, name) != usual.get(name, object()))
+
+
 def _write_workload(
     path: Path,
     model: "Model",
     strategy: "Strategy",
+    framework: "Framework",
     cluster: "Cluster",
     calibration: "Calibration | None",
 ) -> None:
@@ -96,15 +120,15 @@ def _write_workload(
     from stepcast.ir.strategy import StrategyError
     from stepcast.outputs import chakra, simai
 
-    workload = generate(model, strategy)
-    price = compute_pricer(workload, cluster, calibration)
+    workload = generate(model, strategy, framework)
+    price = compute_pricer(workload, cluster, calibration, framework.attention)
 
     def seconds(work: "Work") -> float:
         return price(work).seconds  # type: ignore[arg-type]
 
     packed = path.suffix == ".gz"
     if (path.with_suffix("") if packed else path).suffix == ".et":
-        timed = replace(recorded(workload, seconds), manner=manner_of(model, strategy))
+        timed = replace(recorded(workload, seconds), manner=manner_of(model, strategy, framework))
         for name, data in chakra.files(timed, str(path)):
             write_file(name, data)
         return

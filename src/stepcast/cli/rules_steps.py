@@ -49,7 +49,7 @@ PREDICT = (
         "it says how context-parallel ranks exchange, and cp is 1; give --cp 2 or more, or leave it out",
     ),
     Rule(
-        ("expert_tp", "expert_imbalance", "expert_capacity", "fused_experts"),
+        ("expert_tp", "expert_imbalance", "expert_capacity", "fused_experts", "dispatcher"),
         lambda f: f["experts"],
         "{model} has no experts; leave it out, or choose a model that has",
     ),
@@ -80,8 +80,8 @@ PREDICT = (
     ),
     Rule(
         ("recompute",),
-        lambda f: not _again(f) or f["kernels"] != "compiled",
-        "compiled layers keep every second product whatever the modules; give --recompute selective",
+        lambda f: not _again(f) or f["selective"] != "alternate-matmuls",
+        "{framework} keeps every second product whatever the modules; give --recompute selective",
     ),
     Rule(
         ("recompute",),

@@ -15,6 +15,7 @@ from stepcast.report.show import show_text
 from stepcast.report.text import facts
 
 CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.hardware")
+FRAMEWORK = Format("framework", "framework profile (TOML)", "framework", "stepcast.frameworks")
 CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration", "stepcast.cost.calibration")
 
 
@@ -60,6 +61,10 @@ def _text(found: dict[str, Any], width: int) -> str:
         from stepcast.report.hardware import cluster_pairs
 
         return facts(cluster_pairs(found), width)
+    if found["kind"] == "framework":
+        from stepcast.cli.frameworks import profile_pairs
+
+        return facts(profile_pairs(found), width)
     if found["kind"] == "calibration":
         from stepcast.cli.calibrations import calibration_text
 
@@ -72,7 +77,7 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     runs: dict[tuple[str, str], list[Source]] = {}
     for source in open_sources(args.files, args.format, _recognise):
         entry = format_named(args.format) if args.format else _recognise(source)
-        if entry in (CLUSTER, CALIBRATION):
+        if entry in (CLUSTER, CALIBRATION, FRAMEWORK):
             yield source.path, entry, _described(source.path, entry)
         elif entry.joins:
             run_of = getattr(entry.load(), "run_of", None)
@@ -88,13 +93,17 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
 
 
 def _described(path: str, entry: Format) -> Any:
-    """The hardware that a TOML file describes, which may build on files beside it."""
+    """The hardware or the software that a TOML file describes, which may build on files beside it."""
     if not path.endswith(".toml"):
         raise ValueError(f"{path}: is a {entry.title}; save it as NAME.toml to show it")
     if entry is CALIBRATION:
         from stepcast.cli.calibrations import load_calibration
 
         return load_calibration(path)
+    if entry is FRAMEWORK:
+        from stepcast.frameworks.catalog import load_profile
+
+        return load_profile(path)
     from stepcast.hardware import load_cluster
 
     return load_cluster(path)
@@ -106,10 +115,13 @@ def _recognise(source: Source) -> Format:
         return recognise(source)
     except FormatError:
         from stepcast.cli.calibrations import looks_like_calibration
+        from stepcast.frameworks.catalog import looks_like_framework
         from stepcast.hardware.facts import looks_like_cluster
 
         if looks_like_calibration(source.head):
             return CALIBRATION
+        if looks_like_framework(source.head):
+            return FRAMEWORK
         if looks_like_cluster(source.head):
             return CLUSTER
         raise
@@ -146,6 +158,10 @@ def facts_of(document: Any) -> dict[str, Any]:
             from stepcast.hardware.facts import cluster_facts
 
             return cluster_facts(document)
+        case "Profile":
+            from stepcast.cli.frameworks import profile_facts
+
+            return profile_facts(document)
         case "Calibration":
             from stepcast.cli.calibrations import calibration_facts
 

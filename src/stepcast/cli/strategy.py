@@ -1,8 +1,9 @@
 """The options that spell a Strategy, shared by the verbs that take a model."""
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.numbers import (
     MOST_LAYERS,
@@ -16,9 +17,11 @@ from stepcast.cli.numbers import (
 from stepcast.ir.schedules import ScheduleKind, usual_kind
 
 if TYPE_CHECKING:
+    from stepcast.frameworks.profile import Profile, Settled
     from stepcast.ir.layout import Layout
     from stepcast.ir.model import Model
-    from stepcast.ir.strategy import Recompute, RecomputeModule, Strategy
+    from stepcast.ir.optimizer import Optimizer
+    from stepcast.ir.strategy import Strategy
 
 SCHEDULES = tuple(str(kind) for kind in ScheduleKind)
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp", "hybrid-fsdp")
@@ -29,15 +32,21 @@ CONTEXTS = ("ring", "all-to-all", "all-gather")
 OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
 MODULES = ("core-attention", "latent-up", "norms", "mlp", "expert-activation", "experts")
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
+DISPATCHERS = ("all-to-all", "forwarding")
 EXECUTIONS = ("graphs", "partial-graphs", "eager")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
-USUAL_SEQ = 4096
 MOST_MICRO_BATCHES = 1_000_000
 MOST_FURTHER_TOKENS = 64
 
 
 def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--framework",
+        default="megatron-core",
+        metavar="F",
+        help="whose habits fill what is left out: a name in the catalogue, or a TOML file",
+    )
     _add_layout(parser)
     batch = parser.add_argument_group("batch")
     sequences = count(1, MOST_SEQUENCES)
@@ -56,7 +65,7 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
     for name, what in (("tp", "tensor"), ("cp", "context"), ("ep", "expert"), ("pp", "pipeline")):
         layout.add_argument(f"--{name}", type=gpu_count, default=1, metavar="N", help=f"{what} parallel")
     layout.add_argument(
-        "--vpp", type=count(1, MOST_LAYERS), default=1, metavar="N", help="model chunks per pipeline stage"
+        "--vpp", type=count(1, MOST_LAYERS), metavar="N", help="model chunks per pipeline stage; default 1"
     )
     layout.add_argument(
         "--expert-tp", type=gpu_count, default=0, metavar="N", help="tensor parallel of experts (default: tp)"
@@ -79,16 +88,15 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--precision",
         choices=(*PRECISIONS, *AUTOCASTS),
-        default="bf16",
         metavar="NAME",
-        help=f"{', '.join((*PRECISIONS, *AUTOCASTS))}; autocast keeps weights in fp32 and casts them to use",
+        help=f"{', '.join((*PRECISIONS, *AUTOCASTS))}; autocast keeps weights in fp32 and casts them to use "
+        "(default: the framework's, bf16)",
     )
     how.add_argument(
         "--sharding",
         choices=SHARDINGS,
-        default="zero-1",
         metavar="NAME",
-        help=f"{', '.join(SHARDINGS)}; default zero-1, the distributed optimizer",
+        help=f"{', '.join(SHARDINGS)}; default: the framework's, zero-1",
     )
     how.add_argument(
         "--reshard",
@@ -100,17 +108,17 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     )
     how.add_argument(
         "--recompute",
-        default="none",
         metavar="KIND",
         help="none, selective, full, block:N, or selective:A,B,... with modules out of " + ", ".join(MODULES),
     )
-    how.add_argument(
-        "--context", choices=CONTEXTS, default="ring", help="how context parallel ranks exchange"
-    )
-    how.add_argument(
-        "--no-sequence-parallel", action="store_true", help="with tp: keep norms whole on each rank"
-    )
-    how.add_argument("--no-flash-attention", action="store_true")
+    how.add_argument("--context", choices=CONTEXTS, help="how context parallel ranks exchange")
+    for word, what in (
+        ("sequence-parallel", "with tp: keep norms whole on each rank"),
+        ("flash-attention", "store the scores of attention"),
+    ):
+        name = f"no_{word.replace('-', '_')}"
+        how.add_argument(f"--no-{word}", dest=name, action="store_const", const=True, help=what)
+        how.add_argument(f"--{word}", dest=name, action="store_const", const=False)
     how.add_argument(
         "--overlap", metavar="A,B,...", help=f"what runs beside computation: {', '.join(OVERLAPS)}, or none"
     )
@@ -128,9 +136,10 @@ def _add_experts(how: "argparse._ArgumentGroup") -> None:
     )
     how.add_argument(
         "--fused-experts",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="biases, activation and quantisation inside the experts' products",
     )
+    how.add_argument("--dispatcher", choices=DISPATCHERS, help="how tokens reach their experts")
 
 
 def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
@@ -144,102 +153,160 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--further-tokens",
         type=count(0, MOST_FURTHER_TOKENS),
-        default=0,
         metavar="N",
         help="tokens predicted beyond the next (multi-token prediction)",
     )
-    how.add_argument("--dropout", action="store_true", help="on attention probabilities and residuals")
     how.add_argument(
-        "--gradients",
-        choices=GRADIENTS,
-        default="fp32",
-        help="format in which gradients are summed and reduced",
+        "--dropout", action=argparse.BooleanOptionalAction, help="on attention probabilities and residuals"
+    )
+    how.add_argument(
+        "--gradients", choices=GRADIENTS, help="format in which gradients are summed and reduced"
     )
     how.add_argument(
         "--optimizer",
-        default="adamw",
         metavar="NAME[:FORMAT]",
-        help=f"{', '.join(OPTIMIZERS)}; moments in fp32, bf16, fp16, fp8 or 8bit (default fp32)",
+        help=f"{', '.join(OPTIMIZERS)}; moments in fp32, bf16, fp16, fp8 or 8bit",
     )
     how.add_argument(
         "--master-weights",
         action=argparse.BooleanOptionalAction,
-        default=True,
         help="an fp32 copy of weights that are less precise",
     )
     how.add_argument(
-        "--clipping",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="of gradients by the norm of all",
+        "--clipping", action=argparse.BooleanOptionalAction, help="of gradients by the norm of all"
     )
-    how.add_argument("--kernels", choices=("fused", "plain", "compiled"), default="fused")
+    how.add_argument("--kernels", choices=("fused", "plain", "compiled"))
     how.add_argument(
         "--execution",
         choices=EXECUTIONS,
-        default="graphs",
         help="how the host issues kernels: captured, but for routed experts, or one by one",
     )
 
 
-def strategy_of(args: argparse.Namespace, model: "Model", assumptions: list[str]) -> "Strategy":
-    """The Strategy that *args* spell; what they leave out is assumed and said."""
-    from stepcast.ir.dtype import DType
-    from stepcast.ir.optimizer import optimizer_named
-    from stepcast.ir.strategy import (
-        ContextKind,
-        Execution,
-        Kernels,
-        Sharding,
-        Strategy,
-        TrainingKind,
-    )
+def layout_of(args: argparse.Namespace, profile: "Profile", model: "Model", gpu: str) -> "Layout":
+    """How the GPUs are split; an interleaved schedule takes the framework's chunks where none are given."""
+    from stepcast.ir.layout import Layout
 
-    layout = _layout(args)
-    seq, global_batch = _batch(args, model, layout, assumptions)
-    strategy = Strategy(
-        layout=layout,
-        micro_batch=args.micro_batch,
-        global_batch=global_batch,
-        seq=seq,
-        sequence_parallel=layout.tp > 1 and not args.no_sequence_parallel,
-        context=ContextKind(args.context),
-        schedule=ScheduleKind(args.schedule) if args.schedule else usual_kind(layout.vpp),
-        stage_layers=() if args.stage_layers is None else _numbers(args.stage_layers),
-        sharding=Sharding(args.sharding),
-        recompute=_recompute(args.recompute),
-        precision=DType(args.precision.removeprefix("autocast-")),
-        autocast=args.precision in AUTOCASTS,
-        training=TrainingKind.LORA if args.lora_rank else TrainingKind.FULL,
-        lora_rank=args.lora_rank,
-        flash_attention=not args.no_flash_attention,
-        execution=Execution(args.execution),
-        kernels=Kernels(args.kernels),
-        gradient_dtype=DType(args.gradients),
-        optimizer=optimizer_named(args.optimizer, args.master_weights, args.clipping),
-        expert_imbalance=args.expert_imbalance,
-        expert_capacity=args.expert_capacity,
-        dropout=args.dropout,
-        fused_experts=args.fused_experts,
-        further_tokens=args.further_tokens,
-        reshard=args.reshard,
-        fp8_parameters=args.fp8_params,
+    model_gpus = args.tp * args.cp * args.pp
+    check_multiple(args.gpus, model_gpus)
+    layout = Layout(
+        tp=args.tp,
+        cp=args.cp,
+        ep=args.ep,
+        dp=args.gpus // model_gpus,
+        pp=args.pp,
+        vpp=args.vpp or 1,
+        expert_tp=args.expert_tp,
+        shard=args.shard,
     )
+    if args.vpp is None and args.schedule == "interleaved" and args.pp > 1:
+        layout = replace(layout, vpp=profile.chunks(model, gpu, layout)[0] or 1)
+    return layout
+
+
+def given_by(args: argparse.Namespace) -> dict[str, Any]:
+    """What *args* say themselves, by fields of a Strategy or a Framework."""
+    from stepcast.frameworks.words import overlap_of, recompute_of
+    from stepcast.ir.dtype import DType
+    from stepcast.ir.framework import Dispatcher, Execution, Kernels
+    from stepcast.ir.strategy import ContextKind, Sharding
+
+    read: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "precision": (args.precision, lambda name: DType(name.removeprefix("autocast-"))),
+        "autocast": (args.precision, AUTOCASTS.__contains__),
+        "sharding": (args.sharding, Sharding),
+        "context": (args.context, ContextKind),
+        "recompute": (args.recompute, lambda text: _said("--recompute", recompute_of, text)),
+        "overlap": (args.overlap, lambda text: _said("--overlap", overlap_of, _words(text))),
+        "sequence_parallel": (args.no_sequence_parallel, lambda no: not no),
+        "further_tokens": (args.further_tokens, int),
+        "stage_layers": (args.stage_layers, _numbers),
+        "flash_attention": (args.no_flash_attention, lambda no: not no),
+        "execution": (args.execution, Execution),
+        "kernels": (args.kernels, Kernels),
+        "gradient_dtype": (args.gradients, DType),
+        "dispatcher": (args.dispatcher, Dispatcher),
+        "dropout": (args.dropout, bool),
+        "fused_experts": (args.fused_experts, bool),
+        "bucket_bytes": (args.bucket_mb, lambda megabytes: round(megabytes * 1e6)),
+    }
+    return {name: meaning(value) for name, (value, meaning) in read.items() if value is not None}
+
+
+def optimizer_of(args: argparse.Namespace, usual: "Optimizer") -> dict[str, "Optimizer"]:
+    """The optimizer where *args* say anything of it; the rest is as *usual*."""
+    from stepcast.ir.optimizer import optimizer_named
+
+    said = {"master_weights": args.master_weights, "clips": args.clipping}
+    changed = {name: value for name, value in said.items() if value is not None}
+    if args.optimizer is None and not changed:
+        return {}
+    chosen = usual
+    if args.optimizer is not None:
+        chosen = optimizer_named(args.optimizer, usual.master_weights, usual.clips)
+    return {"optimizer": replace(chosen, **changed)}
+
+
+def settled_facts(settled: "Settled") -> dict[str, Any]:
+    """What rules about options need to know, in the options' words."""
+    from stepcast.frameworks.words import recompute_word
+
+    choices, framework = settled.choices, settled.framework
+    autocast = "autocast-" if choices.get("autocast") else ""
+    return {
+        "precision": f"{autocast}{choices['precision']}",
+        "sharding": str(choices["sharding"]),
+        "context": str(choices["context"]),
+        "gradients": str(framework.gradient_dtype),
+        "dispatcher": str(framework.dispatcher),
+        "recompute": recompute_word(choices["recompute"]),
+        "kernels": str(framework.kernels),
+        "execution": str(framework.execution),
+        "fused_experts": framework.fused_experts,
+        "dropout": framework.dropout,
+        "further_tokens": choices["further_tokens"],
+        "selective": str(framework.selective),
+    }
+
+
+def strategy_of(
+    args: argparse.Namespace,
+    model: "Model",
+    layout: "Layout",
+    settled: "Settled",
+    usual_seq: int,
+    assumptions: list[str],
+) -> "Strategy":
+    """The Strategy that *args* spell; what they leave out is assumed and said."""
+    from stepcast.ir.strategy import TrainingKind
+
+    seq, global_batch = _batch(args, model, layout, usual_seq, assumptions)
+    choices = {
+        **settled.choices,
+        "schedule": ScheduleKind(args.schedule) if args.schedule else usual_kind(layout.vpp),
+        "training": TrainingKind.LORA if args.lora_rank else TrainingKind.FULL,
+        "lora_rank": args.lora_rank,
+        "expert_imbalance": args.expert_imbalance,
+        "expert_capacity": args.expert_capacity,
+        "reshard": args.reshard,
+        "fp8_parameters": args.fp8_params,
+    }
+    strategy = replace(settled, choices=choices).strategy(layout, args.micro_batch, global_batch, seq)
     if strategy.micro_batches > MOST_MICRO_BATCHES:
         raise ValueError(
             f"{strategy.micro_batches:,} micro-batches in a step are more than {MOST_MICRO_BATCHES:,}: "
             "lower --global-batch, or raise --micro-batch or --gpus"
         )
-    return _with_overlap(strategy, args)
+    return strategy
 
 
 def _batch(
-    args: argparse.Namespace, model: "Model", layout: "Layout", assumptions: list[str]
+    args: argparse.Namespace, model: "Model", layout: "Layout", usual_seq: int, assumptions: list[str]
 ) -> tuple[int, int]:
     """Tokens of a sequence, and sequences of a step."""
     seq, global_batch = args.seq, args.global_batch
     if seq is None:
-        seq = min(model.max_seq, USUAL_SEQ)
+        seq = min(model.max_seq, usual_seq)
         assumptions.append(f"sequences of {seq} tokens (--seq)")
     if global_batch is None:
         global_batch = layout.dp * args.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
@@ -247,58 +314,18 @@ def _batch(
     return seq, global_batch
 
 
-def _layout(args: argparse.Namespace) -> "Layout":
-    from stepcast.ir.layout import Layout
-
-    model_gpus = args.tp * args.cp * args.pp
-    check_multiple(args.gpus, model_gpus)
-    return Layout(
-        tp=args.tp,
-        cp=args.cp,
-        ep=args.ep,
-        dp=args.gpus // model_gpus,
-        pp=args.pp,
-        vpp=args.vpp,
-        expert_tp=args.expert_tp,
-        shard=args.shard,
-    )
-
-
-def _with_overlap(strategy: "Strategy", args: argparse.Namespace) -> "Strategy":
-    from stepcast.ir.strategy import Overlap
-
-    if args.overlap is not None:
-        words = set() if args.overlap == "none" else set(args.overlap.split(","))
-        if unknown := sorted(words - set(OVERLAPS)):
-            raise ValueError(f"--overlap {unknown[0]!r}: expected {', '.join(OVERLAPS)}, or none")
-        chosen = {name.replace("-", "_"): name in words for name in OVERLAPS}
-        strategy = replace(strategy, overlap=Overlap(**chosen))
-    if args.bucket_mb is not None:
-        strategy = replace(strategy, bucket_bytes=round(args.bucket_mb * 1e6))
-    return strategy
-
-
-def _recompute(text: str) -> "Recompute":
-    from stepcast.ir.strategy import Recompute, RecomputeKind
-
-    kind, colon, rest = text.partition(":")
-    if kind == RecomputeKind.SELECTIVE and colon:
-        return Recompute(RecomputeKind.SELECTIVE, modules=_modules(rest))
-    if kind not in set(RecomputeKind) or (rest and not (rest.isascii() and rest.isdigit())):
+def _said(option: str, meaning: Callable[[Any], Any], text: Any) -> Any:
+    try:
+        return meaning(text)
+    except ValueError as error:
+        message = str(error)
         raise ValueError(
-            f"--recompute {text!r}: expected none, selective, full, or block:N, or selective:A,B,..."
-        )
-    return Recompute(RecomputeKind(kind), int(rest or 0))
+            f"{option} {message}" if message.startswith(("'", "selective: ")) else message
+        ) from None
 
 
-def _modules(text: str) -> "tuple[RecomputeModule, ...]":
-    """Modules by name, each once."""
-    from stepcast.ir.strategy import RecomputeModule
-
-    words = dict.fromkeys(text.split(","))
-    if unknown := sorted(set(words) - set(MODULES)):
-        raise ValueError(f"--recompute selective: {unknown[0]!r} is no module; expected {', '.join(MODULES)}")
-    return tuple(map(RecomputeModule, words))
+def _words(text: str) -> list[str]:
+    return [] if text == "none" else text.split(",")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A model under a strategy on a cluster: generate its workload, simulate it, and count its memory."""
+"""A model under a strategy, by a framework, on a cluster: workload, simulated step and memory."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -9,6 +9,7 @@ from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import counted_load, priced_once
 from stepcast.cost.dispatch import EXPERT_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
@@ -16,11 +17,12 @@ from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
+from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Dispatcher, Execution, Framework
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
-from stepcast.ir.strategy import Execution, Strategy
+from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
 from stepcast.ir.workload import Manner, Phase, Workload
 from stepcast.simulation.messages import Send
@@ -31,17 +33,19 @@ def predict(
     model: Model,
     cluster: Cluster,
     strategy: Strategy,
+    framework: Framework = MEGATRON_CORE,
     options: Options = DEFAULTS,
     calibration: Calibration | None = None,
 ) -> Prediction:
-    """One training step of *model* under *strategy* on *cluster*."""
-    workload = generate(model, strategy)
-    compute = compute_pricer(workload, cluster, calibration)
-    prediction = simulate(workload, cluster, _as_strategy_says(options, model, strategy), compute)
+    """One training step of *model* under *strategy*, run by *framework* on *cluster*."""
+    workload = generate(model, strategy, framework)
+    compute = compute_pricer(workload, cluster, calibration, framework.attention)
+    options = _as_strategy_says(options, model, strategy, framework)
+    prediction = simulate(workload, cluster, options, compute)
     return replace(
         prediction,
-        memory=memory(model, strategy, cluster.gpu),
-        finish=lambda report, stages: _with_model(report, stages, model, cluster, strategy),
+        memory=memory(model, strategy, cluster.gpu, framework),
+        finish=lambda report, stages: _with_model(report, stages, model, cluster, strategy, framework),
     )
 
 
@@ -49,11 +53,12 @@ def predict_many(
     model: Model,
     cluster: Cluster,
     strategies: Iterable[Strategy],
+    framework: Framework = MEGATRON_CORE,
     options: Options = DEFAULTS,
     calibration: Calibration | None = None,
 ) -> Iterator[Prediction]:
     """One prediction for each strategy, as ``predict`` makes them: what they share is worked out once."""
-    return (predict(model, cluster, strategy, options, calibration) for strategy in strategies)
+    return (predict(model, cluster, strategy, framework, options, calibration) for strategy in strategies)
 
 
 def _with_model(
@@ -62,8 +67,9 @@ def _with_model(
     model: Model,
     cluster: Cluster,
     strategy: Strategy,
+    framework: Framework,
 ) -> StepReport:
-    """*report* with what the model and its strategy add to it."""
+    """*report* with what the model, its strategy and its framework add to it."""
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
     flops = model_flops(
         model,
@@ -83,7 +89,7 @@ def _with_model(
             tflops_per_gpu=per_gpu / TFLOPS,
             mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
         ),
-        run={**report.run, **_run_facts(model, strategy)},
+        run={**report.run, **_run_facts(model, strategy, framework)},
         memory_bytes=memory_facts(stages),
         warnings=(
             *report.warnings,
@@ -95,9 +101,10 @@ def _with_model(
     )
 
 
-def _run_facts(model: Model, strategy: Strategy) -> dict[str, Any]:
+def _run_facts(model: Model, strategy: Strategy, framework: Framework) -> dict[str, Any]:
     return {
         "model": model.name,
+        "framework": framework.name,
         "parameters": model.parameters,
         "layers": model.layers,
         "hidden": model.hidden,
@@ -108,9 +115,9 @@ def _run_facts(model: Model, strategy: Strategy) -> dict[str, Any]:
     }
 
 
-def manner_of(model: Model, strategy: Strategy) -> Manner:
+def manner_of(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Manner:
     """How a step of *model* under *strategy* runs, for a workload that is simulated elsewhere."""
-    options = _as_strategy_says(DEFAULTS, model, strategy)
+    options = _as_strategy_says(DEFAULTS, model, strategy, framework)
     return Manner(
         schedule=str(options.schedule),
         messages=str(options.send or ""),
@@ -119,14 +126,14 @@ def manner_of(model: Model, strategy: Strategy) -> Manner:
     )
 
 
-def _as_strategy_says(options: Options, model: Model, strategy: Strategy) -> Options:
-    experts = model.experts if strategy.forwarded_experts else None
+def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framework: Framework) -> Options:
+    experts = model.experts if framework.dispatcher is Dispatcher.FORWARDING else None
     return replace(
         options,
         schedule=options.schedule or str(strategy.schedule),
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
-        issue_s=options.issue_s if strategy.execution is Execution.GRAPHS else _eager_issue_s,
+        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _eager_issue_s,
         once_per_node=experts.top_k if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
@@ -191,9 +198,12 @@ def _eager_issue_s(work: Work, backward: bool) -> float:
 
 
 def compute_pricer(
-    workload: Workload, cluster: Cluster, calibration: Calibration | None = None
+    workload: Workload,
+    cluster: Cluster,
+    calibration: Calibration | None = None,
+    attention: AttentionKernel = AttentionKernel.CURRENT,
 ) -> ComputePrice:
-    """Prices computation as part of a long step on the cluster's GPU."""
+    """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation."""
     gpu, fit = cluster.gpu, default_fit()
     stage = workload.stages[len(workload.stages) // 2]
     works: Counter[Compute] = Counter()
@@ -205,10 +215,13 @@ def compute_pricer(
                         works[op.work] += block.repeat
     load = counted_load(works, gpu, fit)
 
-    if calibration is None:
-        return priced_once(gpu, fit, load)
+    current = priced_once(gpu, fit, load)
+    if calibration is None and attention is AttentionKernel.CURRENT:
+        return current
 
     def price(work: Compute) -> Price:
-        return calibration.price(work, gpu, fit, load)
+        work = as_run(work, attention)
+        found = current(work) if calibration is None else calibration.price(work, gpu, fit, load)
+        return slowed(found, work, attention, gpu.architecture)
 
     return price

@@ -63,10 +63,10 @@ class _Core:
     kv_heads: int
 
     def forward(self, name: str = "core") -> Ops:
-        return (Op(name, self._flash(False)),) if self.sizes.strategy.flash_attention else self._unfused()
+        return (Op(name, self._flash(False)),) if self.sizes.framework.flash_attention else self._unfused()
 
     def backward(self, name: str = "core gradient") -> Ops:
-        if self.sizes.strategy.flash_attention:
+        if self.sizes.framework.flash_attention:
             return (Op(name, self._flash(True)),)
         return self._unfused_gradient()
 
@@ -102,7 +102,7 @@ class _Core:
                 *self._masked(rows, ""),
                 *softmax,
             )
-        if sizes.strategy.dropout:
+        if sizes.framework.dropout:
             softmax += (dropped(sizes, "dropout", rows, columns),)
         return (Op("scores", scores), *softmax, Op("values", values), *self._heads_joined(""))
 
@@ -149,7 +149,7 @@ class _Core:
             Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, seen, 1, wide, backward=True)),
         )
         softmax = self._widened("softmax gradient", rows, softmax)
-        if sizes.strategy.dropout:
+        if sizes.framework.dropout:
             softmax = (dropped_gradient(sizes, "dropout gradient", rows, columns), *softmax)
         if not sizes.fused:
             softmax += (

@@ -24,7 +24,7 @@ from stepcast.ir.workload import Layer, Op
 def reduce_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
     """The gradients of *shard* summed over the ranks that hold the same weights."""
     ops: list[Op] = []
-    for part, each in plan_of(sizes.strategy).kinds(shard):
+    for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard):
         size = each.total * sizes.gradient
         if part.ways > 1:
             ops.append(
@@ -43,7 +43,7 @@ def gather_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
         collective(
             f"{part.within} all-gather {name}", GATHER, gathered_bytes(strategy, each), part.within, blocking
         )
-        for part, each in plan_of(strategy).kinds(shard)
+        for part, each in plan_of(strategy, sizes.framework).kinds(shard)
         if part.ways > 1
     )
 
@@ -51,7 +51,7 @@ def gather_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
     """The parameters of *shard* from the ranks that own them, one after the other."""
     ops: list[Op] = []
-    for part, each in plan_of(sizes.strategy).kinds(shard):
+    for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard):
         if part.ways > 1:
             size = -(-gathered_bytes(sizes.strategy, each) // part.ways)
             ops += [
@@ -132,7 +132,7 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
 
 
 def _gradient_norm(sizes: Sizes, end: StepEnd) -> Ops:
-    if not sizes.strategy.optimizer.clips:
+    if not sizes.framework.optimizer.clips:
         return ()
     own = max(1, own_parameters(sizes, end.trained))
     read = float(own * sizes.gradient)

@@ -7,9 +7,9 @@ from stepcast.generate.parts import K, Linear, Ops, add, collective, norm_layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Activation, Experts
-from stepcast.ir.strategy import Kernels
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
@@ -65,7 +65,7 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
             (Op("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
             (Op("activation gradient", streamed(kind, rows, inner, 2, 1, dtype, backward=True)),),
         )
-    if sizes.strategy.kernels is Kernels.FUSED:
+    if sizes.framework.kernels is Kernels.FUSED:
         passes = GATE_BACKWARD_PASSES + (GATE_WEIGHT_PASSES if weighted else 0)
         return (
             (Op("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
@@ -159,8 +159,7 @@ def experts_counted(sizes: Sizes) -> bool:
 
     It does unless the experts' capacity fixes that, or the matmuls take their sizes from the GPU.
     """
-    strategy = sizes.strategy
-    return strategy.expert_capacity is None and not strategy.fused_experts
+    return sizes.strategy.expert_capacity is None and not sizes.framework.fused_experts
 
 
 def _router_products(sizes: Sizes, linear: Linear) -> tuple[Ops, Ops, Ops]:
@@ -235,7 +234,7 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     sides = 2 if sizes.model.gated else 1
     up = Linear("up", rows, width, sides * inner, sizes.dtype, groups)
     down = Linear("down", rows, inner, width, sizes.dtype, groups)
-    if sizes.strategy.fused_experts:
+    if sizes.framework.fused_experts:
         return _fused_experts(sizes, up, down)
     forward, backward = _activation(sizes, rows, inner, weighted=True)
     added: tuple[Ops, Ops] = ((), ())

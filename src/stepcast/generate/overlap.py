@@ -9,8 +9,8 @@ from stepcast.generate.data import broadcast_ops, buckets, gather_ops, reduce_op
 from stepcast.generate.parts import K, Ops, waiting
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Kernels
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, plan_of
-from stepcast.ir.strategy import Kernels
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Variation
@@ -43,7 +43,7 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     Overlapped, they are gathered while the unit before runs, so that only the first wait is exposed.
     """
     ahead, end = sizes.strategy.overlap.parameters, len(units) - 1
-    again = plan_of(sizes.strategy).gathered is Gathered.EACH_PASS
+    again = plan_of(sizes.strategy, sizes.framework).gathered is Gathered.EACH_PASS
     requests: dict[tuple[str, Shard], Ops] = {}
 
     def request(phase: str, index: int, first: int) -> Ops:
@@ -94,7 +94,7 @@ def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 
 def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
     """The gradients of one unit, in buckets of its own."""
-    limit = sizes.strategy.bucket_parameters(first_piece=False)
+    limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece=False)
     return _reductions(sizes, [shard for _, shard in buckets(limit, [unit.trained])])
 
 
@@ -113,10 +113,10 @@ def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
     shares with nobody casts its fp32 weights.
     """
     strategy, ops = sizes.strategy, []
-    for part, each in plan_of(strategy).kinds(shard):
+    for part, each in plan_of(strategy, sizes.framework).kinds(shard):
         size = float(gathered_bytes(strategy, each))
         whose = "expert parameters" if each.experts else "parameters"
-        if part.ways > 1 and strategy.kernels is Kernels.COMPILED:
+        if part.ways > 1 and sizes.framework.kernels is Kernels.COMPILED:
             copied = Elementwise(K.COPY, 1, each.total, size, size, dtype=sizes.stored)
             ops.append(Op(f"{whose} copy out", copied))
         elif part.ways == 1 and part.collected:
@@ -128,9 +128,9 @@ def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
 
 def _copied_in(sizes: Sizes, shard: Shard) -> Ops:
     """FSDP2: gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
-    if sizes.strategy.kernels is not Kernels.COMPILED:
+    if sizes.framework.kernels is not Kernels.COMPILED:
         return ()
-    split = plan_of(sizes.strategy).unreduced(shard).total
+    split = plan_of(sizes.strategy, sizes.framework).unreduced(shard).total
     if not split:
         return ()
     read, write = float(split * sizes.element), float(split * sizes.gradient)
@@ -141,9 +141,9 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Onc
     """Gradients that are reduced once go beside the last backward, parameters that are gathered once beside
     the first forward, bucket by bucket or unit by unit; or both beside nothing.
     """
-    plan = plan_of(sizes.strategy)
+    plan = plan_of(sizes.strategy, sizes.framework)
     # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
-    limit = sizes.strategy.bucket_parameters(first_piece and not plan.splits_gradients)
+    limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not plan.splits_gradients)
     filled: dict[int, tuple[Shard, ...]] = {}
     for index, shard in buckets(limit, [unit.trained for unit in reversed(units)]):
         unit = len(units) - 1 - index
@@ -189,7 +189,7 @@ Filled = Mapping[int, tuple[Shard, ...]]
 
 def _reduced_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple[dict[int, Layer], Ops]:
     """The units that end with reductions, or what is reduced after all of them."""
-    places, by_unit = _places(units), plan_of(sizes.strategy).by_unit
+    places, by_unit = _places(units), plan_of(sizes.strategy, sizes.framework).by_unit
     last: dict[int, Layer] = {}
     alone: Ops = ()
     known: dict[tuple[object, ...], tuple[Ops, Layer]] = {}
@@ -215,7 +215,7 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple
     Every stage asks for all its parameters when the step begins, not when its first micro-batch comes
     (Megatron-LM, --align-param-gather).
     """
-    if sizes.strategy.owners_broadcast:
+    if sizes.framework.owners_broadcast:
         return {}, broadcast_ops(sizes, sum((unit.trained for unit in units), start=NOTHING))
     beside, places = sizes.strategy.overlap.parameters, _places(units)
     first: dict[int, Layer] = {}

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import NormKind
-from stepcast.ir.strategy import Kernels, TrainingKind
+from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import (
     Collective,
     CollectiveKind,
@@ -123,7 +124,7 @@ class Linear:
     def _accumulated(self, sizes: Sizes) -> Ops:
         """The weight gradient added to the sum of the micro-batches before."""
         elements = self.inputs * self.outputs * max(1, self.groups)
-        if sizes.strategy.micro_batches == 1 or sizes.strategy.kernels is Kernels.COMPILED:
+        if sizes.strategy.micro_batches == 1 or sizes.framework.kernels is Kernels.COMPILED:
             return ()
         if not sizes.plain_gradients:
             # Added to the flat buffer when the matmul ends, which would else write the training format.
@@ -133,7 +134,7 @@ class Linear:
             return (Op(f"{self.name} accumulate", added),)
         if sizes.fused and sizes.gradient > sizes.element:
             # DeepSpeed's BF16_Optimizer.update_hp_grads: a copy in the sum's format, then the addition.
-            wide = streamed(K.ADD, 1, elements, 2, 1, sizes.strategy.gradient_dtype)
+            wide = streamed(K.ADD, 1, elements, 2, 1, sizes.framework.gradient_dtype)
             narrow_bytes, wide_bytes = float(sizes.element * elements), float(sizes.gradient * elements)
             cast = Elementwise(K.CAST, 1, elements, narrow_bytes, wide_bytes, dtype=sizes.stored)
             return (Op(f"{self.name} widen", cast), Op(f"{self.name} accumulate", wide))
@@ -229,7 +230,7 @@ def residual(sizes: Sizes, rows: int, width: int) -> Op:
     """The branch added to the stream; with dropout in the same kernel, which also writes its mask."""
     elements, stream = rows * width, sizes.stream
     read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
-    if not sizes.strategy.dropout:
+    if not sizes.framework.dropout:
         return Op("residual", Elementwise(K.ADD, rows, width, read, write, dtype=stream))
     return Op(
         "residual", Elementwise(K.DROPOUT, rows, width, read, write + elements * MASK_BYTES, dtype=stream)

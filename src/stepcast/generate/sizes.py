@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Kernels, Strategy
+from stepcast.ir.strategy import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +14,7 @@ class Sizes:
 
     model: Model
     strategy: Strategy
+    framework: Framework = MEGATRON_CORE
 
     @property
     def tp(self) -> int:
@@ -68,16 +70,16 @@ class Sizes:
     @property
     def gradient(self) -> int:
         """Bytes of one reduced gradient."""
-        return int(self.strategy.gradient_dtype.bytes)
+        return int(self.framework.gradient_dtype.bytes)
 
     @property
     def fused(self) -> bool:
-        return self.strategy.kernels is not Kernels.PLAIN
+        return self.framework.kernels is not Kernels.PLAIN
 
     @property
     def plain_gradients(self) -> bool:
         """Whether gradients are added up, summed over rows and joined by kernels of their own."""
-        return not (self.fused and self.strategy.fused_accumulation)
+        return not (self.fused and self.framework.fused_accumulation)
 
     @property
     def heads(self) -> int:
@@ -141,5 +143,5 @@ class Sizes:
     @property
     def gathers_boundary(self) -> bool:
         """Whether what arrives from another stage is gathered from the tensor ranks."""
-        scattered = self.strategy.boundary_scattered and not self.strategy.sequence_parallel
+        scattered = self.framework.boundary_scattered and not self.strategy.sequence_parallel
         return scattered and self.tp > 1 and self.strategy.layout.pp > 1

@@ -14,21 +14,14 @@ from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, collective, renamed
 from stepcast.generate.recompute import before, recomputed, run_again
 from stepcast.generate.sizes import Sizes
+from stepcast.ir.framework import Execution, Framework, SelectiveRule
 from stepcast.ir.group import Group
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import (
-    Execution,
-    Kernels,
-    RecomputeKind,
-    ScheduleKind,
-    Sharding,
-    Strategy,
-    TrainingKind,
-)
+from stepcast.ir.strategy import RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
@@ -39,8 +32,9 @@ UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine
 
 
 class StageMaker:
-    def __init__(self, model: Model, strategy: Strategy) -> None:
-        self.model, self.strategy, self.sizes = model, strategy, Sizes(model, strategy)
+    def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
+        self.model, self.strategy, self.framework = model, strategy, framework
+        self.sizes = Sizes(model, strategy, framework)
         self._alike = layer_view(strategy)
         self._known: dict[tuple[Kind, bool], Unit] = {}
 
@@ -48,7 +42,7 @@ class StageMaker:
         units = self._units(piece)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
-        plan = plan_of(self.strategy)
+        plan = plan_of(self.strategy, self.framework)
         if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
             units = gathering(self.sizes, units)
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
@@ -66,20 +60,20 @@ class StageMaker:
         none, start = range(piece.layers.start, piece.layers.start), piece.layers.start
         units = []
         if piece.embedding:
-            layers = end_layers(self.model, self._alike, embedding=True)
+            layers = end_layers(self.model, self._alike, self.framework, embedding=True)
             units.append(self._unit(layers, Piece(none, True, False)))
         whole = self.strategy.recompute.whole_layers(len(piece.layers))
         for layer in piece.layers:
             key = (self.model.blocks[layer], layer - start < whole)
             if key not in self._known:
-                layers = block_layers(self.model, self._alike, *key)
+                layers = block_layers(self.model, self._alike, self.framework, *key)
                 self._known[key] = self._unit(layers, Piece(range(layer, layer + 1), False, False))
             units.append(self._known[key])
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
             shared = self.model.tied and piece.embedding
             held = Piece(none, shared, True)
-            unit = self._unit(end_layers(self.model, self._alike, embedding=False), held)
+            unit = self._unit(end_layers(self.model, self._alike, self.framework, embedding=False), held)
             if shared:
                 ends = units[0]
                 unit = replace(
@@ -94,7 +88,7 @@ class StageMaker:
         blocks = (
             layer
             for kind in self.model.next_token_blocks
-            for layer in block_layers(self.model, self._alike, kind, False)
+            for layer in block_layers(self.model, self._alike, self.framework, kind, False)
         )
         return Unit((*entry_layers(self.sizes), *blocks, *exit_layers(self.sizes)), NOTHING, NOTHING)
 
@@ -104,6 +98,7 @@ class StageMaker:
 
     def _end(self, piece: Piece) -> StepEnd:
         model, strategy, layout = self.model, self.strategy, self.strategy.layout
+        optimizer = self.framework.optimizer
         full = strategy.training is TrainingKind.FULL
         blocks = Counter(model.blocks[piece.layers.start : piece.layers.stop])
         norms = sum(
@@ -119,7 +114,7 @@ class StageMaker:
             trained=trained_shard(model, strategy, piece),
             norms=norms if full else 0,
             tied_embedding=self.sizes.vocab * width if apart and full else 0,
-            matrices=trained_matrices(model, strategy, piece) if strategy.optimizer.knows_matrices else (),
+            matrices=trained_matrices(model, strategy, piece) if optimizer.knows_matrices else (),
         )
 
 
@@ -136,23 +131,25 @@ def layer_view(strategy: Strategy) -> Strategy:
         stage_layers=(),
         sharding=Sharding.NONE,
         reshard=None,
-        bucket_bytes=None,
         overlap=replace(strategy.overlap, gradients=True, parameters=True, transfers=True, experts=False),
     )
 
 
 @lru_cache(maxsize=1024)
-def end_layers(model: Model, strategy: Strategy, embedding: bool) -> tuple[Layer, ...]:
+def end_layers(model: Model, strategy: Strategy, framework: Framework, embedding: bool) -> tuple[Layer, ...]:
     """The layers of one end of the model, under the view of a layer."""
-    sizes = Sizes(model, strategy)
+    sizes = Sizes(model, strategy, framework)
     return embedding_layers(sizes) if embedding else head_layers(sizes)
 
 
 @lru_cache(maxsize=4096)
-def block_layers(model: Model, strategy: Strategy, kind: Kind, whole: bool) -> tuple[Layer, ...]:
+def block_layers(
+    model: Model, strategy: Strategy, framework: Framework, kind: Kind, whole: bool
+) -> tuple[Layer, ...]:
     """One transformer layer, recomputed as a *whole* or not, under the view of a layer."""
-    layers = _recomputed(model, strategy, _halves(Sizes(model, strategy), kind), whole)
-    if strategy.execution is Execution.PARTIAL_GRAPHS:
+    sizes = Sizes(model, strategy, framework)
+    layers = _recomputed(sizes, _halves(sizes, kind), whole)
+    if framework.execution is Execution.PARTIAL_GRAPHS:
         layers = tuple(replace(layer, captured=not layer.name.startswith(UNCAPTURED)) for layer in layers)
     return layers
 
@@ -174,17 +171,14 @@ def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:
     return layers
 
 
-def _recomputed(
-    model: Model, strategy: Strategy, layers: tuple[Layer, ...], whole: bool
-) -> tuple[Layer, ...]:
+def _recomputed(sizes: Sizes, layers: tuple[Layer, ...], whole: bool) -> tuple[Layer, ...]:
     """The backward of what is recomputed starts with its forward."""
+    recompute = sizes.strategy.recompute
     if whole:
-        plain = not Sizes(model, strategy).fused
-        return run_again(layers, stops_early=plain and strategy.recompute.stops_early)
-    recompute = strategy.recompute
-    if recompute.kind is RecomputeKind.SELECTIVE and strategy.kernels is Kernels.COMPILED:
-        again = renamed("recompute", _cheap_half(Sizes(model, strategy), layers))
-        return (*layers[:-1], before(layers[-1], again))
+        return run_again(layers, stops_early=not sizes.fused and sizes.framework.stops_early)
+    alternate = sizes.framework.selective is SelectiveRule.ALTERNATE_MATMULS
+    if recompute.kind is RecomputeKind.SELECTIVE and alternate:
+        return (*layers[:-1], before(layers[-1], renamed("recompute", _cheap_half(sizes, layers))))
     return recomputed(layers, recompute.selected)
 
 

@@ -79,7 +79,7 @@ def row_layer(sizes: Sizes, name: str, linear: Linear, ends: bool = True) -> Lay
     weight = linear.weight_gradient(sizes)
     hidden = sizes.model.hidden
     tail: Ops = (residual(sizes, sizes.outer_tokens, hidden),) if ends else ()
-    if ends and sizes.strategy.dropout:
+    if ends and sizes.framework.dropout:
         gradient = (dropped_gradient(sizes, "dropout gradient", sizes.outer_tokens, hidden), *gradient)
     if ends and sizes.casts:
         # The stream's gradient is as wide as the stream, the branch's as narrow as the branch.

@@ -21,12 +21,14 @@ from stepcast.ir.workload import Op
 
 def own_parameters(sizes: Sizes, shard: Shard) -> int:
     """Parameters whose optimizer states this rank keeps."""
-    return sum(-(-each.total // part.ways) for part, each in plan_of(sizes.strategy).kinds(shard))
+    return sum(
+        -(-each.total // part.ways) for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard)
+    )
 
 
 def update_ops(sizes: Sizes, trained: Shard, matrices: Sequence[Matrices]) -> Ops:
     """The update of what a rank owns of *trained*, of which *matrices* are some."""
-    optimizer, own = sizes.strategy.optimizer, own_parameters(sizes, trained)
+    optimizer, own = sizes.framework.optimizer, own_parameters(sizes, trained)
     copied = gathered_bytes(sizes.strategy, trained) / max(1, trained.total)
     if optimizer.kind is not OptimizerKind.MUON:
         return (_streamed(sizes, "update", optimizer, max(1, own), copied),)
@@ -55,7 +57,7 @@ def _streamed(
     strategy, passes = sizes.strategy, (passes_of or optimizer).passes
     master = optimizer.master_weights and strategy.weights is not DType.FP32
     weight = DType.FP32.bytes if master else strategy.weights.bytes
-    gradient, moment, narrow = strategy.gradient_dtype.bytes, optimizer.moment_bytes, DType.BF16.bytes
+    gradient, moment, narrow = sizes.framework.gradient_dtype.bytes, optimizer.moment_bytes, DType.BF16.bytes
     read, write = (
         passes.weight[way] * weight
         + passes.moments[way] * moment
@@ -64,7 +66,7 @@ def _streamed(
         for way in (0, 1)
     )
     read += passes.gradient * gradient
-    if master and not strategy.keeps_fp32_weights:
+    if master and not sizes.framework.keeps_fp32_weights(strategy):
         write += copied
     return Op(
         name, Elementwise(K.OPTIMIZER, 1, elements, read * elements, write * elements, dtype=DType.FP32)
@@ -94,5 +96,5 @@ def _orthogonalised(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
 
 
 def _partition(sizes: Sizes, matrices: Matrices) -> Partition:
-    plan = plan_of(sizes.strategy)
+    plan = plan_of(sizes.strategy, sizes.framework)
     return plan.experts if matrices.part is Part.EXPERTS else plan.dense

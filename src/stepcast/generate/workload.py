@@ -1,10 +1,11 @@
-"""Model x Strategy -> Workload: every op of a training step with its shapes, and every collective."""
+"""Model x Strategy x Framework -> Workload: every op of a step with its shapes, and every collective."""
 
 from dataclasses import replace
 from functools import lru_cache
 
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.stage import StageMaker
+from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
@@ -13,19 +14,26 @@ from stepcast.ir.strategy import ScheduleKind, Strategy
 from stepcast.ir.workload import Stage, Workload
 
 
-def generate(model: Model, strategy: Strategy) -> Workload:
+def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Workload:
     """What *model* must run in one step under *strategy*: one stage per pipeline piece, in model order."""
-    check(model, strategy)
+    check(model, strategy, framework=framework)
     view = _stage_view(strategy)
     stages = tuple(
-        _stage(model, view, model.blocks[piece.layers.start : piece.layers.stop], piece.embedding, piece.head)
+        _stage(
+            model,
+            view,
+            framework,
+            model.blocks[piece.layers.start : piece.layers.stop],
+            piece.embedding,
+            piece.head,
+        )
         for piece in pieces(model, strategy)
     )
     return Workload(
         stages=stages,
         layout=replace(strategy.layout),
         micro_batches=strategy.micro_batches,
-        boundary_bytes=Sizes(model, strategy).boundary_bytes if strategy.layout.pp > 1 else None,
+        boundary_bytes=Sizes(model, strategy, framework).boundary_bytes if strategy.layout.pp > 1 else None,
         name=model.name,
         source="generated",
         notes=(
@@ -49,11 +57,18 @@ def _stage_view(strategy: Strategy) -> Strategy:
 
 
 @lru_cache(maxsize=2048)
-def _stage(model: Model, strategy: Strategy, blocks: tuple[Block, ...], embedding: bool, head: bool) -> Stage:
+def _stage(
+    model: Model,
+    strategy: Strategy,
+    framework: Framework,
+    blocks: tuple[Block, ...],
+    embedding: bool,
+    head: bool,
+) -> Stage:
     """The same object for pieces that run the same, so that what follows from it is worked out once."""
     at = _place(model, blocks)
     piece = Piece(range(at, at + len(blocks)), embedding, head)
-    return StageMaker(model, strategy).stage(piece)
+    return StageMaker(model, strategy, framework).stage(piece)
 
 
 def _place(model: Model, blocks: tuple[Block, ...]) -> int:

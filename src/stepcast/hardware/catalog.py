@@ -6,7 +6,7 @@ come from: a number's source is the entry of its key or of the closest table aro
 
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepcast.hardware.cluster import Cluster
+from stepcast.hardware.described import flat, line_of, source_of
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.schema import (
     CLUSTER_KEYS,
@@ -183,51 +184,21 @@ def _parse(kind: str, text: str, file: str) -> dict[str, Entry]:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise CatalogError(file, "", f"not valid TOML: {error}") from None
-    sources = _flat(table.pop("sources", {}))
+    sources = flat(table.pop("sources", {}))
     if isinstance(table.get("gpu"), str):
         table["gpu"] = {"base": table["gpu"]}
     keys = GPU_KEYS if kind == "gpus" else CLUSTER_KEYS
     entries = {
-        key: Entry(value, _where(text, file, key), _source_of(key, sources, file))
-        for key, value in _flat(table).items()
+        key: Entry(value, line_of(text, file, key), source_of(key, sources, file))
+        for key, value in flat(table).items()
     }
     check_keys(entries, keys)
     for key in sources:
         if not any(known == key or known.startswith(f"{key}.") for known in keys):
             raise CatalogError(
-                _where(text, file, f"sources.{key}"), f"sources.{key}", "names no key of a description"
+                line_of(text, file, f"sources.{key}"), f"sources.{key}", "names no key of a description"
             )
     return entries
-
-
-def _flat(table: object, prefix: str = "") -> dict[str, object]:
-    """Nested tables as one level of dotted keys."""
-    if not isinstance(table, Mapping):
-        return {prefix: table}
-    flat: dict[str, object] = {}
-    for key, value in table.items():
-        flat |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
-
-
-def _source_of(key: str, sources: Mapping[str, object], file: str) -> str:
-    """The source of *key*, or of the closest table around it."""
-    while key not in sources and "." in key:
-        key = key.rpartition(".")[0]
-    return str(sources.get(key, file))
-
-
-def _where(text: str, file: str, key: str) -> str:
-    """``file:line`` of a dotted key: the line that sets it, since the TOML parser keeps no positions."""
-    section = ""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if header := re.match(r"\s*\[([^\[\]]+)\]", line):
-            section = header[1].strip() + "."
-        elif match := re.match(r"\s*([\w.\"'-]+)\s*=", line):
-            found = section + re.sub(r"[\"']", "", match[1])
-            if key == found or key.startswith(f"{found}."):
-                return f"{file}:{number}"
-    return file
 
 
 def _set(entries: dict[str, Entry], text: str) -> None:

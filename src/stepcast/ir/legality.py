@@ -8,6 +8,8 @@ of Megatron-FSDP and torch.distributed.pipelining run them.
 from collections.abc import Callable
 from itertools import takewhile
 
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
@@ -23,20 +25,26 @@ from stepcast.ir.strategy import (
 )
 
 
-def check(model: Model, strategy: Strategy, gpus: int | None = None) -> None:
+def check(
+    model: Model, strategy: Strategy, gpus: int | None = None, framework: Framework = MEGATRON_CORE
+) -> None:
     """A StrategyError where *strategy* cannot train *model* (on exactly *gpus* GPUs, if given)."""
     for rule in RULES:
         message = rule(model, strategy)
+        if message:
+            raise StrategyError(message)
+    for with_software in (_ring, _autocast, _adapters):
+        message = with_software(strategy, framework)
         if message:
             raise StrategyError(message)
     if gpus is not None:
         _check_gpus(strategy, gpus)
 
 
-def is_legal(model: Model, strategy: Strategy) -> bool:
+def is_legal(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> bool:
     """Whether *strategy* can train *model*."""
     try:
-        check(model, strategy)
+        check(model, strategy, framework=framework)
     except StrategyError:
         return False
     return True
@@ -139,8 +147,6 @@ def _context(model: Model, strategy: Strategy) -> str:
                     f"cp {cp} needs seq {seq} to be a multiple of 2 x cp = {2 * cp}, so that each rank holds "
                     f"one slice from either end: use {near}"
                 )
-            if not strategy.flash_attention and strategy.context is ContextKind.RING:
-                return "ring attention needs flash attention: switch it on, or use context 'all-gather'"
         case ContextKind.ALL_TO_ALL:
             heads = max(1, model.kv_heads // tp)
             if heads % cp:
@@ -149,6 +155,27 @@ def _context(model: Model, strategy: Strategy) -> str:
                     f"cp {cp} by all-to-all does not divide the {heads} kv heads of a tensor rank: "
                     f"the nearest legal cp is {near}"
                 )
+    return ""
+
+
+def _autocast(strategy: Strategy, framework: Framework) -> str:
+    if strategy.autocast and (
+        framework.kernels is Kernels.FUSED or framework.gradient_dtype is not DType.FP32
+    ):
+        return "autocast is plain PyTorch's: use plain or compiled kernels, gradients in fp32"
+    return ""
+
+
+def _adapters(strategy: Strategy, framework: Framework) -> str:
+    if strategy.lora_rank and framework.optimizer.knows_matrices:
+        return f"adapters are not trained by {framework.optimizer.kind}; use adamw or sgd"
+    return ""
+
+
+def _ring(strategy: Strategy, framework: Framework) -> str:
+    ring = strategy.layout.cp > 1 and strategy.context is ContextKind.RING
+    if ring and not framework.flash_attention:
+        return "ring attention needs flash attention: switch it on, or use context 'all-gather'"
     return ""
 
 

@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Sharding, Strategy
@@ -84,9 +85,9 @@ class Plan:
         )
 
 
-def plan_of(strategy: Strategy) -> Plan:
+def plan_of(strategy: Strategy, framework: Framework) -> Plan:
     """How *strategy* splits, gathers and reduces."""
-    keeps_fp32 = strategy.keeps_fp32_weights and strategy.weights is not DType.FP32
+    keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
     return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32)
 
 

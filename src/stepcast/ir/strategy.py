@@ -6,7 +6,6 @@ from enum import StrEnum
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
-from stepcast.ir.optimizer import ADAM, Optimizer
 from stepcast.ir.schedules import SCHEDULES, Pairs
 from stepcast.ir.schedules import ScheduleKind as ScheduleKind
 
@@ -42,8 +41,6 @@ class Recompute:
     layers: int = 0
     # What SELECTIVE recomputes; empty means the attention core.
     modules: tuple[RecomputeModule, ...] = ()
-    # Whether PyTorch ends a recomputation once the backward has what it needs, as it does since 2.1.
-    stops_early: bool = True
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "layers")
@@ -105,22 +102,6 @@ class TrainingKind(StrEnum):
     LORA = "lora"
 
 
-class Execution(StrEnum):
-    """How the host issues kernels."""
-
-    EAGER = "eager"  # one by one
-    PARTIAL_GRAPHS = "partial-graphs"  # captured but for routed experts, whose numbers of tokens change
-    GRAPHS = "graphs"  # captured and replayed, so that the host costs nothing
-
-
-class Kernels(StrEnum):
-    """What memory-bound work is fused, which decides how often it runs and what the backward keeps."""
-
-    PLAIN = "plain"  # PyTorch's own modules, gradients freed after each step
-    COMPILED = "compiled"  # torch.compile
-    FUSED = "fused"  # by hand, with flat gradient buffers: Megatron-LM with Transformer Engine
-
-
 @dataclass(frozen=True, slots=True)
 class Overlap:
     """Which communication runs beside computation."""
@@ -157,7 +138,7 @@ PARAMETER_FORMATS = (DType.FP8, DType.MXFP8)
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """Everything a user chooses about a training step, apart from the model and the cluster.
+    """Everything a user chooses about a training step, apart from the model, the software and the cluster.
 
     A Strategy is consistent in itself; ``ir.legality.check`` says whether it suits a model.
     """
@@ -174,38 +155,13 @@ class Strategy:
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = NO_RECOMPUTE
     precision: DType = DType.BF16
-    # The format in which gradients are accumulated and reduced.
-    gradient_dtype: DType = DType.FP32
-    optimizer: Optimizer = ADAM
     training: TrainingKind = TrainingKind.FULL
     lora_rank: int = 0
-    flash_attention: bool = True
     overlap: Overlap = USUAL_OVERLAP
-    # Of gradients reduced together; 0: all of a stage's. None: what frameworks do by themselves, see
-    # bucket_parameters.
-    bucket_bytes: int | None = None
-    execution: Execution = Execution.GRAPHS
-    kernels: Kernels = Kernels.FUSED
     # Tokens of the busiest expert rank as a multiple of an even share.
     expert_imbalance: float = 1.0
     # Tokens an expert takes at most, as a multiple of an even share; None drops none.
     expert_capacity: float | None = None
-    # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
-    dropout: bool = False
-    # Whether the weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
-    fused_accumulation: bool = True
-    # Without sequence parallelism: each tensor rank sends a part to the next stage, which gathers them
-    # (Narayanan et al. 2021, section 4.1; DeepSpeed's pipeline engine), or all send everything.
-    boundary_scattered: bool = False
-    # ZeRO 1 and 2: each rank owns whole tensors and sends them to the others after its update, one rank after
-    # the other and beside nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
-    owners_broadcast: bool = False
-    # Whether the experts' matmuls add the bias, apply the activation and quantise its result and gradient
-    # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or further kernels do.
-    fused_experts: bool = False
-    # Whether a token crosses the network once for each node that holds experts of its, where ranks hand it on
-    # (DeepEP, HybridEP), or once for each expert.
-    forwarded_experts: bool = False
     # How often the model's module for further tokens runs (multi-token prediction, DeepSeek-V3, 2024,
     # section 2.2); 0 leaves it out.
     further_tokens: int = 0
@@ -231,10 +187,6 @@ class Strategy:
             )
         if self.autocast and self.precision not in AUTOCAST:
             raise StrategyError(f"autocast goes with precision {' or '.join(AUTOCAST)}, not {self.precision}")
-        if self.autocast and (self.kernels is Kernels.FUSED or self.gradient_dtype is not DType.FP32):
-            raise StrategyError(
-                "autocast is plain PyTorch's: use plain or compiled kernels, gradients in fp32"
-            )
         if self.global_batch % per_round:
             near = max(1, round(self.global_batch / per_round)) * per_round
             raise StrategyError(
@@ -250,16 +202,10 @@ class Strategy:
             raise StrategyError(f"a stage holds 0 layers or more, not {min(self.stage_layers)}")
         if (self.lora_rank > 0) != (self.training is TrainingKind.LORA):
             raise StrategyError("lora_rank goes with training 'lora', and only with it")
-        if self.lora_rank and self.optimizer.knows_matrices:
-            raise StrategyError(f"adapters are not trained by {self.optimizer.kind}; use adamw or sgd")
         if self.expert_imbalance < 1:
             raise StrategyError(f"expert imbalance is 1 (even) or more, not {self.expert_imbalance}")
         if self.expert_capacity is not None and self.expert_capacity <= 0:
             raise StrategyError(f"expert capacity is above 0, not {self.expert_capacity}")
-        if self.bucket_bytes is not None and self.bucket_bytes < 0:
-            raise StrategyError(
-                f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}"
-            )
 
     @property
     def micro_batches(self) -> int:
@@ -286,29 +232,10 @@ class Strategy:
         """The format of the residual stream: autocast leaves embeddings, norms and sums in the weights'."""
         return self.weights
 
-    def bucket_parameters(self, first_piece: bool) -> int | None:
-        """Parameters whose gradients are reduced together; None: all of a stage's.
-
-        Unless told otherwise, buckets grow with the ranks that reduce them, and only the first chunk of the
-        first stage has any, where reductions overlap: the other stages end before it (Megatron-Core's
-        distributed_data_parallel.py).
-        """
-        if self.bucket_bytes is not None:
-            return -(-self.bucket_bytes // int(self.gradient_dtype.bytes)) or None
-        if not (first_piece and self.overlap.gradients):
-            return None
-        return max(40_000_000, 1_000_000 * self.layout.dp * self.layout.cp)
-
     @property
     def reshards(self) -> bool:
         """Whether gathered parameters are freed after each forward."""
         return self.layout.pp == 1 if self.reshard is None else self.reshard
-
-    @property
-    def keeps_fp32_weights(self) -> bool:
-        """Whether the weights that are kept are the optimizer's (FSDP), cast before they are gathered."""
-        fsdp = self.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
-        return fsdp and self.optimizer.master_weights
 
     @property
     def outer_ways(self) -> int:

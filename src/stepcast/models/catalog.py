@@ -18,6 +18,10 @@ TUNED = re.compile(r"(hf|base|instruct|chat|it|pt)$")
 CUT = re.compile(r"^(.+?)[-_ ]+(?:l(\d+)|(\d+)[-_ ]?(?:l|layers?))$", re.IGNORECASE)
 
 
+# A name and sizes of its own.
+SIZED = re.compile(r"^([^:/\\]+):(\w+\s*=.*)$")
+
+
 class UnknownModelError(ValueError):
     """A name that is neither in the catalogue nor a file."""
 
@@ -31,9 +35,14 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     """A model of the catalogue, or of a file: Hugging Face config.json, its folder, or TOML.
 
     Case and punctuation do not matter. A last word such as ``l12`` or ``12layers`` cuts the model to that
-    many layers: ``llama3-70b-l12``.
+    many layers: ``llama3-70b-l12``. A name may carry sizes that differ, or all of a model that is not known:
+    ``llama3-8b:layers=16,vocab=32000``, ``mine:layers=24,hidden=2048``.
     """
     text = os.fspath(name_or_path).strip()
+    if sized := SIZED.match(text):
+        from stepcast.models.columns import model_of_columns, sizes_of
+
+        return model_of_columns(sized[1], sizes_of(sized[2], text))
     if os.path.basename(text) != text and os.path.exists(text):
         return _model_of_file(Path(text))
     found = find_name(text)

@@ -45,6 +45,29 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
     return replace(model, name=name)
 
 
+def sizes_of(text: str, where: str) -> dict[str, str]:
+    """The columns that ``layers=16,vocab=32000`` gives."""
+    known, found = (*SIZES, "seq", "params_b", *EXPERT_SIZES), {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if key not in known or not (equals and value):
+            raise ValueError(
+                f"model {where}: {part.strip()!r} is no size; expected {', '.join(known)}, as layers=16"
+            )
+        try:
+            float(value)
+        except ValueError:
+            raise ValueError(f"model {where}: {key} {value!r} is not a number") from None
+        found[key] = value
+    return found
+
+
+def words_of(name: str, columns: Mapping[str, object]) -> str:
+    """The name with the sizes of *columns*, as ``load_model`` takes it."""
+    said = [key for key in (*SIZES, "seq", "params_b", *EXPERT_SIZES) if not _blank(columns, key)]
+    return f"{name}:{','.join(f'{key}={float(str(columns[key])):.15g}' for key in said)}"
+
+
 def _blank(columns: Mapping[str, object], key: str) -> bool:
     value = columns.get(key)
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))

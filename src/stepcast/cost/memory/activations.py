@@ -23,9 +23,10 @@ from functools import lru_cache
 
 from stepcast.cost.memory.mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.cost.memory.states import FP32_BYTES
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
-from stepcast.ir.strategy import Kernels, RecomputeKind, RecomputeModule, Strategy
+from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
 
 M = RecomputeModule
 
@@ -47,7 +48,7 @@ class Kept:
         return self.input if whole else self.kept
 
 
-def layer_kept(model: Model, strategy: Strategy, block: Block) -> Kept:
+def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framework = MEGATRON_CORE) -> Kept:
     """What a layer of kind *block* keeps."""
     layout = strategy.layout
     return _layer_kept(
@@ -64,10 +65,11 @@ def layer_kept(model: Model, strategy: Strategy, block: Block) -> Kept:
             element=strategy.stored.bytes,
             stream=strategy.stream.bytes,
             matmul=min(strategy.precision.bytes, strategy.stored.bytes),
-            flash=strategy.flash_attention,
-            kernels=strategy.kernels,
-            selective=strategy.recompute.kind is RecomputeKind.SELECTIVE,
-            modules=_modules(strategy),
+            flash=framework.flash_attention,
+            kernels=framework.kernels,
+            alternate=framework.selective is SelectiveRule.ALTERNATE_MATMULS
+            and strategy.recompute.kind is RecomputeKind.SELECTIVE,
+            modules=_modules(strategy, framework),
             routed=strategy.busiest_share,
         ),
     )
@@ -87,7 +89,7 @@ class _Shape:
     matmul: float  # bytes of an element as a matmul keeps its input
     flash: bool
     kernels: Kernels
-    selective: bool
+    alternate: bool  # every second matmul is recomputed
     modules: frozenset[RecomputeModule]  # which the backward runs again
     routed: float  # rows at the busiest expert rank per token and chosen expert
 
@@ -107,16 +109,16 @@ class _Half:
     transient: float = 0.0
 
 
-def _modules(strategy: Strategy) -> frozenset[RecomputeModule]:
+def _modules(strategy: Strategy, framework: Framework) -> frozenset[RecomputeModule]:
     """What is recomputed; an activation inside the experts' product is not, having no kernel of its own."""
     selected = frozenset(strategy.recompute.selected)
-    return selected - {M.EXPERT_ACTIVATION} if strategy.fused_experts else selected
+    return selected - {M.EXPERT_ACTIVATION} if framework.fused_experts else selected
 
 
 @lru_cache(maxsize=8192)
 def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
     outer = shape.tokens / shape.outer * model.hidden
-    if shape.selective and shape.kernels is Kernels.COMPILED:
+    if shape.alternate:
         return _kept_by_torchtitan(model, block, shape, outer)
     halves = (_mixer_half(model, block, shape, outer), _feed_forward_half(model, block, shape, outer))
     transient = max(half.transient for half in halves)

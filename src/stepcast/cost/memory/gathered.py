@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepcast.cost.memory.states import whole_bytes
+from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import Gathered, Plan, Reduced, gathered_bytes, plan_of
 from stepcast.ir.stages import Piece
@@ -22,15 +23,17 @@ class Collected:
 NONE = Collected(0.0, 0.0)
 
 
-def collected(model: Model, strategy: Strategy, piece: Piece, orientations: int) -> Collected:
+def collected(
+    model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int
+) -> Collected:
     """What is whole at the fullest moment."""
-    plan = plan_of(strategy)
+    plan = plan_of(strategy, framework)
     if not (plan.by_unit or plan.splits_gradients):
         return NONE
     units = _units(model, piece)
     return Collected(
-        _weights(model, strategy, piece, units, orientations),
-        _gradients(model, strategy, piece, units),
+        _weights(model, strategy, framework, piece, units, orientations),
+        _gradients(model, strategy, framework, piece, units),
     )
 
 
@@ -40,30 +43,42 @@ def keeps_weights(plan: Plan) -> bool:
 
 
 def _weights(
-    model: Model, strategy: Strategy, piece: Piece, units: Sequence[Piece], orientations: int
+    model: Model,
+    strategy: Strategy,
+    framework: Framework,
+    piece: Piece,
+    units: Sequence[Piece],
+    orientations: int,
 ) -> float:
     """The unit at work and, as it was gathered, the next one; or all of them."""
-    plan = plan_of(strategy)
+    plan = plan_of(strategy, framework)
     if keeps_weights(plan):
-        return whole_bytes(strategy, plan.collected(held_shard(model, strategy, piece)), orientations)
+        return whole_bytes(
+            strategy, framework, plan.collected(held_shard(model, strategy, piece)), orientations
+        )
     if plan.gathered is not Gathered.EACH_PASS:
         return 0.0
     shards = [plan.collected(held_shard(model, strategy, unit)) for unit in units]
     return max(
-        (whole_bytes(strategy, each, orientations) + gathered_bytes(strategy, each) for each in shards),
+        (
+            whole_bytes(strategy, framework, each, orientations) + gathered_bytes(strategy, each)
+            for each in shards
+        ),
         default=0.0,
     )
 
 
-def _gradients(model: Model, strategy: Strategy, piece: Piece, units: Sequence[Piece]) -> float:
+def _gradients(
+    model: Model, strategy: Strategy, framework: Framework, piece: Piece, units: Sequence[Piece]
+) -> float:
     """Those of the unit at work, as they are computed, and where they are reduced once all sums so far."""
-    plan = plan_of(strategy)
+    plan = plan_of(strategy, framework)
     shards = (plan.unreduced(trained_shard(model, strategy, unit)) for unit in units)
     fresh = max((each.total for each in shards), default=0) * strategy.stored.bytes
     if plan.reduced is Reduced.EACH_MICRO_BATCH:
         return fresh
     split = plan.unreduced(trained_shard(model, strategy, piece))
-    return fresh + (split.total - plan.share(split)) * strategy.gradient_dtype.bytes
+    return fresh + (split.total - plan.share(split)) * framework.gradient_dtype.bytes
 
 
 def _units(model: Model, piece: Piece) -> list[Piece]:

@@ -2,30 +2,33 @@
 
 from stepcast.cost.memory.states import FP32_BYTES
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of
-from stepcast.ir.strategy import Kernels, Strategy, TrainingKind
+from stepcast.ir.strategy import Strategy, TrainingKind
 
 # torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
 ALIGNED = 8
 
 
-def loss_bytes(model: Model, strategy: Strategy, in_flight: int = 1) -> float:
+def loss_bytes(
+    model: Model, strategy: Strategy, in_flight: int = 1, framework: Framework = MEGATRON_CORE
+) -> float:
     """The most that logits, softmax and their gradients take at once, and the projection's own gradient.
 
     *in_flight* micro-batches keep their softmax; one of them is at work. So do the losses of further tokens:
     Megatron-Core computes them before that of the next token, which is the first to run backward.
     """
-    tp, kernels = strategy.layout.tp, strategy.kernels
+    tp, kernels = strategy.layout.tp, framework.kernels
     vocab = model.padded_vocab(tp)
     logits = strategy.local_tokens * vocab / tp
     kept = logits * FP32_BYTES * max(0, in_flight * (1 + strategy.further_tokens) - 1)
     element = strategy.stored.bytes
     if kernels is Kernels.PLAIN:
-        # The softmax, and the gradients before and after it; the logits themselves are gone.
-        return kept + 3 * FP32_BYTES * logits
+        # The softmax, and the gradients before and after it; the logits may be gone.
+        return kept + (3 * FP32_BYTES + (element if framework.keeps_logits else 0.0)) * logits
     if kernels is Kernels.COMPILED:
-        if plan_of(strategy).by_unit:
+        if plan_of(strategy, framework).by_unit:
             # Layers are compiled one by one and the loss is not; the logits outlive it.
             return kept + (3 * FP32_BYTES + element) * logits
         return kept + logits * element * (1 if vocab % ALIGNED == 0 else 3)

@@ -6,6 +6,7 @@ from stepcast.cost.memory.activations import Kept, layer_kept
 from stepcast.cost.memory.gathered import Collected, collected
 from stepcast.cost.memory.loss import further_ends_bytes
 from stepcast.cost.memory.states import States, piece_states
+from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
 from stepcast.ir.sharding import plan_of
@@ -32,7 +33,12 @@ class PieceTotals:
 
 
 def piece_totals(
-    model: Model, strategy: Strategy, piece: Piece, known: dict[Block, Kept], orientations: int
+    model: Model,
+    strategy: Strategy,
+    framework: Framework,
+    piece: Piece,
+    known: dict[Block, Kept],
+    orientations: int,
 ) -> PieceTotals:
     """The totals of one piece; *known* gains what layers of each kind keep, for the pieces after it."""
     trained = trained_shard(model, strategy, piece)
@@ -42,7 +48,7 @@ def piece_totals(
     def kept_by(block: Block) -> Kept:
         if block not in kinds:
             if block not in known:
-                known[block] = layer_kept(model, strategy, block)
+                known[block] = layer_kept(model, strategy, block, framework)
             kinds[block] = known[block]
         return kinds[block]
 
@@ -60,15 +66,15 @@ def piece_totals(
         )
         recomputed = max(recomputed, *(kept.again for kept in further))
     return PieceTotals(
-        states=piece_states(model, strategy, piece, orientations),
+        states=piece_states(model, strategy, framework, piece, orientations),
         trained=trained.total,
-        owned=plan_of(strategy).share(trained),
+        owned=plan_of(strategy, framework).share(trained),
         activations=activations,
         recomputed=recomputed,
         transient=max((kept.transient for kept in kinds.values()), default=0.0),
         largest_layer=max((kept.kept + kept.again for kept in kinds.values()), default=0.0),
-        first_layer_gradients=_first_layer_gradients(model, strategy, piece),
-        collected=collected(model, strategy, piece, orientations),
+        first_layer_gradients=_first_layer_gradients(model, strategy, framework, piece),
+        collected=collected(model, strategy, framework, piece, orientations),
         embedding=piece.embedding,
         head=piece.head,
     )
@@ -86,9 +92,9 @@ def _cast_weights(model: Model, strategy: Strategy, piece: Piece, whole: int) ->
     return strategy.stored.bytes * elements
 
 
-def _first_layer_gradients(model: Model, strategy: Strategy, piece: Piece) -> float:
+def _first_layer_gradients(model: Model, strategy: Strategy, framework: Framework, piece: Piece) -> float:
     layers = piece.layers
     if not layers:
         return 0.0
     first = Piece(range(layers.start, layers.start + 1), False, False)
-    return piece_states(model, strategy, first, orientations=1).gradients
+    return piece_states(model, strategy, framework, first, orientations=1).gradients

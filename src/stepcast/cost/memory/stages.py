@@ -12,16 +12,17 @@ from stepcast.cost.memory.activations import Kept
 from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import default_in_flight
 from stepcast.cost.memory.loss import loss_bytes
-from stepcast.cost.memory.overhead import OVERHEADS, Overhead, communicators
+from stepcast.cost.memory.overhead import communicators
 from stepcast.cost.memory.piece import PieceTotals, piece_totals
 from stepcast.cost.memory.states import FP32_BYTES, orientations
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
 from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
-from stepcast.ir.strategy import Kernels, Strategy, StrategyError, TrainingKind
+from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
 
 # Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.
 WORKSPACE_BYTES = 2.0 * 32 * 2**20
@@ -77,31 +78,28 @@ def memory(
     model: Model,
     strategy: Strategy,
     gpu: Gpu,
+    framework: Framework = MEGATRON_CORE,
     in_flight: Sequence[Sequence[int]] | None = None,
-    overhead: Overhead | None = None,
 ) -> tuple[StageMemory, ...]:
     """What each stage needs. *in_flight*: for each stage, how many micro-batches each of its pieces holds at
-    once; the schedule's usual number unless given. *overhead* is the framework's: plain PyTorch's or
-    Megatron's, by the kernels, unless given.
+    once; the schedule's usual number unless given.
     """
-    if overhead is None:
-        overhead = OVERHEADS["megatron" if strategy.kernels is Kernels.FUSED else "pytorch"]
     if in_flight is None:
         in_flight = default_in_flight(strategy)
     if len(in_flight) != strategy.layout.pp:
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
-    totals = _piece_totals(model, strategy, orientations(strategy, gpu))
-    shared = _Shared(model, strategy)
+    totals = _piece_totals(model, strategy, framework, orientations(strategy, gpu))
+    shared = _Shared(model, strategy, framework)
     stages = []
     for stage, counts in enumerate(in_flight):
         held = [totals[index] for index in pieces_of_stage(strategy, stage)]
-        stages.append(_Stage(shared, held, counts).memory(stage, gpu, overhead))
+        stages.append(_Stage(shared, held, counts).memory(stage, gpu))
     return tuple(stages)
 
 
-def fits(model: Model, strategy: Strategy, gpu: Gpu) -> bool:
+def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGATRON_CORE) -> bool:
     """Whether every stage fits into the GPU's memory."""
-    return all(stage.fits for stage in memory(model, strategy, gpu))
+    return all(stage.fits for stage in memory(model, strategy, gpu, framework))
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,9 @@ class _Moment:
         return self.gradients + self.activations + self.temporary
 
 
-def _piece_totals(model: Model, strategy: Strategy, orientations: int) -> list[PieceTotals]:
+def _piece_totals(
+    model: Model, strategy: Strategy, framework: Framework, orientations: int
+) -> list[PieceTotals]:
     """Every piece's totals in model order; pieces of the same layers share theirs."""
     known: dict[tuple[object, ...], PieceTotals] = {}
     kinds: dict[Block, Kept] = {}
@@ -124,7 +124,7 @@ def _piece_totals(model: Model, strategy: Strategy, orientations: int) -> list[P
     for piece in pieces(model, strategy):
         key = (blocks[piece.layers.start : piece.layers.stop], piece.embedding, piece.head)
         if key not in known:
-            known[key] = piece_totals(model, strategy, piece, kinds, orientations)
+            known[key] = piece_totals(model, strategy, framework, piece, kinds, orientations)
         totals.append(known[key])
     return totals
 
@@ -132,12 +132,12 @@ def _piece_totals(model: Model, strategy: Strategy, orientations: int) -> list[P
 class _Shared:
     """What is the same for every stage."""
 
-    def __init__(self, model: Model, strategy: Strategy) -> None:
+    def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
         layout = strategy.layout
-        self.strategy, self.plan = strategy, plan_of(strategy)
+        self.strategy, self.framework, self.plan = strategy, framework, plan_of(strategy, framework)
         # Flat buffers exist all the time; PyTorch's own gradients from the first backward of a step on.
         self.early = (
-            strategy.kernels is Kernels.FUSED or strategy.micro_batches > 1 or self.plan.splits_gradients
+            framework.kernels is Kernels.FUSED or strategy.micro_batches > 1 or self.plan.splits_gradients
         )
         whole = strategy.local_tokens * model.hidden * strategy.stream.bytes
         outer = whole / strategy.outer_ways
@@ -157,13 +157,14 @@ class _Shared:
 
     def loss_bytes(self, count: int) -> float:
         if count not in self.loss:
-            self.loss[count] = loss_bytes(self.model, self.strategy, count)
+            self.loss[count] = loss_bytes(self.model, self.strategy, count, self.framework)
         return self.loss[count]
 
 
 class _Stage:
     def __init__(self, shared: _Shared, held: Sequence[PieceTotals], counts: Sequence[int]) -> None:
         self.shared, self.strategy, self.held, self.counts = shared, shared.strategy, held, counts
+        self.framework = shared.framework
         self.states = held[0].states
         for piece in held[1:]:
             self.states = self.states + piece.states
@@ -176,7 +177,8 @@ class _Stage:
             at_head = max(count for piece, count in zip(held, counts, strict=True) if piece.head)
             self.activations += at_head * shared.head_activations
 
-    def memory(self, stage: int, gpu: Gpu, overhead: Overhead) -> StageMemory:
+    def memory(self, stage: int, gpu: Gpu) -> StageMemory:
+        overhead = self.framework.overhead
         running = max(self._moments(), key=lambda each: each.total)
         updating = _Moment(self.states.gradients, 0.0, self._update())
         moment = max(running, updating, key=lambda each: each.total)
@@ -225,7 +227,7 @@ class _Stage:
 
     def _update(self) -> float:
         """Without fusion the root of AdamW's second moment exists for all weights at once."""
-        optimizer = self.strategy.optimizer
+        optimizer = self.framework.optimizer
         if optimizer.fused or optimizer.kind is not OptimizerKind.ADAMW:
             return 0.0
         return self.owned * optimizer.moment_bytes
@@ -234,7 +236,7 @@ class _Stage:
         """Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
         largest.
         """
-        if self.strategy.kernels is Kernels.FUSED or self.strategy.micro_batches == 1 or not self.head:
+        if self.framework.kernels is Kernels.FUSED or self.strategy.micro_batches == 1 or not self.head:
             return 0.0
         return self.shared.word_gradient
 
@@ -244,5 +246,5 @@ class _Stage:
         """
         if not self.embedding:
             return 0.0
-        twice = self.shared.tied and self.head and self.strategy.kernels is not Kernels.FUSED
+        twice = self.shared.tied and self.head and self.framework.kernels is not Kernels.FUSED
         return self.shared.word_gradient * (2 if twice else 1)

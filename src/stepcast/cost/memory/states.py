@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Plan, plan_of
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import Kernels, Strategy, TrainingKind
+from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import Part, Shard
 
@@ -38,23 +39,25 @@ class States:
         )
 
 
-def piece_states(model: Model, strategy: Strategy, piece: Piece, orientations: int) -> States:
+def piece_states(
+    model: Model, strategy: Strategy, framework: Framework, piece: Piece, orientations: int
+) -> States:
     """What one rank keeps for *piece* all the time, each quantised weight in *orientations* copies; gradients
     as if none were freed.
     """
     held, trained = held_shard(model, strategy, piece), trained_shard(model, strategy, piece)
-    plan, parameters, gradients = plan_of(strategy), 0.0, 0.0
+    plan, parameters, gradients = plan_of(strategy, framework), 0.0, 0.0
     for part, each in plan.kinds(held):
-        whole = whole_bytes(strategy, each, orientations)
-        parameters += _share_bytes(strategy, each) / part.ways if part.collected else whole
+        whole = whole_bytes(strategy, framework, each, orientations)
+        parameters += _share_bytes(strategy, framework, each) / part.ways if part.collected else whole
     if strategy.training is TrainingKind.LORA:
-        kept = FP32_BYTES if strategy.keeps_fp32_weights else strategy.weights.bytes
+        kept = FP32_BYTES if framework.keeps_fp32_weights(strategy) else strategy.weights.bytes
         for part, each in plan.kinds(trained):
             parameters += kept * each.total / (part.ways if part.collected else 1)
     for part, each in plan.kinds(trained):
         ways = part.ways if plan.splits_gradients else 1
-        gradients += strategy.gradient_dtype.bytes * each.total / ways
-    return States(parameters, gradients, _optimizer_bytes(model, strategy, piece, plan))
+        gradients += framework.gradient_dtype.bytes * each.total / ways
+    return States(parameters, gradients, _optimizer_bytes(model, strategy, framework, piece, plan))
 
 
 def orientations(strategy: Strategy, gpu: Gpu) -> int:
@@ -66,31 +69,33 @@ def orientations(strategy: Strategy, gpu: Gpu) -> int:
     return 1 if strategy.precision is DType.FP8 and gpu.architecture in EITHER_ORIENTATION else 2
 
 
-def whole_bytes(strategy: Strategy, shard: Shard, orientations: int) -> float:
+def whole_bytes(strategy: Strategy, framework: Framework, shard: Shard, orientations: int) -> float:
     """Weights as the layers use them. Fused kernels keep them quantised from one micro-batch to the next,
     beside the stored ones or, with parameters in fp8, instead of them.
     """
     stored, quantised = strategy.weights.bytes, 0.0
     if strategy.precision in QUANTISED:
-        copies = orientations if strategy.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
+        copies = orientations if framework.kernels is Kernels.FUSED else int(strategy.fp8_parameters)
         quantised = copies * strategy.precision.bytes
     narrow = quantised if strategy.fp8_parameters else stored + quantised
     return narrow * shard.quantised + stored * shard.unquantised
 
 
-def _share_bytes(strategy: Strategy, shard: Shard) -> float:
+def _share_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> float:
     """What all ranks together keep of weights that they split."""
-    if strategy.keeps_fp32_weights:
+    if framework.keeps_fp32_weights(strategy):
         return FP32_BYTES * shard.total
     narrow = strategy.precision.bytes if strategy.fp8_parameters else strategy.weights.bytes
     return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
 
 
-def _optimizer_bytes(model: Model, strategy: Strategy, piece: Piece, plan: Plan) -> float:
+def _optimizer_bytes(
+    model: Model, strategy: Strategy, framework: Framework, piece: Piece, plan: Plan
+) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
-    optimizer, owned = strategy.optimizer, plan.share(trained_shard(model, strategy, piece))
+    optimizer, owned = framework.optimizer, plan.share(trained_shard(model, strategy, piece))
     copied = optimizer.master_weights and strategy.weights is not DType.FP32
-    copied = copied and not strategy.keeps_fp32_weights
+    copied = copied and not framework.keeps_fp32_weights(strategy)
     moments = optimizer.moments * owned
     if optimizer.knows_matrices:
         for each in trained_matrices(model, strategy, piece):

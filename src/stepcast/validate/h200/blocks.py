@@ -11,6 +11,7 @@ from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.dispatch import DispatchFit, elapsed_s
 from stepcast.generate.workload import generate
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Collective, Compute, Transfer
@@ -37,12 +38,17 @@ class Kernels(NamedTuple):
 
 
 def block_time(
-    model: Model, strategy: Strategy, gpu: Gpu, fit: ComputeFit, dispatch: DispatchFit
+    model: Model,
+    strategy: Strategy,
+    framework: Framework,
+    gpu: Gpu,
+    fit: ComputeFit,
+    dispatch: DispatchFit,
 ) -> BlockTime:
     """Forward and backward of a *model* of one layer, without its ends."""
     layers = [
         layer
-        for layer in generate(model, strategy).stages[0].body_layers()
+        for layer in generate(model, strategy, framework).stages[0].body_layers()
         if layer.name.startswith(("attention", "mlp"))
     ]
     forward = _kernels([op for layer in layers for op in layer.forward])

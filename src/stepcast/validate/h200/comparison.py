@@ -20,11 +20,11 @@ from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.strategy import Kernels
+from stepcast.ir.framework import Kernels
 from stepcast.validate.folds import Family, load_folds
 from stepcast.validate.h200.blocks import block_time
 from stepcast.validate.h200.ops import operator_s
-from stepcast.validate.h200.rows import row_model, row_strategy
+from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
 from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns, summary
 
 Record = dict[str, str]
@@ -129,7 +129,9 @@ def _operator(record: Record) -> Iterator[Row]:
 
 def _block(record: Record) -> Iterator[Row]:
     model, strategy = row_model(record), row_strategy(record)
-    time = block_time(model, strategy, load_gpu("h200"), default_fit(), default_dispatch())
+    time = block_time(
+        model, strategy, row_framework(record), load_gpu("h200"), default_fit(), default_dispatch()
+    )
     name = (
         f"{record['kind']} block, hidden {model.hidden}, tp {strategy.layout.tp}, "
         f"micro-batch {strategy.micro_batch} x {strategy.seq}, {strategy.precision}"
@@ -143,12 +145,12 @@ def _block(record: Record) -> Iterator[Row]:
 def _step(record: Record) -> Iterator[Row]:
     if float(record.get("experts") or 0):
         return  # a Python loop over experts that waits for the GPU in each
-    strategy = row_strategy(record)
-    predicted_s = predict(row_model(record), load_cluster("hgx-h200"), strategy).report.step_s
+    strategy, framework = row_strategy(record), row_framework(record)
+    predicted_s = predict(row_model(record), load_cluster("hgx-h200"), strategy, framework).step_s
     how = [
         record["attention"],
         f"recompute {record['recompute']}",
-        "compiled" if strategy.kernels is Kernels.COMPILED else "",
+        "compiled" if framework.kernels is Kernels.COMPILED else "",
     ]
     name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {', '.join(how)}"
     tags = {"kind": "step", "model": record["model"]}
@@ -162,7 +164,7 @@ def _no_times(record: Record) -> Iterator[Row]:
 
 def _peak(record: Record) -> Peak:
     """Bytes that tensors take at the fullest moment, measured and predicted."""
-    (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"))
+    (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"), row_framework(record))
     return float(record["peak_alloc"]), stage.allocated
 
 

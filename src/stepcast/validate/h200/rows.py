@@ -1,4 +1,4 @@
-"""Rows of the h200 set in the words of the library: a model and a strategy.
+"""Rows of the h200 set in the words of the library: a model, a strategy and a framework.
 
 All were measured in plain PyTorch or with torch.compile, weights, gradients and the moments of a fused AdamW
 in one format, without clipping.
@@ -7,10 +7,11 @@ in one format, without clipping.
 from collections.abc import Mapping
 
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
-from stepcast.ir.strategy import Execution, Kernels, Recompute, RecomputeKind, Strategy
+from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.table import model_of
 
 Record = Mapping[str, str]
@@ -47,20 +48,27 @@ def row_model(row: Record) -> Model:
 
 def row_strategy(row: Record) -> Strategy:
     """One GPU. A block has the shards of a tensor-parallel rank, and adds to gradients that are there."""
-    dtype, batch = DType(row["dtype"]), int(row.get("batch") or row["micro_batch"])
+    batch = int(row.get("batch") or row["micro_batch"])
     block = "micro_batch" in row
-    compiled = row.get("compiled", "0") in ("1", "True")
     full = row.get("recompute") == "full"
     return Strategy(
         Layout(tp=int(row.get("tp") or 1)),
         batch,
         batch * int(row.get("steps") or (2 if block else 1)),
         int(row["seq"]),
-        precision=dtype,
+        precision=DType(row["dtype"]),
+        recompute=Recompute(RecomputeKind.FULL if full else RecomputeKind.NONE),
+    )
+
+
+def row_framework(row: Record) -> Framework:
+    """PyTorch as it is, or compiled."""
+    dtype, compiled = DType(row["dtype"]), row.get("compiled", "0") in ("1", "True")
+    return Framework(
+        name="pytorch",
+        kernels=Kernels.COMPILED if compiled else Kernels.PLAIN,
+        execution=Execution.EAGER,
         gradient_dtype=dtype,
         optimizer=Optimizer(moment_dtype=dtype, master_weights=False, clips=False),
         flash_attention=row.get("attention", "flash") == "flash",
-        recompute=Recompute(RecomputeKind.FULL if full else RecomputeKind.NONE),
-        kernels=Kernels.COMPILED if compiled else Kernels.PLAIN,
-        execution=Execution.EAGER,
     )

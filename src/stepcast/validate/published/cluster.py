@@ -38,6 +38,14 @@ HDR_GBIT = 200
 
 def cluster_of(run: PublishedRun, assumptions: list[str]) -> Cluster:
     """The catalogue's cluster of that GPU with the network that the row states."""
+    name, changes = cluster_words(run)
+    if not run.network and run.gpus > 8:
+        assumptions.append(f"the network of {name}")
+    return _cluster(name, changes)
+
+
+def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
+    """Name and changes, as ``load_cluster`` and the command line take them."""
     word = run.gpu.lower()
     name = next((cluster for part, cluster in CLUSTERS if part in word), None)
     if name is None:
@@ -54,9 +62,7 @@ def cluster_of(run: PublishedRun, assumptions: list[str]) -> Cluster:
     nics = _nics(run.network)
     if nics is not None:
         changes += [f"node.nics={nics[0]}", f'node.nic.bandwidth="{nics[1]} Gb/s"']
-    elif not run.network and run.gpus > 8:
-        assumptions.append(f"the network of {name}")
-    return _cluster(name, tuple(changes))
+    return name, tuple(changes)
 
 
 @lru_cache(maxsize=64)

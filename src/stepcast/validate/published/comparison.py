@@ -2,41 +2,26 @@
 
 import csv
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from stepcast.cost.memory import memory
-from stepcast.cost.memory.overhead import OVERHEADS
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Kernels, Strategy
-from stepcast.models.columns import model_of_columns
+from stepcast.ir.strategy import Strategy
 from stepcast.units import GIB
-from stepcast.validate.published.cluster import cluster_of
 from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
-from stepcast.validate.published.defaults import defaults_of
-from stepcast.validate.published.run import NotComparableError, PublishedRun, run_of
-from stepcast.validate.published.software import calibration_of
-from stepcast.validate.published.strategy import strategy_of
+from stepcast.validate.published.run import NotComparableError
+from stepcast.validate.published.setup import Setup, completed, setup_of
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
 FILE = "training_runs.csv"
 Skipped = Counter[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """A published run in our nouns, and what its row left open."""
-
-    run: PublishedRun
-    model: Model
-    cluster: Cluster
-    strategy: Strategy
-    assumptions: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +62,7 @@ def measure_folder(*folders: str) -> Measurements:
         found.skipped,
         figures=dict(_figures(found)),
         notes=(*NOTES, *_corrections_note(found), *_memory_note(found)),
-        details=(CORRECTION,),
+        details=(CORRECTION, COMMAND),
     )
 
 
@@ -88,6 +73,7 @@ def rows(*paths: str) -> tuple[tuple[Row, ...], Mapping[str, int]]:
 
 
 CORRECTION = "correction"  # the label that tells what was corrected in a row, and why
+COMMAND = "command"  # the label that tells what to type for the same prediction
 NOTES = (
     "what a row leaves open is taken from its framework's documented defaults (docs/published.md)",
     "no constant of times was fitted to these rows; their frameworks' kernels were chosen with them in sight",
@@ -114,7 +100,7 @@ def measure(*paths: Path) -> Found:
     times: list[Row] = []
     memories: list[MemoryRow] = []
     skipped: Skipped = Counter()
-    predicted: dict[tuple[Model, Strategy, Cluster], float] = {}
+    predicted: dict[tuple[Model, Strategy, Framework, Cluster], float] = {}
     records = list(corrected((record for path in paths for record in _records(path)), corrections()))
     for record in completed(records):
         try:
@@ -124,7 +110,7 @@ def measure(*paths: Path) -> Found:
             if setup.run.out_of_memory:
                 skipped["ran out of memory: compared for memory alone"] += 1
                 continue
-            key = (setup.model, setup.strategy, setup.cluster)
+            key = (setup.model, setup.strategy, setup.framework, setup.cluster)
             measured_s = measured_step_s(setup)
             if key not in predicted:
                 predicted[key] = predicted_step_s(setup)
@@ -134,30 +120,6 @@ def measure(*paths: Path) -> Found:
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
     changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
     return Found(tuple(times), tuple(memories), skipped, changed, left_out)
-
-
-def completed(records: Sequence[Record]) -> Iterator[Record]:
-    """*records* with blank heads as most runs of the same source and hidden size have them."""
-    known: dict[tuple[str | None, str | None], Counter[str]] = {}
-    for record in records:
-        if heads := record.get("heads"):
-            known.setdefault((record.get("source"), record.get("hidden")), Counter())[heads] += 1
-    for record in records:
-        usual = known.get((record.get("source"), record.get("hidden")))
-        blank = not record.get("heads") and record.get("hidden") and usual
-        yield {**record, "heads": usual.most_common(1)[0][0]} if blank and usual else record
-
-
-def setup_of(record: Record) -> Setup:
-    """The model, cluster and strategy of one row; a ValueError where it states too little."""
-    run = run_of(record)
-    model = model_of_columns(run.model, record)
-    assumptions: list[str] = []
-    strategy = strategy_of(run, model, assumptions)
-    if strategy.seq > model.max_seq:
-        model = model.with_max_seq(strategy.seq)
-    cluster = cluster_of(run, assumptions)
-    return Setup(run, model, cluster, strategy, tuple(assumptions))
 
 
 def measured_step_s(setup: Setup) -> float:
@@ -187,26 +149,17 @@ def measured_step_s(setup: Setup) -> float:
 
 
 def predicted_step_s(setup: Setup) -> float:
-    gpu = setup.cluster.gpu
-    kernel = defaults_of(setup.run.framework).attention
-    calibration = calibration_of(kernel, gpu.name, gpu.architecture)
-    report = predict(setup.model, setup.cluster, setup.strategy, calibration=calibration).report
+    report = predict(setup.model, setup.cluster, setup.strategy, setup.framework).report
     return report.step_s * setup.run.global_batch / setup.strategy.global_batch
 
 
 def _memory_row(setup: Setup) -> MemoryRow:
-    run, known = setup.run, defaults_of(setup.run.framework)
-    overhead = OVERHEADS.get(f"{known.memory}-bf16" if "bf16-optimizer" in run.sharding else known.memory)
-    strategy = setup.strategy
-    if run.recomputes_by_op and strategy.kernels is Kernels.PLAIN:
-        # Its policy keeps matmuls and attention, whatever kernels run between them: so does a compiler.
-        strategy = replace(strategy, kernels=Kernels.COMPILED)
-    stages = memory(setup.model, strategy, setup.cluster.gpu, overhead=overhead)
+    run, framework = setup.run, setup.framework
+    stages = memory(setup.model, setup.strategy, setup.cluster.gpu, framework)
     fullest = max(stages, key=lambda stage: stage.total)
     measured = 0.0 if run.out_of_memory else (run.peak_memory_gib or 0.0) * GIB
     fits = all(stage.fits for stage in stages)
-    fitted = overhead is not None and overhead.fitted
-    return MemoryRow(run.name, measured, getattr(fullest, known.peak), fits, fitted)
+    return MemoryRow(run.name, measured, getattr(fullest, framework.peak), fits, framework.overhead.fitted)
 
 
 def _label(setup: Setup) -> str:
@@ -230,6 +183,7 @@ def _tags(setup: Setup) -> dict[str, str]:
         "time from": "derived" if run.derived or run.iteration_s is None else "stated",
         "values": "corrected" if run.corrected else "as published",
         CORRECTION: run.corrected,
+        COMMAND: setup.command,
     }
 
 

@@ -78,11 +78,6 @@ class PublishedRun:
     def overlaps_experts(self) -> bool:
         return "a2a overlap" in self.schedule.lower()
 
-    @property
-    def forwards_experts(self) -> bool:
-        """DeepEP and HybridEP send a token once to each node and hand it on there."""
-        return any(word in self.framework.lower() for word in ("deepep", "hybridep"))
-
 
 def run_of(record: Mapping[str, str | None]) -> PublishedRun:
     """The run that one line of ``training_runs.csv`` describes."""

@@ -1,16 +1,17 @@
-"""The Strategy of a published run: what its row says, else what its framework does unless told otherwise."""
+"""How a published run was spread: what its row says, else what its framework does unless told otherwise."""
 
 import re
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from stepcast.frameworks.profile import Profile, settle
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import usual_kind
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
-    Kernels,
     Recompute,
     RecomputeKind,
     RecomputeModule,
@@ -18,8 +19,6 @@ from stepcast.ir.strategy import (
     Strategy,
     TrainingKind,
 )
-from stepcast.validate.published.defaults import Defaults, defaults_of
-from stepcast.validate.published.recipes import Recipe, Release, recipe_of
 from stepcast.validate.published.run import NotComparableError, PublishedRun
 
 Meaning = TypeVar("Meaning")
@@ -54,69 +53,59 @@ MODULES: dict[str, RecomputeModule] = {
     "act": RecomputeModule.EXPERT_ACTIVATION,
     "moe": RecomputeModule.EXPERTS,
 }
-RELEASE = re.compile(r"(\d\d)\.(\d\d)[. ].*NeMo Container")
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
 LORA_RANK = 16  # Megatron-Bridge's LoRA recipes
-# Recipes whose number of chunks some tables leave out (NVIDIA/dgxc-benchmarking, nemotron).
-RECIPE_CHUNKS = {("nemotron4-340b", 8): 12, ("nemotron4-340b", 4): 12}
 
 
-def strategy_of(run: PublishedRun, model: Model, assumptions: list[str]) -> Strategy:
+def strategy_of(
+    run: PublishedRun, profile: Profile, model: Model, gpu: str, assumptions: list[str]
+) -> tuple[Strategy, Framework]:
     """How *run* was spread and run; *assumptions* gains what the row leaves open."""
-    known = _as_of(run, defaults_of(run.framework))
-    assumptions.append(known.about)
-    chunks = _chunks(run, model, known, assumptions)
-    layout = _layout(run, chunks)
-    seq = run.seq or known.seq
-    pieces = layout.pp * layout.vpp
-    uneven = model.layers % pieces and model.layers >= pieces
-    lora = "lora" in run.table.lower()
+    assumptions.append(profile.description)
+    layout = _layout(run, 1)
+    chunks = _chunks(run, model, profile.chunks(model, gpu, layout), assumptions)
+    layout = replace(layout, vpp=chunks)
+    seq = run.seq or profile.defaults.seq
     micro_batch = _micro_batch(run, seq, assumptions)
-    precision = _word(run.precision, PRECISIONS, known.precision, "precision")
-    recipe = recipe_of(run, layout, precision, model.layers, _release(run))
-    return Strategy(
-        layout=layout,
-        micro_batch=micro_batch,
-        global_batch=_global_batch(run, micro_batch * layout.dp, assumptions),
-        seq=seq,
-        sequence_parallel=layout.tp > 1 and _stated(run.sequence_parallel, known.sequence_parallel),
-        context=known.context,
-        schedule=usual_kind(layout.vpp),
-        stage_layers=recipe.stage_layers or (even_layers(model.layers, pieces) if uneven else ()),
-        sharding=_word(run.sharding, SHARDINGS, known.sharding, "zero_fsdp"),
-        recompute=replace(_recompute(run, known, recipe), stops_early=known.stops_early),
-        precision=precision,
-        gradient_dtype=_gradient_dtype(run, known),
-        training=TrainingKind.LORA if lora else TrainingKind.FULL,
-        lora_rank=LORA_RANK if lora else 0,
-        flash_attention=_stated(run.flash_attention, known.flash_attention),
-        overlap=replace(known.overlap, experts=recipe.overlapped_experts or run.overlaps_experts),
-        execution=recipe.execution or known.execution,
-        kernels=Kernels.PLAIN if run.compiled is False else known.kernels,
-        dropout=known.dropout,
-        fused_accumulation=known.fused_accumulation,
-        boundary_scattered=known.boundary_scattered,
-        owners_broadcast=known.owners_broadcast,
-        fused_experts=recipe.fused_experts,
-        forwarded_experts=recipe.forwarded_experts or run.forwards_experts,
-        further_tokens=0 if run.further_tokens is False else _further_tokens(model, recipe),
-        reshard=run.reshard,
-    )
+    settled = settle(profile, model, gpu, layout, _given(run))
+    choices = dict(settled.choices)
+    pieces = layout.pp * layout.vpp
+    if not choices.get("stage_layers") and model.layers % pieces and model.layers >= pieces:
+        choices["stage_layers"] = even_layers(model.layers, pieces)
+    if run.overlaps_experts:
+        choices["overlap"] = replace(choices["overlap"], experts=True)
+    if layout.vpp > 1:
+        choices["schedule"] = usual_kind(layout.vpp)
+    batch = _global_batch(run, micro_batch * layout.dp, assumptions)
+    strategy = replace(settled, choices=choices).strategy(layout, micro_batch, batch, seq)
+    return strategy, settled.framework
 
 
-def _further_tokens(model: Model, recipe: Recipe) -> int:
-    return min(1, model.next_token_layers) * recipe.further_tokens
+def _given(run: PublishedRun) -> dict[str, Any]:
+    """What the row itself says, by fields of a Strategy or a Framework."""
+    stated: dict[str, Any] = {
+        "precision": _word(run.precision, PRECISIONS, "precision"),
+        "sharding": _word(run.sharding, SHARDINGS, "zero_fsdp"),
+        "recompute": _recompute(run),
+        "sequence_parallel": run.sequence_parallel,
+        "flash_attention": run.flash_attention,
+        "kernels": Kernels.PLAIN if run.compiled is False else None,
+        "gradient_dtype": _gradient_dtype(run),
+        "further_tokens": 0 if run.further_tokens is False else None,
+        "reshard": run.reshard,
+    }
+    if "lora" in run.table.lower():
+        stated |= {"training": TrainingKind.LORA, "lora_rank": LORA_RANK}
+    return {name: value for name, value in stated.items() if value is not None}
 
 
-def _as_of(run: PublishedRun, known: Defaults) -> Defaults:
-    """Rows that speak of sequence parallelism are of Megatron-LM of 2022 (Korthikanti et al.) or later, which
-    adds up gradients in the matmul and sums them over tensor ranks beside it.
-    """
-    if run.sequence_parallel is None:
-        return known
-    return replace(known, overlap=replace(known.overlap, tensor_gradients=True), fused_accumulation=True)
+def _gradient_dtype(run: PublishedRun) -> DType | None:
+    """Composer's PURE reduces in the training precision."""
+    if run.sharding.endswith("/PURE"):
+        return DType.BF16
+    return DType.FP32 if "fp32 grad" in run.sharding else None
 
 
 def _layout(run: PublishedRun, chunks: int) -> Layout:
@@ -141,7 +130,7 @@ def _layout(run: PublishedRun, chunks: int) -> Layout:
     return layout
 
 
-def _chunks(run: PublishedRun, model: Model, known: Defaults, assumptions: list[str]) -> int:
+def _chunks(run: PublishedRun, model: Model, known: tuple[int, bool], assumptions: list[str]) -> int:
     if run.pp == 1:
         return 1
     if run.vpp is not None:
@@ -151,13 +140,14 @@ def _chunks(run: PublishedRun, model: Model, known: Defaults, assumptions: list[
         fewer = model.layers // run.pp
         assumptions.append(f"{fewer} chunks per stage instead of {run.vpp}, so that each holds a layer")
         return fewer
-    if found := RECIPE_CHUNKS.get((run.model, run.pp)):
-        assumptions.append(f"{found} chunks per stage, as the recipe has")
-        return found
+    usual, recipe = known
+    if recipe:
+        assumptions.append(f"{usual} chunks per stage, as the recipe has")
+        return usual
     if "interleaved" not in run.schedule.lower():
         return 1
     layers = model.layers // run.pp
-    chunks = known.chunks if layers % known.chunks == 0 else 1
+    chunks = usual if usual and layers % usual == 0 else 1
     assumptions.append(f"{chunks} chunks per stage")
     return chunks
 
@@ -180,12 +170,10 @@ def _global_batch(run: PublishedRun, per_round: int, assumptions: list[str]) -> 
     return rounded
 
 
-def _recompute(run: PublishedRun, known: Defaults, recipe: Recipe) -> Recompute:
+def _recompute(run: PublishedRun) -> Recompute | None:
     word = run.recompute.lower()
-    if not word and recipe.recompute:
-        return Recompute(RecomputeKind.SELECTIVE, modules=recipe.recompute)
     if not word:
-        return known.recompute
+        return None
     if word.startswith("none"):
         return Recompute()
     if word.startswith("full"):
@@ -198,33 +186,12 @@ def _recompute(run: PublishedRun, known: Defaults, recipe: Recipe) -> Recompute:
     return Recompute(RecomputeKind.SELECTIVE, modules=tuple(MODULES[name] for name in named))
 
 
-def _release(run: PublishedRun) -> Release | None:
-    """Year and month of the container that a table of Megatron-Bridge's results was made with."""
-    found = RELEASE.match(run.table)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-def _gradient_dtype(run: PublishedRun, known: Defaults) -> DType:
-    """Composer's PURE reduces in the training precision; a bf16 optimizer accumulates in fp32."""
-    if run.sharding.endswith("/PURE"):
-        return DType.BF16
-    if "fp32 grad" in run.sharding:
-        return DType.FP32
-    if known.gradient_dtype is DType.FP16 and "bf16" in run.precision.lower():
-        return DType.BF16
-    return known.gradient_dtype
-
-
-def _stated(value: bool | None, default: bool) -> bool:
-    return default if value is None else value
-
-
-def _word(text: str, words: tuple[tuple[str, Meaning], ...], default: Meaning, column: str) -> Meaning:
+def _word(text: str, words: tuple[tuple[str, Meaning], ...], column: str) -> Meaning | None:
     if not text:
-        return default
+        return None
     for word, meaning in words:
         if word in text.lower():
             return meaning
     if column == "zero_fsdp" and "optimizer" in text.lower():
-        return default
+        return None
     raise NotComparableError(f"{column} {text!r} is not known")

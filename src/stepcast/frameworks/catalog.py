@@ -1,0 +1,339 @@
+"""Frameworks by name: reads data/frameworks/*.toml, and users' own profiles in the same form.
+
+A profile may build on another with ``extends``; what it says itself wins, and its presets come after those of
+the other. ``[sources]`` names where its values are documented, as in the catalogue of clusters.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from stepcast.frameworks.profile import FILLED, Defaults, Preset, Profile
+from stepcast.frameworks.words import overlap_of, recompute_of
+from stepcast.hardware.described import flat, line_of, source_of
+from stepcast.hardware.quantity import Dimension, parse_quantity
+from stepcast.hardware.schema import CatalogError, nearest
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import (
+    AttentionKernel,
+    Dispatcher,
+    Execution,
+    Framework,
+    Kernels,
+    Overhead,
+    Peak,
+    SelectiveRule,
+)
+from stepcast.ir.optimizer import Optimizer, OptimizerKind
+from stepcast.ir.strategy import ContextKind, Sharding
+
+DEFAULT = "megatron-core"
+AS_TRAINED = "as trained"
+
+Read = Callable[[Any], Any]
+
+
+def _kind(kind: type) -> Read:
+    names = {bool: "true or false", int: "a whole number", str: "text"}
+
+    def read(value: Any) -> Any:
+        if type(value) is not kind:
+            raise ValueError(f"{value!r} is not {names[kind]}")
+        return value
+
+    return read
+
+
+def _one_of(kind: Any) -> Read:
+    def read(value: Any) -> Any:
+        if value not in set(kind):
+            raise ValueError(f"{value!r} is not known; expected one of {', '.join(kind)}")
+        return kind(value)
+
+    return read
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is not a whole number above zero")
+    return value
+
+
+def _size(value: Any) -> float:
+    return parse_quantity(value, Dimension.SIZE)
+
+
+def _bucket(value: Any) -> int | None:
+    return None if value == "by ranks" else round(_size(value))
+
+
+def _format(value: Any) -> Any:
+    return AS_TRAINED if value == AS_TRAINED else _one_of(DType)(value)
+
+
+def _recompute(value: Any) -> Any:
+    return recompute_of(_kind(str)(value))
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise ValueError(f"{value!r} is not a list of words")
+    return tuple(value)
+
+
+def _overlap(value: Any) -> Any:
+    return overlap_of(_words(value))
+
+
+def _filled(value: Any) -> str:
+    if value != FILLED:
+        raise ValueError(f"{value!r} is not known; expected {FILLED!r}")
+    return FILLED
+
+
+# Key -> the field it sets and how its value is read.
+SOFTWARE: Mapping[str, tuple[str, Read]] = {
+    "kernels": ("kernels", _one_of(Kernels)),
+    "execution": ("execution", _one_of(Execution)),
+    "gradients": ("gradient_dtype", _format),
+    "bucket": ("bucket_bytes", _bucket),
+    "flash_attention": ("flash_attention", _kind(bool)),
+    "attention": ("attention", _one_of(AttentionKernel)),
+    "selective": ("selective", _one_of(SelectiveRule)),
+    "stops_early": ("stops_early", _kind(bool)),
+    "keeps_logits": ("keeps_logits", _kind(bool)),
+    "dropout": ("dropout", _kind(bool)),
+    "fused_accumulation": ("fused_accumulation", _kind(bool)),
+    "boundary_scattered": ("boundary_scattered", _kind(bool)),
+    "owners_broadcast": ("owners_broadcast", _kind(bool)),
+    "fused_experts": ("fused_experts", _kind(bool)),
+    "dispatcher": ("dispatcher", _one_of(Dispatcher)),
+    "peak": ("peak", _one_of(Peak)),
+}
+OPTIMIZER: Mapping[str, tuple[str, Read]] = {
+    "name": ("kind", _one_of(OptimizerKind)),
+    "moment_format": ("moment_dtype", _format),
+    "master_weights": ("master_weights", _kind(bool)),
+    "fused": ("fused", _kind(bool)),
+    "clips": ("clips", _kind(bool)),
+}
+MEMORY: Mapping[str, tuple[str, Read]] = {
+    "context": ("context_bytes", _size),
+    "communicator": ("communicator_bytes", _size),
+    "fragmentation": ("fragmentation", _number),
+    "buffers": ("buffer_bytes", _size),
+    "step_bytes_per_parameter": ("step_bytes", _number),
+    "gradient_bytes_per_parameter": ("gradient_bytes", _number),
+    "whole_master": ("whole_master", _kind(bool)),
+    "fitted": ("fitted", _kind(bool)),
+}
+CHOICES: Mapping[str, tuple[str, Read]] = {
+    "precision": ("precision", _one_of(DType)),
+    "sharding": ("sharding", _one_of(Sharding)),
+    "sequence_parallel": ("sequence_parallel", _kind(bool)),
+    "recompute": ("recompute", _recompute),
+    "overlap": ("overlap", _overlap),
+    "context": ("context", _one_of(ContextKind)),
+    "seq": ("seq", _count),
+    "chunks": ("chunks", _count),
+}
+# What a preset may set: decisions of the software, and choices that recipes make.
+SETTINGS: Mapping[str, tuple[str, Read]] = {
+    **{key: entry for key, entry in SOFTWARE.items() if key not in ("gradients", "peak")},
+    **{key: CHOICES[key] for key in ("sharding", "recompute", "overlap", "chunks")},
+    "overlap_experts": ("overlap_experts", _kind(bool)),
+    "further_tokens": ("further_tokens", _count),
+    "stage_layers": ("stage_layers", _filled),
+}
+CONDITIONS: Mapping[str, Read] = {
+    "model": _words,
+    "gpu": _words,
+    "precision": lambda value: tuple(_one_of(DType)(word) for word in _words(value)),
+    "pp": lambda value: (
+        tuple(_count(each) for each in value) if isinstance(value, list) else (_count(value),)
+    ),
+    "spread": _kind(bool),
+    "pairable": _kind(bool),
+}
+TABLES: Mapping[str, Mapping[str, tuple[str, Read]]] = {
+    "software": SOFTWARE,
+    "optimizer": OPTIMIZER,
+    "memory": MEMORY,
+    "defaults": CHOICES,
+}
+KEYS = (
+    "description",
+    "extends",
+    *(f"{table}.{key}" for table, entries in TABLES.items() for key in entries),
+)
+
+
+def framework_names() -> tuple[str, ...]:
+    folder = resources.files("stepcast") / "data" / "frameworks"
+    return tuple(
+        sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
+    )
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """A framework of the catalogue, by name in any letter case, or one described in a TOML file."""
+    return _loaded(name_or_path, (), "")
+
+
+def load_framework(name_or_path: str = DEFAULT) -> Framework:
+    """The software's decisions alone."""
+    return load_profile(name_or_path).framework
+
+
+def looks_like_framework(text: str) -> bool:
+    """Whether the start of a TOML file holds a table that only profiles have."""
+    lines = [line.strip() for line in text.splitlines()]
+    return any(line.startswith("extends") and "=" in line for line in lines) or any(
+        line in ("[software]", "[optimizer]", "[defaults]", "[[presets]]") for line in lines
+    )
+
+
+def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
+    if not name.endswith(".toml"):
+        return _catalogued(_known(name, named_at))
+    path = Path(name)
+    if str(path.resolve()) in chain:
+        raise CatalogError(named_at, "extends", f"{path.name} builds on itself")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise CatalogError(name, "", f"cannot be read: {(error.strerror or 'unknown').lower()}") from None
+    except UnicodeDecodeError:
+        raise CatalogError(name, "", "is not UTF-8 text") from None
+    return _profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
+
+
+def _known(name: str, named_at: str) -> str:
+    word = name.strip().lower().replace("_", "-").replace(" ", "-")
+    if word not in framework_names():
+        known = list(framework_names())
+        hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"
+        raise CatalogError(named_at, "", f"unknown framework {name!r}{hint}")
+    return word
+
+
+@lru_cache(maxsize=64)
+def _catalogued(name: str) -> Profile:
+    file = resources.files("stepcast") / "data" / "frameworks" / f"{name}.toml"
+    return _profile(name, file.read_text(encoding="utf-8"), f"{name}.toml", (), None)
+
+
+def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogError(file, "", f"not valid TOML: {error}") from None
+    sources, presets = flat(table.pop("sources", {})), table.pop("presets", [])
+    entries = flat(table)
+    for key in entries:
+        if key not in KEYS:
+            raise CatalogError(line_of(text, file, key), key, f"unknown key{nearest(key, list(KEYS))}")
+    for key in sources:
+        if not any(known == key or known.startswith(f"{key}.") for known in (*KEYS, "presets")):
+            where = line_of(text, file, f"sources.{key}")
+            raise CatalogError(where, f"sources.{key}", "names no key of a profile")
+    base = _base(entries.pop("extends", None), text, file, chain, folder)
+    description = entries.pop("description", "")
+    values: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
+    for key, value in entries.items():
+        part, _, own = key.partition(".")
+        set_field, read = TABLES[part][own]
+        values[part][set_field] = _value(read, value, line_of(text, file, key), key)
+    said = {key: source_of(key, sources, file) for key in entries}
+    if presets:
+        said["presets"] = source_of("presets", sources, file)
+    try:
+        return _built(base, name, str(description), values, said, _presets(presets, text, file))
+    except CatalogError:
+        raise
+    except ValueError as error:
+        raise CatalogError(file, "", str(error)) from None
+
+
+def _base(extends: object, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
+    if extends is None:
+        return Profile(Framework(), Defaults())
+    where = line_of(text, file, "extends")
+    if not isinstance(extends, str):
+        raise CatalogError(where, "extends", f"{extends!r} is not the name of a framework")
+    if extends.endswith(".toml"):  # a path is relative to the file that names it
+        extends = str((folder or Path()) / extends)
+    return _loaded(extends, chain, where)
+
+
+def _built(
+    base: Profile,
+    name: str,
+    description: str,
+    values: Mapping[str, Mapping[str, Any]],
+    sources: Mapping[str, str],
+    presets: tuple[Preset, ...],
+) -> Profile:
+    software, formats, as_trained = dict(values["software"]), dict(values["optimizer"]), set(base.as_trained)
+    for table, key in ((software, "gradient_dtype"), (formats, "moment_dtype")):
+        if key in table:
+            as_trained.discard(key)
+            if table[key] == AS_TRAINED:
+                as_trained.add(key)
+                del table[key]
+    old = base.framework
+    optimizer: Optimizer = replace(old.optimizer, **formats)
+    overhead: Overhead = replace(old.overhead, **values["memory"])
+    return Profile(
+        framework=replace(old, name=name, optimizer=optimizer, overhead=overhead, **software),
+        defaults=replace(base.defaults, **values["defaults"]),
+        description=description or base.description,
+        presets=(*base.presets, *presets),
+        as_trained=frozenset(as_trained),
+        sources={**base.sources, **sources},
+    )
+
+
+def _presets(tables: object, text: str, file: str) -> tuple[Preset, ...]:
+    lines = [at for at, line in enumerate(text.splitlines(), start=1) if line.strip() == "[[presets]]"]
+    if not isinstance(tables, list) or not all(isinstance(each, Mapping) for each in tables):
+        raise CatalogError(line_of(text, file, "presets"), "presets", "is not a list of [[presets]] tables")
+    if len(lines) != len(tables):
+        lines = [0] * len(tables)
+    return tuple(_preset(each, f"{file}:{line}") for each, line in zip(tables, lines, strict=True))
+
+
+def _preset(table: Mapping[str, Any], where: str) -> Preset:
+    conditions, settings = {}, {}
+    for key, value in table.items():
+        if key == "set" and isinstance(value, Mapping):
+            continue
+        if key not in CONDITIONS:
+            known = [*CONDITIONS, "set"]
+            raise CatalogError(where, f"presets.{key}", f"unknown key{nearest(key, known)}")
+        conditions[key] = _value(CONDITIONS[key], value, where, f"presets.{key}")
+    for key, value in table.get("set", {}).items():
+        if key not in SETTINGS:
+            raise CatalogError(where, f"presets.set.{key}", f"unknown key{nearest(key, list(SETTINGS))}")
+        name, read = SETTINGS[key]
+        settings[name] = _value(read, value, where, f"presets.set.{key}")
+    if not settings:
+        raise CatalogError(where, "presets", "sets nothing; write what it sets, as set = { dropout = true }")
+    return Preset(settings, **conditions)
+
+
+def _value(read: Read, value: object, where: str, key: str) -> Any:
+    try:
+        return read(value)
+    except (ValueError, TypeError) as error:
+        raise CatalogError(where, key, str(error)) from None

@@ -1,0 +1,157 @@
+"""A profile: the software's decisions, and the choices it makes where a user makes none.
+
+``settle`` joins the three in one order: what the profile says, what its presets say of this model, GPU and
+layout, what the user says.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.ir.strategy import (
+    NO_RECOMPUTE,
+    STORED_AS,
+    USUAL_OVERLAP,
+    ContextKind,
+    Overlap,
+    Recompute,
+    Sharding,
+    Strategy,
+)
+
+# Names that a user or a preset may set on the software; all others are choices.
+DECISIONS = frozenset(each.name for each in fields(Framework)) - {"name"}
+FILLED = "filled"
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """Choices of a strategy that are made for the user."""
+
+    precision: DType = DType.BF16
+    sharding: Sharding = Sharding.ZERO_1
+    sequence_parallel: bool = True
+    recompute: Recompute = NO_RECOMPUTE
+    overlap: Overlap = USUAL_OVERLAP
+    context: ContextKind = ContextKind.RING
+    seq: int = 4096
+    # Model chunks per stage where a schedule is interleaved and nobody gives their number; 0: none assumed.
+    chunks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings of recipes that hold where every condition does; an empty one always does."""
+
+    settings: Mapping[str, Any] = field(hash=False)
+    model: tuple[str, ...] = ()  # how the model's name starts
+    gpu: tuple[str, ...] = ()  # the first word of the GPU's name
+    precision: tuple[DType, ...] = ()
+    pp: tuple[int, ...] = ()
+    # Experts spread over ranks.
+    spread: bool = False
+    # One stage, or several chunks on each: micro-batches can run in pairs (see Strategy).
+    pairable: bool = False
+
+    def holds(self, model: str, gpu: str, precision: DType, layout: Layout) -> bool:
+        return (
+            (not self.model or _plain(model).startswith(tuple(map(_plain, self.model))))
+            and (not self.gpu or gpu.split("-")[0] in self.gpu)
+            and (not self.precision or precision in self.precision)
+            and (not self.pp or layout.pp in self.pp)
+            and (not self.spread or layout.ep > 1)
+            and (not self.pairable or layout.pp == 1 or layout.vpp > 1)
+        )
+
+
+def _plain(name: str) -> str:
+    """Spellings of one model differ in punctuation: nemotron3-nano, nemotron-3-nano-30b-a3b."""
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A framework with the choices it makes; *sources* say where each of its values is documented."""
+
+    framework: Framework
+    defaults: Defaults
+    description: str = ""
+    presets: tuple[Preset, ...] = ()
+    # Which of gradients and moments are kept in the training precision, whichever that is.
+    as_trained: frozenset[str] = frozenset()
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        return self.framework.name
+
+    def settings(self, model: str, gpu: str, precision: DType, layout: Layout) -> dict[str, Any]:
+        """What the presets that hold say; the last word counts."""
+        found: dict[str, Any] = {}
+        for preset in self.presets:
+            if preset.holds(model, gpu, precision, layout):
+                found |= preset.settings
+        return found
+
+    def chunks(self, model: Model, gpu: str, layout: Layout) -> tuple[int, bool]:
+        """Chunks per stage that the presets say, else those usually assumed, and whether presets say so."""
+        said = self.settings(model.name, gpu, self.defaults.precision, layout).get("chunks")
+        return (said, True) if said else (self.defaults.chunks, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A framework, and the fields of a Strategy that do not follow from layout and batch."""
+
+    framework: Framework
+    choices: Mapping[str, Any]
+
+    def strategy(self, layout: Layout, micro_batch: int, global_batch: int, seq: int) -> Strategy:
+        return Strategy(layout, micro_batch, global_batch, seq, **self.choices)
+
+
+def settle(
+    profile: Profile, model: Model, gpu: str, layout: Layout, given: Mapping[str, Any] | None = None
+) -> Settled:
+    """What runs under *profile* where the user says *given*: fields of a Strategy or a Framework by name."""
+    given, defaults = given or {}, profile.defaults
+    precision = given.get("precision", defaults.precision)
+    said = profile.settings(model.name, gpu, precision, layout)
+    overlap = said.pop("overlap", defaults.overlap)
+    choices: dict[str, Any] = {
+        "precision": precision,
+        "sharding": said.pop("sharding", defaults.sharding),
+        "sequence_parallel": defaults.sequence_parallel,
+        "recompute": said.pop("recompute", defaults.recompute),
+        "overlap": replace(overlap, experts=True) if said.pop("overlap_experts", False) else overlap,
+        "context": defaults.context,
+        "further_tokens": said.pop("further_tokens", 0) if model.next_token_layers else 0,
+    }
+    if said.pop("stage_layers", "") == FILLED:
+        choices["stage_layers"] = filled_stages(model.layers, layout.pp * layout.vpp)
+    decisions = {name: value for name, value in said.items() if name in DECISIONS}
+    stored = DType.FP32 if given.get("autocast") else STORED_AS.get(precision, precision)
+    if "gradient_dtype" in profile.as_trained:
+        decisions["gradient_dtype"] = stored
+    if "moment_dtype" in profile.as_trained:
+        decisions["optimizer"] = replace(profile.framework.optimizer, moment_dtype=stored)
+    decisions |= {name: value for name, value in given.items() if name in DECISIONS}
+    choices |= {name: value for name, value in given.items() if name not in DECISIONS}
+    choices["sequence_parallel"] = choices["sequence_parallel"] and layout.tp > 1
+    return Settled(replace(profile.framework, **decisions), choices)
+
+
+def filled_stages(layers: int, pieces: int) -> tuple[int, ...]:
+    """All pieces are full but the last, with the loss and further tokens; where that leaves the last without
+    a layer, the first has one less, for the embedding (Megatron-Bridge's DeepSeek-V3 pipeline layouts).
+    """
+    if pieces == 1:
+        return ()
+    share = -(-layers // pieces)
+    first = share if layers > share * (pieces - 1) else share - 1
+    last = layers - first - share * (pieces - 2)
+    return (first, *(share,) * (pieces - 2), last) if last >= 0 else ()

@@ -1,0 +1,43 @@
+"""How recomputation and overlap are written, on the command line and in profiles."""
+
+from collections.abc import Iterable
+
+from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, RecomputeModule
+
+OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
+
+
+def recompute_of(text: str) -> Recompute:
+    """``none``, ``selective``, ``full``, ``block:N`` or ``selective:A,B``; the error starts with the word."""
+    kind, colon, rest = text.partition(":")
+    if kind == RecomputeKind.SELECTIVE and colon:
+        return Recompute(RecomputeKind.SELECTIVE, modules=_modules(rest))
+    if kind not in set(RecomputeKind) or (rest and not (rest.isascii() and rest.isdigit())):
+        raise ValueError(f"{text!r}: expected none, selective, full, or block:N, or selective:A,B,...")
+    return Recompute(RecomputeKind(kind), int(rest or 0))
+
+
+def recompute_word(recompute: Recompute) -> str:
+    if recompute.kind is RecomputeKind.BLOCK:
+        return f"{recompute.kind}:{recompute.layers}"
+    return f"{recompute.kind}:{','.join(recompute.modules)}" if recompute.modules else str(recompute.kind)
+
+
+def overlap_of(words: Iterable[str]) -> Overlap:
+    """What runs beside computation; the error starts with the word that is wrong."""
+    chosen = set(words)
+    if unknown := sorted(chosen - set(OVERLAPS)):
+        raise ValueError(f"{unknown[0]!r}: expected {', '.join(OVERLAPS)}, or none")
+    return Overlap(**{name.replace("-", "_"): name in chosen for name in OVERLAPS})
+
+
+def overlap_words(overlap: Overlap) -> tuple[str, ...]:
+    return tuple(name for name in OVERLAPS if getattr(overlap, name.replace("-", "_")))
+
+
+def _modules(text: str) -> tuple[RecomputeModule, ...]:
+    """Modules by name, each once."""
+    words, known = dict.fromkeys(text.split(",")), [str(module) for module in RecomputeModule]
+    if unknown := sorted(set(words) - set(known)):
+        raise ValueError(f"selective: {unknown[0]!r} is no module; expected {', '.join(known)}")
+    return tuple(map(RecomputeModule, words))

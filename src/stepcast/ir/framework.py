@@ -1,0 +1,159 @@
+"""What the software decides of a training step, whatever strategy a user chooses.
+
+The values here are those of the profile ``megatron-core``; ``data/frameworks`` has that and others, and where
+each is documented.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepcast.ir.check import require
+from stepcast.ir.dtype import DType
+from stepcast.ir.optimizer import ADAM, Optimizer
+from stepcast.ir.strategy import Sharding, Strategy
+from stepcast.units import GIB
+
+
+class Execution(StrEnum):
+    """How the host issues kernels."""
+
+    EAGER = "eager"  # one by one
+    PARTIAL_GRAPHS = "partial-graphs"  # captured but for routed experts, whose numbers of tokens change
+    GRAPHS = "graphs"  # captured and replayed, so that the host costs nothing
+
+
+class Kernels(StrEnum):
+    """What memory-bound work is fused, which decides how often it runs and what the backward keeps."""
+
+    PLAIN = "plain"  # PyTorch's own modules, gradients freed after each step
+    COMPILED = "compiled"  # torch.compile
+    FUSED = "fused"  # by hand, with flat gradient buffers: Megatron-LM with Transformer Engine
+
+
+class AttentionKernel(StrEnum):
+    """The generation of the attention's kernels; ``cost.generations`` has how much slower the earlier are."""
+
+    CUDA_11 = "cuda-11"  # products of cuBLAS one per head, where no kernel fuses them
+    FLASH_1 = "flash-1"
+    FLASH_2 = "flash-2"
+    CURRENT = "current"  # cuDNN's, as PyTorch 2.11 calls them
+
+
+class Dispatcher(StrEnum):
+    """How tokens reach their experts."""
+
+    ALL_TO_ALL = "all-to-all"  # once for each expert
+    FORWARDING = "forwarding"  # once for each node, where ranks hand them on: DeepEP, HybridEP
+
+
+class SelectiveRule(StrEnum):
+    """What selective recomputation runs again."""
+
+    MODULES = "modules"  # the attention core, or the modules that are named
+    # Element-wise work, gathers and every second matmul, whatever the modules: torchtitan's policy.
+    ALTERNATE_MATMULS = "alternate-matmuls"
+
+
+class Peak(StrEnum):
+    """Which peak of memory a framework's authors print."""
+
+    ALLOCATED = "allocated"  # torch.cuda.max_memory_allocated
+    RESERVED = "reserved"  # torch.cuda.max_memory_reserved
+    TOTAL = "total"  # nvidia-smi
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What a process takes on a GPU beyond the tensors of its model.
+
+    *context_bytes*: the driver's context with the kernels it loaded. *communicator_bytes*: buffers of one
+    group of the communication library. *buffer_bytes*: flat buffers the framework allocates for any model.
+    *fragmentation*: of activations and temporaries, what the allocator holds on top because freed pieces do
+    not fit the next request. *step_bytes*: per parameter whose states a rank keeps, what the optimizer copies
+    for its step in large pieces, for which no freed activation has room. *gradient_bytes*: per parameter a
+    rank holds, further copies of its gradient. *whole_master*: each rank keeps the fp32 weights of all its
+    parameters and updates a part of them. *fitted*: some of these figures were learnt from peaks of published
+    runs, which are then no test of them.
+    """
+
+    context_bytes: float = 0.8e9
+    communicator_bytes: float = 0.3 * GIB
+    fragmentation: float = 0.07
+    buffer_bytes: float = 0.0
+    step_bytes: float = 0.0
+    gradient_bytes: float = 0.0
+    whole_master: bool = False
+    fitted: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("context", "communicator", "buffer", "step", "gradient"):
+            require(getattr(self, f"{name}_bytes") >= 0, f"memory overhead: {name}_bytes is below 0")
+        require(self.fragmentation >= 0, "memory overhead: fragmentation is below 0")
+
+
+USUAL_OVERHEAD = Overhead()
+
+
+@dataclass(frozen=True, slots=True)
+class Framework:
+    """The software that runs a step: its kernels, formats, buffers and habits."""
+
+    name: str = "megatron-core"
+    kernels: Kernels = Kernels.FUSED
+    execution: Execution = Execution.GRAPHS
+    # The format in which gradients are accumulated and reduced.
+    gradient_dtype: DType = DType.FP32
+    optimizer: Optimizer = ADAM
+    # Of gradients reduced together; 0: all of a stage's. None: as many as Megatron-Core takes by itself, see
+    # bucket_parameters.
+    bucket_bytes: int | None = None
+    flash_attention: bool = True
+    attention: AttentionKernel = AttentionKernel.CURRENT
+    selective: SelectiveRule = SelectiveRule.MODULES
+    # Whether plain PyTorch ends a recomputation once the backward has what it needs, as it does since 2.1.
+    stops_early: bool = True
+    # Whether the logits outlive a loss that is not compiled, or are freed with it.
+    keeps_logits: bool = False
+    # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
+    dropout: bool = False
+    # Whether the weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
+    fused_accumulation: bool = True
+    # Without sequence parallelism: each tensor rank sends a part to the next stage, which gathers them
+    # (Narayanan et al. 2021, section 4.1; DeepSpeed's pipeline engine), or all send everything.
+    boundary_scattered: bool = False
+    # ZeRO 1 and 2: each rank owns whole tensors and sends them to the others after its update, one rank after
+    # the other and beside nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
+    owners_broadcast: bool = False
+    # Whether the experts' matmuls add the bias, apply the activation and quantise its result and gradient
+    # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or further kernels do.
+    fused_experts: bool = False
+    dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    overhead: Overhead = USUAL_OVERHEAD
+    peak: Peak = Peak.ALLOCATED
+
+    def __post_init__(self) -> None:
+        require(
+            self.bucket_bytes is None or self.bucket_bytes >= 0,
+            f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}",
+        )
+
+    def bucket_parameters(self, strategy: Strategy, first_piece: bool) -> int | None:
+        """Parameters whose gradients are reduced together; None: all of a stage's.
+
+        Unless told otherwise, buckets grow with the ranks that reduce them, and only the first chunk of the
+        first stage has any, where reductions overlap: the other stages end before it (Megatron-Core's
+        distributed_data_parallel.py).
+        """
+        if self.bucket_bytes is not None:
+            return -(-self.bucket_bytes // int(self.gradient_dtype.bytes)) or None
+        if not (first_piece and strategy.overlap.gradients):
+            return None
+        return max(40_000_000, 1_000_000 * strategy.layout.dp * strategy.layout.cp)
+
+    def keeps_fp32_weights(self, strategy: Strategy) -> bool:
+        """Whether the weights that are kept are the optimizer's (FSDP), cast before they are gathered."""
+        fsdp = strategy.sharding in (Sharding.FSDP, Sharding.HYBRID_FSDP)
+        return fsdp and self.optimizer.master_weights
+
+
+MEGATRON_CORE = Framework()
