@@ -13,7 +13,7 @@ from stepcast.cost.memory.in_flight import default_in_flight
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Kernels
+from stepcast.ir.framework import Framework, Kernels, SelectiveRule
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
 from stepcast.ir.strategy import (
@@ -112,7 +112,7 @@ def test_flash_attention_keeps_a_number_for_each_row_instead_of_the_square() -> 
     """Dao et al. 2022, algorithm 1: of the s x s scores of a head only the log-sum-exp of each row, in fp32."""
     model = load_model("gpt3-6.7b")
     unfused, fused = (
-        layer_kept(model, strategy(seq=2048, flash_attention=flash), model.blocks[0]).kept
+        layer_kept(model, strategy(seq=2048), model.blocks[0], Framework(flash_attention=flash)).kept
         for flash in (False, True)
     )
     assert unfused - fused == 2 * model.heads * 2048**2 - 4 * model.heads * 2048
@@ -120,10 +120,11 @@ def test_flash_attention_keeps_a_number_for_each_row_instead_of_the_square() -> 
 
 def test_torchtitans_selection_keeps_every_second_matmul_and_the_attention() -> None:
     """Its policy saves attention's result with its log-sum-exp, and the outputs of wq, wv, w1 and w2."""
-    chosen = strategy(kernels=Kernels.COMPILED, recompute=Recompute(RecomputeKind.SELECTIVE))
+    chosen = strategy(recompute=Recompute(RecomputeKind.SELECTIVE))
+    titan = Framework(kernels=Kernels.COMPILED, selective=SelectiveRule.ALTERNATE_MATMULS)
     query, value = LLAMA.heads * LLAMA.head_dim, LLAMA.kv_heads * LLAMA.head_dim
     width = LLAMA.hidden + (query + query + value) + LLAMA.ffn + LLAMA.hidden  # the layer's input first
-    assert layer_kept(LLAMA, chosen, LLAMA.blocks[0]).kept == 4096 * (2 * width + 4 * LLAMA.heads)
+    assert layer_kept(LLAMA, chosen, LLAMA.blocks[0], titan).kept == 4096 * (2 * width + 4 * LLAMA.heads)
 
 
 def test_megatrons_loss_holds_the_logits_in_bf16_and_twice_in_fp32() -> None:

@@ -63,7 +63,7 @@ def profile_pairs(found: Facts) -> list[tuple[str, object]]:
         ("kernels", f"{software['kernels']}, issued {software['execution']}"),
         ("attention", f"{attention}, kernels {software['attention']}"),
         ("gradients", software["gradient_dtype"]),
-        ("optimizer", f"{optimizer['moments']} moments {optimizer['moment_dtype']}, {master}"),
+        ("optimizer", f"{optimizer['kind']}, moments {optimizer['moment_dtype']}, {master}"),
         ("dispatcher", software["dispatcher"]),
         ("selective", software["selective"]),
         ("habits", ", ".join(habits) or "none"),

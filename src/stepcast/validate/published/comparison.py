@@ -149,8 +149,8 @@ def measured_step_s(setup: Setup) -> float:
 
 
 def predicted_step_s(setup: Setup) -> float:
-    report = predict(setup.model, setup.cluster, setup.strategy, setup.framework).report
-    return report.step_s * setup.run.global_batch / setup.strategy.global_batch
+    prediction = predict(setup.model, setup.cluster, setup.strategy, setup.framework)
+    return prediction.step_s * setup.run.global_batch / setup.strategy.global_batch
 
 
 def _memory_row(setup: Setup) -> MemoryRow:
