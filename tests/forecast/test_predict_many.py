@@ -1,0 +1,78 @@
+"""Many forecasts are as single ones, bit for bit, whatever was forecast before them."""
+
+from itertools import product
+
+from stepcast.forecast.predict import predict, predict_many
+from stepcast.forecast.simulate import Prediction
+from stepcast.generate import overlap, stage, workload
+from stepcast.hardware import load_cluster
+from stepcast.ir.framework import Execution, Framework
+from stepcast.ir.layout import Layout
+from stepcast.ir.legality import is_legal
+from stepcast.ir.schedules import usual_kind
+from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy
+from stepcast.models.catalog import load_model
+
+MODEL = load_model("llama-3.2-1b")
+CLUSTER = load_cluster("dgx-h100")
+# All that a forecast leaves behind for the next one to find.
+REMEMBERED = (
+    workload._stage,
+    stage.block_layers,
+    stage.end_layers,
+    overlap._beginning,
+    overlap._returning,
+    overlap._ending,
+)
+
+
+def strategies() -> list[Strategy]:
+    grid = product((1, 2), (1, 2, 4), (1, 2), (Sharding.ZERO_1, Sharding.FSDP), RecomputeKind)
+    made = [
+        Strategy(
+            Layout(tp=tp, pp=pp, vpp=vpp, dp=16 // (tp * pp)),
+            1,
+            64,
+            2048,
+            sequence_parallel=tp > 1,
+            schedule=usual_kind(vpp),
+            sharding=sharding,
+            recompute=Recompute(kind, layers=1 if kind is RecomputeKind.BLOCK else 0),
+        )
+        for tp, pp, vpp, sharding, kind in grid
+    ]
+    return [each for each in made if is_legal(MODEL, each)]
+
+
+def facts(prediction: Prediction) -> tuple[float, bool, list[float]]:
+    return prediction.step_s, prediction.fits, [stage.total for stage in prediction.memory]
+
+
+def test_many_are_as_each_by_itself() -> None:
+    chosen = strategies()
+    assert len(chosen) > 40
+    many = [facts(each) for each in predict_many(MODEL, CLUSTER, chosen)]
+    backwards = [facts(each) for each in predict_many(MODEL, CLUSTER, chosen[::-1])]
+    assert many == backwards[::-1]
+    for each in REMEMBERED:
+        each.cache_clear()
+    for strategy, found in list(zip(chosen, many, strict=True))[::7]:
+        assert facts(predict(MODEL, CLUSTER, strategy)) == found
+
+
+def test_frameworks_do_not_share_what_differs() -> None:
+    strategy = strategies()[0]
+    eager = Framework(execution=Execution.EAGER)
+    alone = [predict(MODEL, CLUSTER, strategy, each).step_s for each in (Framework(), eager)]
+    assert alone[0] < alone[1]
+    (again,) = predict_many(MODEL, CLUSTER, [strategy])
+    assert again.step_s == alone[0]
+
+
+def test_a_report_on_demand_is_of_the_same_step() -> None:
+    for prediction in predict_many(MODEL, CLUSTER, strategies()[::9]):
+        report = prediction.report
+        assert report.step_s == prediction.step_s
+        assert report.memory_bytes is not None
+        assert report.memory_bytes["fits"] is prediction.fits
+        assert prediction.times.makespan_s == prediction.step_s
