@@ -16,10 +16,11 @@ from functools import partial
 
 import numpy as np
 
-from stepcast.simulation.arrays import Program, Segment, TimedOp
+from stepcast.simulation.arrays import Program
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import Phase
+from stepcast.simulation.pieces import Segment, TimedOp
 from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.schedules.table import make_schedule
 from stepcast.simulation.unfolded import simulate_unfolded

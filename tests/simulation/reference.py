@@ -5,8 +5,9 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from stepcast.simulation.arrays import NO_LANE, Program, Segment, TimedOp
+from stepcast.simulation.arrays import Program
 from stepcast.simulation.builder import ProgramBuilder
+from stepcast.simulation.pieces import NO_LANE, Segment, TimedOp
 
 
 def seconds_of(op: TimedOp) -> float:

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepcast.simulation.arrays import Floats, Program, Times
+from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
+from stepcast.simulation.pieces import Floats
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.reference import Plan, Task, event_simulation, random_plan, seconds_of, waits
 

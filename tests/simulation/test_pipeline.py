@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.simulation.arrays import Program, ProgramError, Segment, TimedOp
+from stepcast.simulation.arrays import Program
 from stepcast.simulation.builder import ProgramBuilder
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import Messages, Phase, Send
+from stepcast.simulation.pieces import ProgramError, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place
 from stepcast.simulation.schedules.table import make_schedule

@@ -10,9 +10,9 @@ from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Block, Op, Stage, Workload
 from stepcast.simulation.breakdown import stage_times
+from stepcast.simulation.costs import Prices
 from stepcast.simulation.engine import simulate
 from stepcast.simulation.schedules.table import make_schedule
-from stepcast.simulation.segments import Prices
 from stepcast.simulation.step import HEALTHY, Conditions, build_step
 from tests.simulation.test_step import SIZE_S, layer, seconds, workload
 

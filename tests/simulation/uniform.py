@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stepcast.simulation.arrays import Floats, Program, Segment, TimedOp
+from stepcast.simulation.arrays import Program
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import FREE, Messages, Phase
+from stepcast.simulation.pieces import Floats, Segment, TimedOp
 from stepcast.simulation.pipeline import pipeline_program
 from stepcast.simulation.schedule import Kind, Schedule
 

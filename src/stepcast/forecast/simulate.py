@@ -21,6 +21,7 @@ from stepcast.ir.workload import Workload
 from stepcast.simulation.arrays import Times
 from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.chunks import Body
+from stepcast.simulation.costs import IssueSeconds, Prices
 from stepcast.simulation.critical import CriticalPath, critical_path
 from stepcast.simulation.engine import Run, makespans_s, task_times
 from stepcast.simulation.engine import simulate as run_program
@@ -29,7 +30,6 @@ from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedule_check import peak_in_flight
 from stepcast.simulation.schedules.paired import paired
 from stepcast.simulation.schedules.table import schedule_for, usual_schedule
-from stepcast.simulation.segments import IssueSeconds, Prices
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 

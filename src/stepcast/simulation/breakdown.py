@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.group import Group
-from stepcast.simulation.arrays import Floats, Ints, Piece, Segment
 from stepcast.simulation.distinct import distinct_rows
 from stepcast.simulation.engine import Run, piece_maps
 from stepcast.simulation.lanes import COMPUTE, Lanes
+from stepcast.simulation.pieces import Floats, Ints, Piece, Segment
 from stepcast.simulation.step import Step
 
 OPTIMIZER_WORD = "optimizer"

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from stepcast.simulation.arrays import Calls, Program, ProgramError, Segment
+from stepcast.simulation.arrays import Calls, Program
+from stepcast.simulation.pieces import ProgramError, Segment
 
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and which of its outputs."""

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepcast.simulation.arrays import Floats, Ints, Program, Times
+from stepcast.simulation.arrays import Program, Times
+from stepcast.simulation.pieces import Floats, Ints
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.simulation.arrays import Ints
+from stepcast.simulation.pieces import Ints
 
 
 class Distinct(NamedTuple):

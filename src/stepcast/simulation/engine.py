@@ -17,7 +17,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.simulation.arrays import Calls, Floats, Ints, Piece, Program, ProgramError, Segment, Times
+from stepcast.simulation.arrays import Calls, Program, Times
+from stepcast.simulation.pieces import Floats, Ints, Piece, ProgramError, Segment
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from stepcast.simulation.arrays import NO_LANE, Cost, ProgramError, Segment, TimedOp
+from stepcast.simulation.pieces import NO_LANE, Cost, ProgramError, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule
 
 USUAL = -1

@@ -14,9 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.simulation.arrays import Calls, Cost, Ints, Program, ProgramError, Segment, TimedOp
+from stepcast.simulation.arrays import Calls, Program
 from stepcast.simulation.distinct import distinct
 from stepcast.simulation.messages import FREE, USUAL, Frame, Framed, Messages, Phase, Send, Which, Wire
+from stepcast.simulation.pieces import Cost, Ints, ProgramError, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule
 
 SegmentOf = Callable[[int, tuple[Phase, ...]], Segment]

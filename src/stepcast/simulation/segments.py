@@ -5,113 +5,18 @@ communication starts when the computation before it has ended and holds up the c
 non-blocking one holds up nobody but the ops that name it.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Communication, Transfer, Work
+from stepcast.ir.work import Collective, Transfer, Work
 from stepcast.ir.workload import Layer, Op, Phase
-from stepcast.simulation.arrays import NO_LANE, Cost, Piece, TimedOp
+from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
 from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.lanes import COMPUTE, HANDED_ON, Lanes
+from stepcast.simulation.pieces import NO_LANE, Cost, Piece, TimedOp
 from stepcast.simulation.schedule import Kind
-
-Seconds = Callable[[Work], float]
-IssueSeconds = Callable[[Work, bool], float]
-"""(work, whether in a backward) -> seconds the host needs to issue it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Issue:
-    """The cost of the host for issuing the kernels of a work."""
-
-    work: Work
-    backward: bool
-    kernels: int
-
-
-@dataclass(frozen=True, slots=True)
-class Delayed:
-    """The cost of a communication whose result may be used only after a while."""
-
-    work: Communication
-    delay_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Slowed:
-    """The cost of a computation on a stage that is *factor* times as slow as it should be."""
-
-    work: Work
-    factor: float
-
-
-@dataclass(frozen=True, eq=False)
-class Beside:
-    """What the computing of a piece loses to collectives that run beside it.
-
-    A collective of share k takes k seconds of computing for each second that both run: as long as it lasts,
-    or as long as that computes which stands between it and what waits for it. What nothing of the piece waits
-    for outlasts it, and runs beside the next piece, which is taken to be like this one. Those of one lane
-    follow one another, so that all of them run beside what the piece computes at most.
-    """
-
-    windows: tuple[tuple[Collective, tuple[Work, ...]], ...]
-    """Each collective with the computing that may run beside it."""
-    computing: tuple[Work, ...]
-    factor: float
-
-
-@dataclass(frozen=True)
-class Prices:
-    """Seconds of every cost that pieces are made of."""
-
-    seconds: Seconds
-    issue_s: IssueSeconds | None = None
-    takes: Seconds | None = None
-    """Seconds of computing that a work takes for each second beside it."""
-    slow_groups: Mapping[Group, float] = field(default_factory=dict)
-
-    def __call__(self, cost: Cost) -> float:
-        match cost:
-            case float() | int():
-                return cost
-            case Issue(work, backward, kernels):
-                assert self.issue_s is not None
-                return self.issue_s(work, backward) * kernels
-            case Delayed(work, delay_s):
-                return self._communication_s(work) + delay_s
-            case Slowed(work, factor):
-                return self.seconds(work) * factor
-            case Beside():
-                return self._lost_s(cost)
-            case Collective() | Transfer():
-                return self._communication_s(cost)
-        return self.seconds(cost)  # type: ignore[arg-type]
-
-    def _lost_s(self, beside: Beside) -> float:
-        assert self.takes is not None
-        computing_s = self._computing_s(beside.computing, beside.factor)
-        together_s: dict[Group, float] = defaultdict(float)
-        taken_s: dict[Group, float] = defaultdict(float)
-        for work, window in beside.windows:
-            window_s = computing_s if window is beside.computing else self._computing_s(window, beside.factor)
-            side_by_side_s = min(self._communication_s(work), window_s)
-            together_s[work.group] += side_by_side_s
-            taken_s[work.group] += self.takes(work) * side_by_side_s
-        return sum(
-            taken * min(1.0, computing_s / together_s[group])
-            for group, taken in taken_s.items()
-            if together_s[group] > 0
-        )
-
-    def _computing_s(self, works: Sequence[Work], factor: float) -> float:
-        return sum(map(self.seconds, works)) * factor
-
-    def _communication_s(self, work: Communication) -> float:
-        return self.seconds(work) * self.slow_groups.get(work.group, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ import numpy.typing as npt
 
 from stepcast.ir.layout import Layout
 from stepcast.ir.timeline import NONE, Lane, SpanKind, Timeline
-from stepcast.simulation.arrays import NO_LANE, Ints, Program, Times
+from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.distinct import distinct
 from stepcast.simulation.lanes import COMPUTE
+from stepcast.simulation.pieces import NO_LANE, Ints
 from stepcast.simulation.step import Step
 
 

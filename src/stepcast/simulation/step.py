@@ -9,15 +9,16 @@ from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Transfer
 from stepcast.ir.workload import Phase as LayerPhase
 from stepcast.ir.workload import Stage, Workload, written
-from stepcast.simulation.arrays import Cost, Floats, Piece, Program, Segment
+from stepcast.simulation.arrays import Program
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
+from stepcast.simulation.costs import Prices
 from stepcast.simulation.lanes import Lanes, facts_of
 from stepcast.simulation.messages import Messages, Phase, Send
+from stepcast.simulation.pieces import Cost, Floats, Piece, Segment
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
 from stepcast.simulation.segments import (
     Issued,
-    Prices,
     Terms,
     begin_piece,
     end_piece,

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcast.simulation.arrays import Floats, Ints, Program, ProgramError, Times
+from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.engine import levels
+from stepcast.simulation.pieces import Floats, Ints, ProgramError
 
 
 class Tables(NamedTuple):
