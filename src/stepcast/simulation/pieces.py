@@ -12,14 +12,13 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
-Number = TypeVar("Number", np.int64, np.float64)
 Cost: TypeAlias = Hashable
 """Seconds as a plain number, or a key of a list of prices."""
 
