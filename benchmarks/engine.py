@@ -16,6 +16,7 @@ from functools import partial
 
 import numpy as np
 
+from benchmarks.timing import best_of
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
@@ -53,15 +54,6 @@ def stage_segments() -> Callable[[int, tuple[Phase, ...]], Segment]:
 def benchmark_program(micro_batches: int) -> Program:
     schedule = make_schedule("interleaved", STAGES, micro_batches, CHUNKS)
     return pipeline_program(schedule, LANES, stage_segments())
-
-
-def best_of(run: Callable[[], object], tries: int = 5) -> float:
-    took = []
-    for _ in range(tries):
-        began = time.perf_counter()
-        run()
-        took.append(time.perf_counter() - began)
-    return min(took)
 
 
 def heap_loop(program: Program) -> tuple[float, float]:

@@ -7,9 +7,10 @@ to ten million additions in Python tells them from another one's.
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
+from benchmarks.timing import best_of
 from stepcast.forecast.predict import predict, predict_many
 from stepcast.hardware import load_cluster
 from stepcast.ir.layout import Layout
@@ -51,15 +52,6 @@ def mixed(model: Model) -> Iterator[Strategy]:
             continue
         if is_legal(model, made):
             yield made
-
-
-def best_of(run: Callable[[], object], tries: int = 7) -> float:
-    took = []
-    for _ in range(tries):
-        began = time.perf_counter()
-        run()
-        took.append(time.perf_counter() - began)
-    return min(took)
 
 
 def additions() -> int:

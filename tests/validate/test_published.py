@@ -23,6 +23,7 @@ from stepcast.validate.published.comparison import (
 from stepcast.validate.published.run import NotComparableError, run_of
 from stepcast.validate.published.setup import Setup, completed, setup_of
 from tests.shared import DATA, needs_shared
+from tests.validate.csv_rows import write
 
 FILE = DATA / "published" / "training_runs.csv"
 LLAMA = {
@@ -46,15 +47,6 @@ LLAMA = {
 
 def changed(**columns: str) -> Setup:
     return setup_of({**LLAMA, **columns})
-
-
-def write(path: Path, *records: dict[str, str]) -> Path:
-    names = list(dict.fromkeys(name for record in records for name in record))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(records)
-    return path
 
 
 def test_a_row_becomes_a_model_a_cluster_and_a_strategy() -> None:

@@ -12,7 +12,8 @@ from stepcast.validate.published.comparison import COMMAND, predicted_step_s, ro
 from stepcast.validate.published.corrections import corrected, corrections
 from stepcast.validate.published.setup import completed, setup_of
 from tests.shared import DATA, needs_shared
-from tests.validate.test_published import LLAMA, write
+from tests.validate.csv_rows import write
+from tests.validate.test_published import LLAMA
 
 SAMPLED = 40
 

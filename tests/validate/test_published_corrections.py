@@ -14,6 +14,7 @@ from stepcast.validate.published.comparison import measured_step_s
 from stepcast.validate.published.corrections import CorrectionError, corrected, corrections, parse
 from stepcast.validate.published.setup import setup_of
 from tests.shared import DATA, ROOT, needs_shared
+from tests.validate.csv_rows import write
 
 M = RecomputeModule
 ROW = {
@@ -41,15 +42,6 @@ rows = ["x1"]
 change = { global_batch = ["256", "128"] }
 reason = "half as many tokens per second"
 """
-
-
-def write(path: Path, *records: dict[str, str]) -> Path:
-    names = list(dict.fromkeys(name for record in records for name in record))
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(records)
-    return path
 
 
 def test_a_change_says_what_it_changed() -> None:

@@ -148,7 +148,7 @@ def _exchanges(workload: Workload, gpus: int | None) -> set[Collective | Transfe
     messages: set[Collective | Transfer] = {Transfer(Direction.SEND, 0, Group.PP)}
     for stage in workload.stages:
         for layer, _ in stage.counted_layers(workload.micro_batches):
-            ops = (*layer.forward, *layer.input_gradient, *layer.weight_gradient)
+            ops = layer.all_ops
             messages |= {op.work for op in ops if isinstance(op.work, Collective | Transfer)}
     return {work for work in messages if layout.size(work.group) > 1}
 

@@ -15,10 +15,11 @@ from functools import lru_cache
 
 import numpy as np
 
-from stepcast.cost.attention import AttentionFit, attention_bytes, attention_s
+from stepcast.cost.attention import AttentionFit, attention_s
 from stepcast.cost.compute_fit import ComputeFit
-from stepcast.cost.matmul import matmul_bytes, matmul_s, products_s
+from stepcast.cost.matmul import matmul_s, products_s
 from stepcast.cost.memory_bound import stream_s
+from stepcast.cost.moved import moved_bytes
 from stepcast.cost.power import heated_s, slowdown
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.rates import SIMT, Number, Rates, matrix_rates, matrix_unit, vector_rates
@@ -80,14 +81,12 @@ def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) 
     match work:
         case Matmul():
             seconds = matmul_seconds(work.m, work.n, work.k, work.batch, work.dtype, gpu, fit, load)
-            moved = matmul_bytes(work.m, work.n, work.k, work.batch, work.dtype.bytes)
             rates, unit = _matrix(gpu, work.dtype), matrix_unit(gpu, work.dtype)
-            return _priced(unit, float(seconds), work.flops, float(moved), rates, gpu, fit)
+            return _priced(unit, float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
         case GroupedMatmul():
             seconds = grouped_seconds(work.m, work.n, work.k, work.groups, work.dtype, gpu, fit, load)
-            moved = matmul_bytes(work.m / work.groups, work.n, work.k, work.groups, work.dtype.bytes)
             rates, unit = _matrix(gpu, work.dtype), matrix_unit(gpu, work.dtype)
-            return _priced(unit, float(seconds), work.flops, float(moved), rates, gpu, fit)
+            return _priced(unit, float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
         case Attention():
             return _attention_price(work, gpu, fit, load)
         case Scan():
@@ -96,8 +95,8 @@ def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) 
             seconds = stream_seconds(
                 stream_key(work), work.rows, work.columns, work.read_bytes, work.write_bytes, gpu, fit, load
             )
-            moved = work.read_bytes + work.write_bytes
-            return _priced("stream", float(seconds), float(work.elements), moved, vector_rates(gpu), gpu, fit)
+            moved, rates = moved_bytes(work), vector_rates(gpu)
+            return _priced("stream", float(seconds), float(work.elements), moved, rates, gpu, fit)
         case Recorded():
             return Price(
                 work.duration_s, PriceSource.MEASURED, Bound.COMPUTE, 1.0, work.duration_s, work.duration_s
@@ -229,9 +228,8 @@ def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> 
         work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
     )  # fmt: skip
     seconds = attention_seconds(*sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
-    moved = attention_bytes(*sizes, work.backward, work.dtype.bytes)
     rates = _matrix(gpu, work.dtype)
-    return _priced("attention", float(seconds), work.flops, float(moved), rates, gpu, fit)
+    return _priced("attention", float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
 
 
 def _scan_price(work: Scan, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:

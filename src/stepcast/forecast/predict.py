@@ -24,7 +24,7 @@ from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
-from stepcast.ir.workload import Manner, Phase, Workload
+from stepcast.ir.workload import Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
 
@@ -209,12 +209,10 @@ def compute_pricer(
     works: Counter[Compute] = Counter()
     for block in stage.body:
         for layer in block.layers:
-            for phase in Phase:
-                for op in layer.ops(phase):
-                    if not isinstance(op.work, Collective | Transfer):
-                        works[op.work] += block.repeat
+            for op in layer.all_ops:
+                if not isinstance(op.work, Collective | Transfer):
+                    works[op.work] += block.repeat
     load = counted_load(works, gpu, fit)
-
     current = priced_once(gpu, fit, load)
     if calibration is None and attention is AttentionKernel.CURRENT:
         return current

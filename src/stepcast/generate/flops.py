@@ -98,7 +98,7 @@ def hardware_flops(workload: Workload) -> float:
 
 def layer_flops(layer: Layer) -> float:
     """Matrix products, attention and scans of one layer on one rank, all phases."""
-    ops = (*layer.forward, *layer.input_gradient, *layer.weight_gradient)
+    ops = layer.all_ops
     return sum(op.work.flops for op in ops if isinstance(op.work, Matmul | GroupedMatmul | Attention | Scan))
 
 

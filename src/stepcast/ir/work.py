@@ -202,3 +202,8 @@ class Recorded:
 Compute = Matmul | GroupedMatmul | Attention | Scan | Elementwise | Recorded
 Communication = Collective | Transfer
 Work = Compute | Communication
+
+
+def group_of(work: Work) -> Group | None:
+    """Whose communication *work* is; None where it computes."""
+    return work.group if isinstance(work, Communication) else None

@@ -78,6 +78,11 @@ class Layer:
             return self.name
         return op.name if op.name.startswith(self.name) else f"{self.name} {op.name}"
 
+    @property
+    def all_ops(self) -> tuple[Op, ...]:
+        """Of all phases."""
+        return self.forward + self.input_gradient + self.weight_gradient
+
     def ops(self, phase: Phase) -> tuple[Op, ...]:
         match phase:
             case Phase.FORWARD:

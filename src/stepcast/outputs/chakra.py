@@ -34,7 +34,7 @@ from stepcast.ir.work import (
     Recorded,
     Transfer,
 )
-from stepcast.ir.workload import Layer, Phase, Stage, Workload
+from stepcast.ir.workload import Layer, Stage, Workload
 from stepcast.outputs.chakra_chain import ATTRIBUTE_FIELD, Exchange, Node
 from stepcast.outputs.chakra_stage import StageNodes
 from stepcast.simulation.schedules.table import schedule_for
@@ -54,8 +54,7 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
     answered = any(
         isinstance(op.work, Transfer) and op.work.direction is Direction.RECEIVE
         for layer in _layers(workload)
-        for phase in Phase
-        for op in layer.ops(phase)
+        for op in layer.all_ops
     )
     schedule = schedule_for(workload.layout, workload.micro_batches, workload.manner.schedule or None)
     plan = msgspec.json.encode(_plan(workload)).decode()
@@ -121,8 +120,7 @@ class _Communicators:
         used = {
             op.work.group
             for layer in _layers(workload)
-            for phase in Phase
-            for op in layer.ops(phase)
+            for op in layer.all_ops
             if isinstance(op.work, Collective)
         }
         for family in Group:
@@ -157,7 +155,7 @@ class _Communicators:
 def losses(workload: Workload) -> tuple[str, ...]:
     """What of *workload* the trace does not hold, or holds only in attributes that stepcast alone reads."""
     lost = ["phases, layers and repeats: other programs see the nodes written out"]
-    works = {type(op.work) for layer in _layers(workload) for phase in Phase for op in layer.ops(phase)}
+    works = {type(op.work) for layer in _layers(workload) for op in layer.all_ops}
     if works & {Matmul, GroupedMatmul, Attention, Scan, Elementwise}:
         lost.append("shapes: other programs see FLOPs and bytes (num_ops, tensor_size)")
     if works & {Recorded}:

@@ -128,7 +128,7 @@ def facts_of(layers: Sequence[Layer]) -> Facts:
 
 
 def _facts(layers: Sequence[Layer]) -> Facts:
-    works = [op.work for layer in layers for phase in Phase for op in layer.ops(phase)]
+    works = [op.work for layer in layers for op in layer.all_ops]
     groups = frozenset(work.group for work in works if isinstance(work, Collective | Transfer))
     return Facts(groups, {kind: _open_names(layers, kind) for kind in Kind})
 

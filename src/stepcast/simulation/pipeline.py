@@ -199,9 +199,9 @@ class _Build:
         used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
         first_call = self.add(len(self.parts) + group.astype(np.int64), np.where(used, batches, -1))
         before = np.concatenate([batches[:1], batches[:-1]])
+        key_of = Frame(self.schedule, stage, _MESSAGE_LANES, Messages(_anything, self.mode)).key
         for number, at in enumerate(first.tolist()):
             around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
-            key_of = Frame(self.schedule, stage, _MESSAGE_LANES, Messages(_anything, self.mode)).key
             near = (phases[code[at]], around[0], around[1])
             part = Slots(stage, *near, self.alike.setdefault(key_of(*near), len(self.alike)))
             self.parts.append(part)

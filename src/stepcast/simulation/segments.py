@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Transfer, Work
+from stepcast.ir.work import Collective, Transfer, Work, group_of
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
 from stepcast.simulation.identity import ByIdentity
@@ -156,21 +156,17 @@ class _Order:
         """When the next op can start: its lane is free, and what it waits for has ended."""
         op = self.ops[self.at].op
         named_s = max((self.ended_s.get(name, 0.0) for name in op.after), default=0.0)
-        return max(self.ready_s, free_s.get(_lane_key(op), 0.0), named_s)
+        return max(self.ready_s, free_s.get(group_of(op.work), 0.0), named_s)
 
     def take(self, start_s: float, free_s: dict[Group | None, float]) -> Issued:
         issued, length_s = self.ops[self.at], self.lengths_s[self.at]
         end_s = start_s + length_s
-        free_s[_lane_key(issued.op)] = self.ended_s[issued.op.name] = end_s
+        free_s[group_of(issued.op.work)] = self.ended_s[issued.op.name] = end_s
         if issued.op.blocking or not isinstance(issued.op.work, Collective | Transfer):
             self.ready_s = end_s
         self.done_s += length_s
         self.at += 1
         return issued
-
-
-def _lane_key(op: Op) -> Group | None:
-    return op.work.group if isinstance(op.work, Collective | Transfer) else None
 
 
 @dataclass

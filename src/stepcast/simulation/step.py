@@ -6,7 +6,7 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Transfer
+from stepcast.ir.work import Collective, group_of
 from stepcast.ir.workload import Phase as LayerPhase
 from stepcast.ir.workload import Stage, Workload, written
 from stepcast.simulation.arrays import Program
@@ -201,8 +201,7 @@ def _parts(workload: Workload, schedule: Schedule, stage: int) -> list[Stage]:
 
 
 def _group(issued: Issued) -> Group | None:
-    work = issued.op.work
-    return work.group if isinstance(work, Collective | Transfer) else None
+    return group_of(issued.op.work)
 
 
 class _Rounds:
