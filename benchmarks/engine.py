@@ -83,7 +83,7 @@ def heap_loop(program: Program) -> tuple[float, float]:
                 if before >= 0:
                     missing[task] += 1
                     children[before].append(task)
-        for lane, last in enumerate(shape.last_in_lane.tolist()):
+        for lane, last in enumerate(shape.last.tolist()):
             if last >= 0:
                 previous[rank, lane] = starts[call] + last
     duration_s = program.task_durations_s().tolist()
