@@ -4,11 +4,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from stepcast.cost.collectives import Algorithm
-from stepcast.cost.memory import StageMemory
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.edits import with_layout
@@ -32,6 +32,9 @@ from stepcast.simulation.schedules.paired import paired
 from stepcast.simulation.schedules.table import schedule_for, usual_schedule
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
+
+if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
+    from stepcast.cost.memory import StageMemory
 
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160
@@ -64,7 +67,7 @@ class Options:
 DEFAULTS = Options()
 
 
-Finish = Callable[[StepReport, tuple[StageMemory, ...]], StepReport]
+Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
 """What completes a report: of the step, and of the memory of its stages."""
 
 
@@ -82,7 +85,7 @@ class Prediction:
     place: int = 0
     assumptions: tuple[str, ...] = ()
     # Of each stage; nothing where no model is known.
-    memory: tuple[StageMemory, ...] = ()
+    memory: "tuple[StageMemory, ...]" = ()
     finish: Finish | None = None
 
     @property
@@ -102,7 +105,7 @@ class Prediction:
     def noting(self, assumptions: Sequence[str] = (), warnings: Sequence[str] = ()) -> "Prediction":
         """The same with more said in its report: *assumptions* first, *warnings* last."""
 
-        def finish(report: StepReport, memory: tuple[StageMemory, ...]) -> StepReport:
+        def finish(report: StepReport, memory: "tuple[StageMemory, ...]") -> StepReport:
             report = self.finish(report, memory) if self.finish else report
             return replace(
                 report,
