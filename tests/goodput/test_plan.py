@@ -110,5 +110,5 @@ def test_a_users_profile(tmp_path: Path) -> None:
 def test_power_follows_what_the_step_does() -> None:
     computing = node_watts(700, 8, 1000, {"compute": 1.0})
     waiting = node_watts(700, 8, 1000, {"compute": 0.5, "dp": 0.3, "bubble": 0.2})
-    assert computing == 1000 + 8 * 700
+    assert 1000 + 0.9 * 8 * 700 < computing <= 1000 + 8 * 700
     assert idle_node_watts(700, 8, 1000) < waiting < computing

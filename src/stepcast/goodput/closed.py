@@ -19,6 +19,8 @@ from stepcast.goodput.process import Process, Shortage, Split
 
 # Attempts that fail more often than this for each success get nowhere: e^20 tries are five hundred million.
 HOPELESS = 20.0
+# Choices that are tried one by one: how the last interval falls makes the fewest of them uneven.
+EXHAUSTED = 300
 
 
 def expected(process: Process) -> Split:
@@ -157,7 +159,7 @@ def _least(value: Callable[[int], float], low: int, high: int) -> int:
     values = [value(each) for each in grid]
     at = values.index(min(values))
     low, high = grid[max(0, at - 1)], grid[min(len(grid) - 1, at + 1)]
-    while high - low > 2:
+    while high - low > EXHAUSTED:
         third = (high - low) // 3
         left, right = low + third, high - third
         if value(left) <= value(right):
