@@ -18,6 +18,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"units", "ir"},
     "cost": {"units", "ir", "hardware"},
     "frameworks": {"units", "ir", "hardware"},
+    "goodput": {"units", "ir", "hardware"},
     "profile": {"units", "ir", "hardware", "cost"},
     "simulation": {"units", "ir"},
     "analyze": {"units", "ir", "hardware", "cost", "simulation"},
@@ -44,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 FREE = ("cli", "__init__", "__main__")
 # Who may open files: the edges of the program.
 MAY_OPEN = ("inputs", "outputs", "models", "validate", "cli")
-MAY_OPEN_FILES = ("hardware/catalog.py", "frameworks/catalog.py")
+MAY_OPEN_FILES = ("hardware/catalog.py", "frameworks/catalog.py", "goodput/catalog.py")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -57,7 +57,7 @@ def piece_states(
     for part, each in plan.kinds(trained):
         ways = part.ways if plan.splits_gradients else 1
         gradients += framework.gradient_dtype.bytes * each.total / ways
-    return States(parameters, gradients, _optimizer_bytes(model, strategy, framework, piece, plan))
+    return States(parameters, gradients, optimizer_bytes(model, strategy, framework, piece, plan))
 
 
 def orientations(strategy: Strategy, gpu: Gpu) -> int:
@@ -89,7 +89,7 @@ def _share_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> floa
     return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
 
 
-def _optimizer_bytes(
+def optimizer_bytes(
     model: Model, strategy: Strategy, framework: Framework, piece: Piece, plan: Plan
 ) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
