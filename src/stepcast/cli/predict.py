@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
-from stepcast.cli.output import new_file, terminal_width, write_file
+from stepcast.cli.output import new_file, terminal_width, write_file, write_files
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy import (
@@ -129,8 +129,7 @@ def _write_workload(
     packed = path.suffix == ".gz"
     if (path.with_suffix("") if packed else path).suffix == ".et":
         timed = replace(recorded(workload, seconds), manner=manner_of(model, strategy, framework))
-        for name, data in chakra.files(timed, str(path)):
-            write_file(name, data)
+        write_files(chakra.files(timed, str(path)))
         return
     if strategy.further_tokens:
         raise ValueError(
