@@ -134,7 +134,7 @@ def write_files(given: Iterable[tuple[str, bytes]], resumes: bool = False) -> di
             if why := unwritable(name):
                 raise ValueError(f"{name}: {why}")
             if not resumes and file_identity(name) in reads.identities():
-                raise ValueError(f"{name}: is a file that was read; give another name to write")
+                raise ValueError(f"{name}: is a file to read; give another name to write")
             names.append(name)
             yield name, data
 

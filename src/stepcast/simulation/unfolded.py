@@ -82,7 +82,10 @@ def _compiled() -> Callable[..., int] | None:
         import numba
     except ImportError:
         return None
-    kernel: Callable[..., int] = numba.njit(cache=True)(_longest_path)
+    try:
+        kernel: Callable[..., int] = numba.njit(cache=True)(_longest_path)
+    except RuntimeError:  # nowhere to keep it, as in a container whose folders are read-only
+        kernel = numba.njit(_longest_path)
     return kernel
 
 
