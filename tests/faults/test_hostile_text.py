@@ -109,7 +109,7 @@ def check_shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert status in (0, 1, 2)
     assert not UNSHOWN.search(out), ascii(out)
     assert not UNSHOWN.search(err), ascii(err)
-    assert status != 2 or "\nstepcast: " in "\n" + err
+    assert status != 2 or "\nstepcast: " in "\n" + err or "--debug" in words
     return out + err
 
 
@@ -162,6 +162,10 @@ def test_no_argument_steers_the_terminal(
     check_shown(capsys, HOSTILE, verb)
     for option in [option for own, option in VALUED if own == verb]:
         check_shown(capsys, verb, *NEEDED.get(verb, []), option, HOSTILE)
+
+
+def test_a_traceback_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Traceback" in check_shown(capsys, "--debug", "show", HOSTILE)
 
 
 def test_the_commands_are_many() -> None:

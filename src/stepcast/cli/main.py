@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from stepcast import __version__
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
-from stepcast.cli.streams import discard_output, open_closed_streams, shown_streams
+from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams
 from stepcast.report.visible import message as one_line
 
 DESCRIPTION = (
@@ -120,9 +120,13 @@ def _answered(arguments: list[str]) -> int:
         print("stepcast: interrupted", file=sys.stderr)
         return INTERRUPTED
     except (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning, RecursionError) as error:
+        show_status("")
         if "--debug" in arguments:
-            raise
-        print(f"stepcast: {one_line(_said(error))}", file=sys.stderr)
+            import traceback
+
+            traceback.print_exc()
+        else:
+            print(f"stepcast: {one_line(_said(error))}", file=sys.stderr)
         if isinstance(error, OSError) and not error.filename:
             discard_output()
         return 2
