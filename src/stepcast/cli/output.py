@@ -31,7 +31,7 @@ def print_json(value: Any) -> None:
     except UnicodeEncodeError:  # a file name may have bytes that are no text
         data = msgspec.json.encode(_as_text(msgspec.to_builtins(value, enc_hook=_plain)))
     text = msgspec.json.format(data, indent=2).decode()
-    codes = sys.stdout.encoding.lower().startswith("utf")
+    codes = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
     sys.stdout.write((UNSEEN_IN_JSON if codes else BEYOND_ASCII).sub(_json_escape, text) + "\n")
 
 

@@ -62,8 +62,8 @@ def _one_of(kind: Any) -> Read:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
-    if not 0 <= value <= MOST_PER_PARAMETER:
-        raise ValueError(f"{value!r} lies outside 0 to {MOST_PER_PARAMETER}")
+    if not value <= MOST_PER_PARAMETER:
+        raise ValueError(f"{value!r} is not at most {MOST_PER_PARAMETER}")
     return float(value)
 
 
