@@ -1,10 +1,8 @@
 """stepcast: forecast a distributed LLM training step, and explain one after it ran."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0.dev0"
 
+TYPE_CHECKING = False  # typing itself takes longer to load than all that stands here
 if TYPE_CHECKING:
     from stepcast.analyze.compare import compare as compare
     from stepcast.forecast.predict import predict as predict
@@ -61,8 +59,10 @@ PUBLIC = {
 __all__ = ["__version__", *PUBLIC]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in PUBLIC:
+        from importlib import import_module
+
         module, attribute = PUBLIC[name]
         return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'stepcast' has no attribute {name!r}")

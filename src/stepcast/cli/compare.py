@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.progress import open_source
+from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import Played
@@ -46,6 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if trace:
         _write(args, trace)
     status = 0 if found["same_run"] else NOT_THE_SAME
+    found["warnings"] = [*found["warnings"], *doubts(found)]
     if args.json:
         print_json(found)
         return status

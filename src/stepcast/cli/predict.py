@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
 from stepcast.cli.numbers import positive, price
-from stepcast.cli.output import new_file, terminal_width, write_file
+from stepcast.cli.output import new_file, terminal_width, write_file, write_files
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.units import DAY, HOUR, parse_count
 
@@ -91,8 +91,7 @@ def _write_workload(path: Path, found: "Forecast") -> None:
     packed = path.suffix == ".gz"
     if (path.with_suffix("") if packed else path).suffix == ".et":
         timed = replace(recorded(workload, seconds), manner=manner_of(model, strategy, framework))
-        for name, data in chakra.files(timed, str(path)):
-            write_file(name, data)
+        write_files(chakra.files(timed, str(path)))
         return
     if strategy.further_tokens:
         raise ValueError(

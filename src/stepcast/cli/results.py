@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.numbers import MOST_RUNS, count
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
+from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
@@ -66,7 +67,7 @@ def show_prediction(
 
         print("\n" + gantt(prediction.timeline, width))
     if args.trace:
-        print(f"\nwrote {args.trace}: open it at ui.perfetto.dev")
+        print(f"\nwrote {visible(args.trace)}: open it at ui.perfetto.dev")
     print_warnings(found["warnings"])
 
 

@@ -33,6 +33,8 @@ from stepcast.ir.strategy import ContextKind, Sharding
 
 DEFAULT = "megatron-core"
 AS_TRAINED = "as trained"
+# Bytes of one parameter, or shares of what is allocated: nothing comes near.
+MOST_PER_PARAMETER = 1000
 
 Read = Callable[[Any], Any]
 
@@ -60,6 +62,8 @@ def _one_of(kind: Any) -> Read:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
+    if not value <= MOST_PER_PARAMETER:
+        raise ValueError(f"{value!r} is not at most {MOST_PER_PARAMETER}")
     return float(value)
 
 
