@@ -4,13 +4,13 @@ import argparse
 import math
 from collections.abc import Callable
 
-# Far beyond what anyone builds, and little enough to be answered in seconds.
-MOST_GPUS = 10_000_000
-MOST_SEQUENCES = 1_000_000_000
-MOST_TOKENS = 1_000_000_000
-MOST_LAYERS = 10_000
-MOST_RUNS = 1_000_000
-MOST_ELEMENTS = 1_000_000_000_000
+from stepcast.ir.limits import ELEMENTS, GPUS, LAYERS, RUNS, SEQUENCES, TOKENS
+
+MOST_SEQUENCES = SEQUENCES.most
+MOST_TOKENS = TOKENS.most
+MOST_LAYERS = LAYERS.most
+MOST_RUNS = RUNS.most
+MOST_ELEMENTS = ELEMENTS.most
 
 
 def count(least: int, most: int) -> Callable[[str], int]:
@@ -30,7 +30,7 @@ def count(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-gpu_count = count(1, MOST_GPUS)
+gpu_count = count(1, GPUS.most)
 
 
 def rate(text: str) -> float:

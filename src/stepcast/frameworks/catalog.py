@@ -4,7 +4,6 @@ A profile may build on another with ``extends``; what it says itself wins, and i
 the other. ``[sources]`` names where its values are documented, as in the catalogue of clusters.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -17,6 +16,9 @@ from stepcast.frameworks.words import overlap_of, recompute_of
 from stepcast.hardware.described import flat, line_of, source_of
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.schema import CatalogError, nearest
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+from stepcast.inputs.toml import parse_toml
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import (
     AttentionKernel,
@@ -28,6 +30,7 @@ from stepcast.ir.framework import (
     Peak,
     SelectiveRule,
 )
+from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
 from stepcast.ir.strategy import ContextKind, Sharding
 
@@ -213,12 +216,12 @@ def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     path = Path(name)
     if str(path.resolve()) in chain:
         raise CatalogError(named_at, "extends", f"{path.name} builds on itself")
+    if len(chain) == BASES.most:
+        raise CatalogError(named_at, "extends", BASES.said)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CatalogError(name, "", f"cannot be read: {(error.strerror or 'unknown').lower()}") from None
-    except UnicodeDecodeError:
-        raise CatalogError(name, "", "is not UTF-8 text") from None
+        text = Source(path).text(DESCRIPTION)
+    except FormatError as error:
+        raise CatalogError(name, "", error.message) from None
     return _profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
 
 
@@ -239,9 +242,9 @@ def _catalogued(name: str) -> Profile:
 
 def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CatalogError(file, "", f"not valid TOML: {error}") from None
+        table = parse_toml(text)
+    except FormatError as error:
+        raise CatalogError(file, "", error.message) from None
     sources, presets = flat(table.pop("sources", {})), table.pop("presets", [])
     entries = flat(table)
     for key in entries:
