@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from stepcast.cost.memory.activations import Kept, layer_kept
 from stepcast.cost.memory.gathered import Collected, collected
 from stepcast.cost.memory.loss import further_ends_bytes
 from stepcast.cost.memory.states import States, piece_states
 from stepcast.ir.framework import Framework
+from stepcast.ir.kept import Kept, layer_kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
 from stepcast.ir.sharding import plan_of

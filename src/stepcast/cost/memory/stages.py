@@ -8,15 +8,16 @@ the optimizer runs. Sums over layers are linear in between, so no other moment c
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from stepcast.cost.memory.activations import Kept
 from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import default_in_flight
 from stepcast.cost.memory.loss import loss_bytes
 from stepcast.cost.memory.overhead import communicators
 from stepcast.cost.memory.piece import PieceTotals, piece_totals
-from stepcast.cost.memory.states import FP32_BYTES, orientations
+from stepcast.cost.memory.states import orientations
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
+from stepcast.ir.kept import Kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
 from stepcast.ir.optimizer import OptimizerKind

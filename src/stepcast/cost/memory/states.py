@@ -8,7 +8,7 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 from dataclasses import dataclass
 
 from stepcast.hardware.gpu import Gpu
-from stepcast.ir.dtype import DType
+from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import OptimizerKind
@@ -18,7 +18,6 @@ from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import Part, Shard
 
-FP32_BYTES = DType.FP32.bytes
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)
 # GPUs whose matrix units multiply fp8 in either orientation.
