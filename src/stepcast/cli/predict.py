@@ -117,9 +117,11 @@ def _write_workload(
     from stepcast.generate.aicb import aicb_workload
     from stepcast.generate.workload import generate
     from stepcast.generate.written import aicb_times, recorded
-    from stepcast.ir.strategy import StrategyError
+    from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
     from stepcast.outputs import chakra, simai
 
+    if strategy.offload != NO_OFFLOAD:
+        raise ValueError(f"{path}: workload files hold no host; leave --offload out")
     workload = generate(model, strategy, framework)
     price = compute_pricer(workload, cluster, calibration, framework.attention)
 

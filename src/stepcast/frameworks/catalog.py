@@ -24,6 +24,7 @@ from stepcast.ir.framework import (
     Execution,
     Framework,
     Kernels,
+    Offloaded,
     Overhead,
     Peak,
     SelectiveRule,
@@ -118,6 +119,7 @@ SOFTWARE: Mapping[str, tuple[str, Read]] = {
     "owners_broadcast": ("owners_broadcast", _kind(bool)),
     "fused_experts": ("fused_experts", _kind(bool)),
     "dispatcher": ("dispatcher", _one_of(Dispatcher)),
+    "offloaded": ("offloaded", _one_of(Offloaded)),
     "peak": ("peak", _one_of(Peak)),
 }
 OPTIMIZER: Mapping[str, tuple[str, Read]] = {
