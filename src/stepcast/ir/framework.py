@@ -125,6 +125,8 @@ class Framework:
     stops_early: bool = True
     # Whether the logits outlive a loss that is not compiled, or are freed with it.
     keeps_logits: bool = False
+    # Whether Megatron-LM's loss turns fp32 logits into the softmax in place (since core 0.9), or copies them.
+    loss_in_place: bool = True
     # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
     dropout: bool = False
     # Whether the weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
