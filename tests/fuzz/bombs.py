@@ -140,8 +140,8 @@ def chains() -> Iterator[tuple[str, Bomb]]:
     straight: Files = _chain("base", 500) | tail
     yield "cluster bases, no cycle", (straight, _predict(cluster="f0.toml"))
     straight = {
-        name.replace("f", "g"): text.replace('"f', '"g') for name, text in _chain("extends", 500).items()
-    } | tail  # type: ignore[arg-type]
+        name.replace("f", "g"): str(text).replace('"f', '"g') for name, text in _chain("extends", 500).items()
+    } | tail
     yield "framework bases, no cycle", (straight, _predict(framework="g0.toml"))
     for option in ("cluster", "framework", "model", "calibration"):
         for name, text in tomls():

@@ -78,10 +78,12 @@ def _write_workload(path: Path, found: "Forecast") -> None:
     from stepcast.generate.aicb import aicb_workload
     from stepcast.generate.workload import generate
     from stepcast.generate.written import aicb_times, recorded
-    from stepcast.ir.strategy import StrategyError
+    from stepcast.ir.strategy import NO_OFFLOAD, StrategyError
     from stepcast.outputs import chakra, simai
 
     model, strategy, framework = found.model, found.strategy, found.framework
+    if strategy.offload != NO_OFFLOAD:
+        raise ValueError(f"{path}: workload files hold no host; leave --offload out")
     workload = generate(model, strategy, framework)
     price = compute_pricer(workload, found.cluster, found.calibration, framework.attention)
 

@@ -6,10 +6,11 @@ two all-gathers and a reduce-scatter for every micro-batch, half as much again. 
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from stepcast.generate.offload import fetched_weights
 from stepcast.generate.parts import K, Ops, collective
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER
@@ -48,20 +49,18 @@ def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
 
 def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
     """The parameters of each bucket collected from the ranks that share them."""
-    strategy = sizes.strategy
+    strategy, ops = sizes.strategy, list[Op]()
     shard, times = filled
-    return tuple(
-        collective(
-            f"{part.within} all-gather {name}",
-            GATHER,
-            gathered_bytes(strategy, each),
-            part.within,
-            blocking,
-            times,
-        )
-        for part, each in plan_of(strategy, sizes.framework).kinds(shard)
-        if part.ways > 1
-    )
+    for part, each in plan_of(strategy, sizes.framework).kinds(shard):
+        fetched = fetched_weights(sizes, name, part, each.total * times, blocking)
+        ops += fetched
+        if part.ways > 1:
+            size = gathered_bytes(strategy, each)
+            gather = collective(
+                f"{part.within} all-gather {name}", GATHER, size, part.within, blocking, times
+            )
+            ops.append(replace(gather, after=tuple(op.name for op in fetched)))
+    return tuple(ops)
 
 
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:

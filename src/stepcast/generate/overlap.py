@@ -6,23 +6,17 @@ from functools import lru_cache
 from itertools import accumulate
 
 from stepcast.generate.data import Buckets, as_issued, broadcast_ops, buckets, gather_ops, reduce_ops
-from stepcast.generate.parts import K, Ops, waiting
+from stepcast.generate.offload import sent_gradients
+from stepcast.generate.parts import K, Ops
 from stepcast.generate.sizes import Sizes
+from stepcast.generate.units import Unit, fed
+from stepcast.generate.update import own_parameters
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, plan_of
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Variation
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Layers that are gathered, reduced and recomputed together: a transformer layer, or an end."""
-
-    layers: tuple[Layer, ...]
-    held: Shard
-    trained: Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +93,13 @@ def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
 
 
 def _reductions(sizes: Sizes, filled: Sequence[Buckets]) -> Ops:
-    blocking = not sizes.strategy.overlap.gradients
-    return tuple(
-        op
-        for number, each in enumerate(as_issued(sizes, filled))
-        for op in (*_copied_in(sizes, each), *reduce_ops(sizes, f"gradients {number}", each, blocking))
-    )
+    blocking, ops = not sizes.strategy.overlap.gradients, list[Op]()
+    for number, each in enumerate(as_issued(sizes, filled)):
+        reduced = reduce_ops(sizes, f"gradients {number}", each, blocking)
+        ops += [*_copied_in(sizes, each), *reduced]
+        own = own_parameters(sizes, each.shard) * each.times
+        ops += sent_gradients(sizes, number, own, reduced, blocking)
+    return tuple(ops)
 
 
 def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
@@ -239,25 +234,17 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple
     return first, alone
 
 
-def _fed(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
-    """*ops* that wait for their *own* gathers, requested here if a unit *begins* with them, and then request
-    those of what runs next.
-    """
-    names = tuple(op.name for op in own)
-    return (*(own if begins else ()), *waiting(ops[:1], names), *following, *ops[1:])
-
-
 # Remembered from one forecast to the next: layers that are one object are worked out once.
 @lru_cache(maxsize=4096)
 def _beginning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """*layer* whose forward waits for its *own* gathers and requests the *following* ones."""
-    return replace(layer, forward=_fed(made + layer.forward, own, following, begins))
+    return replace(layer, forward=fed(made + layer.forward, own, following, begins))
 
 
 @lru_cache(maxsize=4096)
 def _returning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """The same for its backward."""
-    return replace(layer, input_gradient=_fed(made + layer.input_gradient, own, following, begins))
+    return replace(layer, input_gradient=fed(made + layer.input_gradient, own, following, begins))
 
 
 @lru_cache(maxsize=4096)

@@ -70,8 +70,6 @@ TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
 RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")
 BASES = Limit("chain of files that build on each other", 32, "people write chains of two or three")
-KEY_PARTS = Limit(
-    "parts of a TOML key", 64, "keys have two or three; the parser takes their square"
-)
+KEY_PARTS = Limit("parts of a TOML key", 64, "keys have two or three; the parser takes their square")
 
 LIMITS = tuple(value for value in globals().values() if isinstance(value, Limit))

@@ -58,6 +58,9 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         pairs.append(
             ("memory", f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}")
         )
+        if host := memory.get("host"):
+            node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
+            pairs.append(("host memory", f"{node} of {capacity} per node"))
     if training := found.get("training"):
         cost = "" if training["cost"] is None else f", cost {training['cost']:,.0f}"
         pairs.append(

@@ -4,7 +4,8 @@ BLOOM's is an example: 2 bytes of bf16 weights, 4 of their fp32 copy and 8 of mo
 parameters are 2.24 TiB, and its authors tell of 2.3 TB (BigScience 176B model, engineering side).
 """
 
-from stepcast.cost.memory.states import FP32_BYTES, optimizer_bytes
+from stepcast.cost.memory.states import optimizer_bytes
+from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
