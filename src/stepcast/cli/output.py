@@ -17,8 +17,8 @@ from stepcast.report.visible import UNSEEN, message, visible
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline
 
-# Within strings of JSON; outside of them there is none but the line feed.
-UNSEEN_IN_JSON = re.compile(f"(?!\n)[{UNSEEN}]")
+# Within strings of JSON; outside of them there is none.
+UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
@@ -31,8 +31,10 @@ def print_json(value: Any) -> None:
     except UnicodeEncodeError:  # a file name may have bytes that are no text
         data = msgspec.json.encode(_as_text(msgspec.to_builtins(value, enc_hook=_plain)))
     text = msgspec.json.format(data, indent=2).decode()
-    codes = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    sys.stdout.write((UNSEEN_IN_JSON if codes else BEYOND_ASCII).sub(_json_escape, text) + "\n")
+    if not text.isascii() or "\x7f" in text:  # JSON itself escapes the other control characters of ASCII
+        every = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+        text = (UNSEEN_IN_JSON if every else BEYOND_ASCII).sub(_json_escape, text)
+    sys.stdout.write(text + "\n")
 
 
 def _plain(value: Any) -> Any:
