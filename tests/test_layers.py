@@ -14,14 +14,15 @@ PACKAGE = Path(__file__).parents[1] / "src" / "stepcast"
 MAY_IMPORT: dict[str, set[str]] = {
     "units": set(),
     "ir": {"units"},
-    "hardware": {"units", "ir"},
+    "hardware": {"units", "ir", "inputs"},
     "inputs": {"units", "ir"},
     "outputs": {"units", "ir", "hardware", "inputs", "simulation"},
     "models": {"units", "ir", "inputs"},
     "generate": {"units", "ir"},
     "cost": {"units", "ir", "hardware"},
-    "frameworks": {"units", "ir", "hardware"},
-    "profile": {"units", "ir", "hardware", "cost"},
+    "frameworks": {"units", "ir", "hardware", "inputs"},
+    "goodput": {"units", "ir", "hardware", "inputs"},
+    "profile": {"units", "ir", "hardware", "inputs", "cost"},
     "simulation": {"units", "ir"},
     "analyze": {"units", "ir", "hardware", "cost", "simulation"},
     "report": {"units", "ir"},
@@ -47,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 FREE = ("cli", "__init__", "__main__")
 # Who may open files: the edges of the program.
 MAY_OPEN = ("inputs", "outputs", "models", "validate", "cli")
-MAY_OPEN_FILES = ("hardware/catalog.py", "frameworks/catalog.py")
+MAY_OPEN_FILES = ("hardware/catalog.py", "frameworks/catalog.py", "goodput/catalog.py")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -32,6 +32,7 @@ class Verb:
 VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
     Verb("predict", "run a model under a strategy on a cluster"),
+    Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
     Verb("analyze", "where a measured run's time went"),
     Verb("replay", "a measured run under changed conditions"),
@@ -42,7 +43,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("calibrate", "fit named constants to measured runs"),
     Verb("validate", "the accuracy scoreboard: predictions against measurements"),
     Verb("profile", "measure this GPU and write a calibration"),
-    Verb("list", "the formats, GPUs, clusters, models and frameworks stepcast knows"),
+    Verb("list", "the formats, GPUs, clusters, models, frameworks and failures stepcast knows"),
     Verb("demo", "a first look on the shipped examples"),
     Verb("completion", "print a completion script for your shell"),
 )

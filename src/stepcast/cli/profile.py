@@ -84,11 +84,13 @@ def _gpu(name: str | None, device: str) -> "Gpu":
 
 def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     """What an earlier run measured on the same GPU with the same software."""
+    from stepcast.inputs.source import Source
+    from stepcast.ir.limits import DESCRIPTION
     from stepcast.profile.document import read_document
 
     if not path.exists():
         return None
-    document = read_document(path.read_text(encoding="utf-8"), str(path))
+    document = read_document(Source(path).text(DESCRIPTION), str(path))
     for what, old, new in (
         ("GPU", document.device, backend.device),
         ("software", document.software, backend.software),

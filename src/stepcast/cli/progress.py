@@ -7,7 +7,8 @@ from functools import lru_cache
 from typing import BinaryIO
 
 from stepcast.cli.streams import show_status
-from stepcast.inputs.source import Progress, Source
+from stepcast.inputs.source import Progress, Source, read_most
+from stepcast.ir.limits import PIPE
 
 # Smaller files are read before anybody wonders.
 SMALLEST_BYTES = 32 * 2**20
@@ -30,7 +31,7 @@ def open_source(path: str) -> Source:
 @lru_cache(maxsize=1)
 def _whole(stream: BinaryIO) -> bytes:
     """All of *stream*, which can be read only once and is asked for by name more than once."""
-    return stream.read()
+    return read_most(stream, PIPE, "standard input")
 
 
 def _bar(path: str) -> Progress | None:

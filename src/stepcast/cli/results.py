@@ -33,9 +33,13 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def show_prediction(prediction: "Prediction", args: argparse.Namespace) -> None:
-    """Print the report, and write or draw what was asked for."""
+def show_prediction(
+    prediction: "Prediction", args: argparse.Namespace, training: dict[str, Any] | None = None
+) -> None:
+    """Print the report, and write or draw what was asked for; *training* is what a whole run takes."""
     found = prediction.report.facts()
+    if training is not None:
+        found["training"] = training
     if args.jitter is not None:
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:

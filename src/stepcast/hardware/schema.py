@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from stepcast.hardware.cluster import Cluster, Communication
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
-from stepcast.hardware.node import Fabric, FabricKind, Node
+from stepcast.hardware.node import Fabric, FabricKind, Host, Node
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.topology import NetworkKind, Topology
 
@@ -38,7 +38,7 @@ GPU_KEYS: dict[str, Kind] = {
     **{f"{unit}.{dtype}": Dimension.FLOPS for unit in UNITS for dtype in DTYPES},
 }
 LINK_KEYS: dict[str, Kind] = {"bandwidth": Dimension.RATE, "latency": Dimension.TIME, "efficiency": float}
-LINKS = ("node.nic", "node.fabric.link", "node.fabric.host_link", "node.fabric.socket_link")
+LINKS = ("node.nic", "node.fabric.link", "node.fabric.host_link", "node.fabric.socket_link", "node.host.link")
 CLUSTER_KEYS: dict[str, Kind] = {
     "base": str,
     "aliases": list,
@@ -46,6 +46,9 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "nodes": int,
     "node.gpus": int,
     "node.nics": int,
+    "node.host.memory": Dimension.SIZE,
+    "node.host.memory_bandwidth": Dimension.RATE,
+    "node.host.links": int,
     "node.fabric.kind": str,
     "node.fabric.sockets": int,
     "node.fabric.in_switch_reduction": bool,
@@ -239,6 +242,7 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
             fabric=_fabric(read),
             nics=read.count("node.nics", 0),
             nic=_link(read, "node.nic") if read.has("node.nic") else None,
+            host=_host(read) if read.has("node.host") else None,
         )
     with read.section("communication"):
         communication = Communication(
@@ -265,6 +269,17 @@ def _link(read: Reader, prefix: str) -> Link:
             bandwidth_bytes_per_s=read.number(f"{prefix}.bandwidth"),
             latency_s=read.number(f"{prefix}.latency"),
             efficiency=read.number(f"{prefix}.efficiency", 1.0),
+        )
+
+
+def _host(read: Reader) -> Host:
+    prefix = "node.host"
+    with read.section(prefix):
+        return Host(
+            memory_bytes=read.number(f"{prefix}.memory"),
+            memory_bandwidth_bytes_per_s=read.number(f"{prefix}.memory_bandwidth"),
+            link=_link(read, f"{prefix}.link"),
+            links=read.count(f"{prefix}.links"),
         )
 
 
