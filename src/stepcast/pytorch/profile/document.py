@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepcast.cost.calibration import CalibrationError, Correction
-from stepcast.profile.measure import Points
+from stepcast.pytorch.profile.measure import Points
 
 
 @dataclass(frozen=True, slots=True)
