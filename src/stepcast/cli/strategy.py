@@ -14,6 +14,7 @@ from stepcast.cli.numbers import (
     count,
     gpu_count,
 )
+from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.schedules import ScheduleKind, usual_kind
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ DISPATCHERS = ("all-to-all", "forwarding")
 EXECUTIONS = ("graphs", "partial-graphs", "eager")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
-MOST_MICRO_BATCHES = 1_000_000
+MOST_MICRO_BATCHES = MICRO_BATCHES.most
 MOST_FURTHER_TOKENS = 64
 
 

@@ -91,12 +91,12 @@ class Pricer:
             case Collective():
                 route = self.route(work.group)
                 if self.ideal:
-                    return _communication(ideal_s(work, route), spread=0.0)
+                    return _communication(ideal_s(work, route) * work.times, spread=0.0)
                 exchange = work.kind is CollectiveKind.ALL_TO_ALL
                 if exchange and self.once_per_node and work.group is Group.EP:
                     route = forwarding_route(route, self.once_per_node)
                 found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
-                return _communication(found.seconds)
+                return _communication(found.seconds * work.times)
             case Transfer():
                 route = self.neighbour_route(work.group)
                 if self.ideal:

@@ -4,7 +4,6 @@ A profile may build on another with ``extends``; what it says itself wins, and i
 the other. ``[sources]`` names where its values are documented, as in the catalogue of clusters.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -17,13 +16,19 @@ from stepcast.frameworks.words import overlap_of, recompute_of
 from stepcast.hardware.described import flat, line_of, source_of
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.schema import CatalogError, nearest
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+from stepcast.inputs.toml import parse_toml
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Overhead
+from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
 from stepcast.ir.strategy import ContextKind, Sharding
 
 DEFAULT = "megatron-core"
 AS_TRAINED = "as trained"
+# Bytes of one parameter, or shares of what is allocated: nothing comes near.
+MOST_PER_PARAMETER = 1000
 
 Read = Callable[[Any], Any]
 
@@ -51,6 +56,8 @@ def _one_of(kind: Any) -> Read:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
+    if not value <= MOST_PER_PARAMETER:
+        raise ValueError(f"{value!r} is not at most {MOST_PER_PARAMETER}")
     return float(value)
 
 
@@ -198,12 +205,12 @@ def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     path = Path(name)
     if str(path.resolve()) in chain:
         raise CatalogError(named_at, "extends", f"{path.name} builds on itself")
+    if len(chain) == BASES.most:
+        raise CatalogError(named_at, "extends", BASES.said)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CatalogError(name, "", f"cannot be read: {(error.strerror or 'unknown').lower()}") from None
-    except UnicodeDecodeError:
-        raise CatalogError(name, "", "is not UTF-8 text") from None
+        text = Source(path).text(DESCRIPTION)
+    except FormatError as error:
+        raise CatalogError(name, "", error.message) from None
     return _profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
 
 
@@ -224,9 +231,9 @@ def _catalogued(name: str) -> Profile:
 
 def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CatalogError(file, "", f"not valid TOML: {error}") from None
+        table = parse_toml(text)
+    except FormatError as error:
+        raise CatalogError(file, "", error.message) from None
     sources, presets = flat(table.pop("sources", {})), table.pop("presets", [])
     entries = flat(table)
     for key in entries:

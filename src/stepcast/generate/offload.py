@@ -18,7 +18,6 @@ from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Offloaded
 from stepcast.ir.group import HostWay
 from stepcast.ir.sharding import Partition
-from stepcast.ir.weights import Shard
 from stepcast.ir.work import HostCopy, HostUpdate
 from stepcast.ir.workload import Layer, Op
 
@@ -67,13 +66,13 @@ def sent_gradients(sizes: Sizes, number: int, own: int, reduced: Ops, blocking: 
     return (replace(copy, after=tuple(op.name for op in reduced)),)
 
 
-def fetched_weights(sizes: Sizes, name: str, part: Partition, shard: Shard, blocking: bool) -> Ops:
-    """A rank's share of *shard* back from the host, where weights are kept there."""
+def fetched_weights(sizes: Sizes, name: str, part: Partition, parameters: int, blocking: bool) -> Ops:
+    """A rank's share of *parameters* back from the host, where weights are kept there."""
     strategy, framework = sizes.strategy, sizes.framework
     if not strategy.offload.optimizer or framework.offloaded is not Offloaded.WEIGHTS:
         return ()
     wide = framework.keeps_fp32_weights(strategy)
-    size = -(-shard.total // part.ways) * (FP32_BYTES if wide else strategy.weights.bytes)
+    size = -(-parameters // part.ways) * (FP32_BYTES if wide else strategy.weights.bytes)
     return (_copy(f"{part.within} weights in {name}", HostWay.IN, int(size), blocking),)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
-from stepcast.generate.data import broadcast_ops, buckets, gather_ops, reduce_ops
+from stepcast.generate.data import Buckets, as_issued, broadcast_ops, buckets, gather_ops, reduce_ops
 from stepcast.generate.offload import sent_gradients
 from stepcast.generate.parts import K, Ops
 from stepcast.generate.sizes import Sizes
@@ -46,7 +46,7 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
             return ()
         key = (f"{phase} first" if ahead and index == first else phase, units[index].held)
         if key not in requests:
-            requests[key] = gather_ops(sizes, *key, not ahead)
+            requests[key] = gather_ops(sizes, key[0], Buckets(key[1]), not ahead)
         return requests[key]
 
     def gathered(index: int) -> Unit:
@@ -89,15 +89,16 @@ def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
     """The gradients of one unit, in buckets of its own."""
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece=False)
-    return _reductions(sizes, [shard for _, shard in buckets(limit, [unit.trained])])
+    return _reductions(sizes, [filled for _, filled in buckets(limit, [unit.trained])])
 
 
-def _reductions(sizes: Sizes, filled: Sequence[Shard]) -> Ops:
-    blocking, ops = not sizes.strategy.overlap.gradients, []
-    for number, shard in enumerate(filled):
-        reduced = reduce_ops(sizes, f"gradients {number}", shard, blocking)
-        ops += [*_copied_in(sizes, shard), *reduced]
-        ops += sent_gradients(sizes, number, own_parameters(sizes, shard), reduced, blocking)
+def _reductions(sizes: Sizes, filled: Sequence[Buckets]) -> Ops:
+    blocking, ops = not sizes.strategy.overlap.gradients, list[Op]()
+    for number, each in enumerate(as_issued(sizes, filled)):
+        reduced = reduce_ops(sizes, f"gradients {number}", each, blocking)
+        ops += [*_copied_in(sizes, each), *reduced]
+        own = own_parameters(sizes, each.shard) * each.times
+        ops += sent_gradients(sizes, number, own, reduced, blocking)
     return tuple(ops)
 
 
@@ -120,11 +121,11 @@ def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
     return tuple(ops)
 
 
-def _copied_in(sizes: Sizes, shard: Shard) -> Ops:
+def _copied_in(sizes: Sizes, filled: Buckets) -> Ops:
     """FSDP2: gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
     if sizes.framework.kernels is not Kernels.COMPILED:
         return ()
-    split = plan_of(sizes.strategy, sizes.framework).unreduced(shard).total
+    split = plan_of(sizes.strategy, sizes.framework).unreduced(filled.shard).total * filled.times
     if not split:
         return ()
     read, write = float(split * sizes.element), float(split * sizes.gradient)
@@ -138,10 +139,10 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Onc
     plan = plan_of(sizes.strategy, sizes.framework)
     # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not plan.splits_gradients)
-    filled: dict[int, tuple[Shard, ...]] = {}
-    for index, shard in buckets(limit, [unit.trained for unit in reversed(units)]):
+    filled: dict[int, tuple[Buckets, ...]] = {}
+    for index, each in buckets(limit, [unit.trained for unit in reversed(units)]):
         unit = len(units) - 1 - index
-        filled[unit] = (*filled.get(unit, ()), shard)
+        filled[unit] = (*filled.get(unit, ()), each)
     first: dict[int, Layer] = {}
     last: dict[int, Layer] = {}
     reduce: Ops = ()
@@ -177,7 +178,7 @@ def _both(first: Mapping[int, Layer], last: Mapping[int, Layer]) -> dict[int, La
     return found
 
 
-Filled = Mapping[int, tuple[Shard, ...]]
+Filled = Mapping[int, tuple[Buckets, ...]]
 """The buckets that a unit's backward completes, and with which its forward begins."""
 
 
@@ -221,8 +222,8 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple
         if key not in known:
             ops = tuple(
                 replace(op, early=beside)
-                for number, shard in enumerate(reversed(filled[index]))
-                for op in gather_ops(sizes, f"parameters {number}", shard, blocking=not beside)
+                for number, each in enumerate(as_issued(sizes, reversed(filled[index])))
+                for op in gather_ops(sizes, f"parameters {number}", each, blocking=not beside)
             )
             known[key] = (ops, _beginning(layer, (), ops, (), True))
         ops, beginning = known[key]

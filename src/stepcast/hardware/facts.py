@@ -1,6 +1,5 @@
 """What GPUs and clusters are, as facts for JSON and reports; and how a description of one looks."""
 
-import tomllib
 from typing import Any
 
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
@@ -8,6 +7,8 @@ from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Host
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.toml import parse_toml
 
 Facts = dict[str, Any]
 CLUSTER_KEYS = {"base", "node", "gpu", "network", "communication"}
@@ -16,8 +17,8 @@ CLUSTER_KEYS = {"base", "node", "gpu", "network", "communication"}
 def looks_like_cluster(head: str) -> bool:
     """Whether a file that begins so is a TOML description of a cluster."""
     try:
-        return bool(CLUSTER_KEYS & set(tomllib.loads(head)))
-    except tomllib.TOMLDecodeError:
+        return bool(CLUSTER_KEYS & set(parse_toml(head)))
+    except FormatError:
         # A mistake in the file is reported when it is loaded; here only its look counts.
         return any(
             line.strip().startswith(("[node", "[gpu", "[network", 'base = "')) for line in head.splitlines()

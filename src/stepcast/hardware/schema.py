@@ -19,6 +19,8 @@ DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4"
 UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
 
 Kind = Dimension | type
+LARGEST_COUNT = 10_000_000
+SMALLEST_RATIO = 1e-4
 
 GPU_KEYS: dict[str, Kind] = {
     "base": str,
@@ -120,6 +122,8 @@ class Reader:
                 return parse_quantity(entry.value, kind)
             except ValueError as error:
                 raise CatalogError(entry.where, key, str(error)) from None
+        if kind in (int, float) and type(entry.value) in (int, float):
+            self._check_number(key, entry)
         if kind is float and type(entry.value) is int:
             return float(entry.value)
         if type(entry.value) is not kind:
@@ -132,6 +136,15 @@ class Reader:
             }
             raise CatalogError(entry.where, key, f"{entry.value!r} is not {expected[kind]}")
         return entry.value
+
+    def _check_number(self, key: str, entry: Entry) -> None:
+        """Shares, ratios and counts beyond anything built; that none is below zero its noun checks."""
+        value = entry.value
+        assert isinstance(value, (int, float))
+        small = self.keys[key] is float and 0 < value < SMALLEST_RATIO
+        if small or abs(value) > LARGEST_COUNT:
+            limit = f"at least {SMALLEST_RATIO}" if small else f"at most {LARGEST_COUNT:,}"
+            raise CatalogError(entry.where, key, f"{value:.6g} is beyond anything built; expected {limit}")
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)

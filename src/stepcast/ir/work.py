@@ -159,14 +159,20 @@ GATHERS = (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER)
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Communication in which every rank of the group takes part."""
+    """Communication in which every rank of the group takes part, *times* of it one after another."""
 
     kind: CollectiveKind
     size_bytes: int
     group: Group
+    times: int = 1
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "size_bytes")
+        require_counts(self, 1, "times")
+
+    @property
+    def total_bytes(self) -> int:
+        return self.size_bytes * self.times
 
 
 class Direction(StrEnum):

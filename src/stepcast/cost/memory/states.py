@@ -58,7 +58,7 @@ def piece_states(
     for part, each in plan.kinds(trained):
         ways = part.ways if plan.splits_gradients else 1
         gradients += framework.gradient_dtype.bytes * each.total / ways
-    optimizer = _optimizer_bytes(model, strategy, framework, piece, plan)
+    optimizer = optimizer_bytes(model, strategy, framework, piece, plan)
     states = States(parameters, gradients, optimizer)
     return _offloaded(states, strategy, framework, plan, trained) if strategy.offload.optimizer else states
 
@@ -112,7 +112,7 @@ def _share_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> floa
     return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
 
 
-def _optimizer_bytes(
+def optimizer_bytes(
     model: Model, strategy: Strategy, framework: Framework, piece: Piece, plan: Plan
 ) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
