@@ -22,11 +22,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cost": {"units", "ir", "hardware"},
     "frameworks": {"units", "ir", "hardware", "inputs"},
     "goodput": {"units", "ir", "hardware", "inputs"},
-    "profile": {"units", "ir", "hardware", "inputs", "cost"},
+    "pytorch": {"units", "ir", "hardware", "inputs", "cost"},
     "simulation": {"units", "ir"},
     "analyze": {"units", "ir", "hardware", "cost", "simulation"},
     "report": {"units", "ir"},
-    "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "profile"},
+    "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze"},
     "validate": {
@@ -95,6 +95,14 @@ def test_only_the_edges_print_or_open_files(path: Path) -> None:
     name = path.relative_to(PACKAGE).as_posix()
     if part_of(path) not in MAY_OPEN and name not in MAY_OPEN_FILES:
         assert not calls & {"open", ".read_text", ".read_bytes", ".write_text", ".write_bytes"}, name
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_room_for_pytorch_imports_it(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert part_of(path) == "pytorch" or "torch" not in {name.split(".")[0] for name in names}
 
 
 # Calls that write, create or move files, whatever they are given.
