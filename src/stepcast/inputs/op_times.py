@@ -7,7 +7,7 @@ attention; rows, cols or numel of others) and ms, the time of one call.
 from collections.abc import Mapping
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.numbers import parse_amount, parse_count, shorten
+from stepcast.inputs.numbers import check_different, parse_amount, parse_count, shorten
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.kernels import cast
@@ -75,8 +75,7 @@ def _columns(names: list[str]) -> list[str]:
         raise FormatError(
             f"header lacks {', '.join(missing)}; expected {', '.join(NEEDED)} and sizes", line=1
         )
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise FormatError(f"header repeats {', '.join(map(shorten, repeated))}", line=1)
+    check_different(names)
     return names
 
 

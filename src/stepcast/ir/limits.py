@@ -69,9 +69,8 @@ SEQUENCES = Limit("sequences of a batch", 1_000_000_000, "a step has up to some 
 TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some millions")
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
 RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")
+COLUMNS = Limit("columns of a table", 1_000, "tables have some ten")
 BASES = Limit("chain of files that build on each other", 32, "people write chains of two or three")
-KEY_PARTS = Limit(
-    "parts of a TOML key", 64, "keys have two or three; the parser takes their square"
-)
+KEY_PARTS = Limit("parts of a TOML key", 64, "keys have two or three; the parser takes their square")
 
 LIMITS = tuple(value for value in globals().values() if isinstance(value, Limit))
