@@ -65,6 +65,8 @@ def _commands(args: argparse.Namespace) -> int:
             for number in range(args.commands):
                 words = command(args.seed, number)
                 outcome = run_command(words)
+                if number and number % 1000 == 0:
+                    print(f"{number:,} command lines, {bad} bad", flush=True)
                 slowest = max(slowest, (outcome.cpu_s, " ".join(words)[:100]))
                 if outcome.fault:
                     bad += 1
