@@ -2,6 +2,7 @@
 
 import pytest
 
+from stepcast.cost.collectives.sweep import sweep_route
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
@@ -12,7 +13,6 @@ from stepcast.validate.nccl_tests import (
     compare_folder,
     compare_sweep,
     mean_abs_error,
-    sweep_route,
 )
 from tests.shared import DATA, needs_shared
 
