@@ -5,12 +5,12 @@ finding is one comparison, with its threshold: nothing is looked up by name of a
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from stepcast.analyze.sweeps import Load, MeasuredSweep, Range
-from stepcast.hardware import Cluster, FabricKind
-from stepcast.units import format_percent
+from stepcast.analyze.sweeps import MeasuredSweep, Range
+from stepcast.hardware import Cluster, Fabric, FabricKind, Link
+from stepcast.units import GB, US, format_percent
 
 # Below this share of the predicted bandwidth a range falls short: the model itself is off by about a tenth.
 SHORT = {Range.SMALL: 0.67, Range.MIDDLE: 0.75, Range.LARGE: 0.85}
@@ -21,44 +21,59 @@ PCIE_5_GB_PER_S = 63.0
 PCIE_EFFICIENCY = 0.75  # of the lanes, as measured between A40s of one socket (data/clusters/a40-pcie.toml)
 
 
+Change = Callable[[Cluster, MeasuredSweep], Cluster | None]
+"""The cluster with a fault; None where it cannot have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """*changes* describes a cluster that has it, none where it cannot; *within* is how near it must come."""
+    """*within* is how near the prediction with the fault must come to what was measured."""
 
     cause: str
     part: Range
-    changes: Callable[[Cluster, MeasuredSweep], tuple[str, ...]]
+    change: Change
     within: float
     means: str
     check: str
 
 
-def _fewer_nics(share: Callable[[int], int]) -> Callable[[Cluster, MeasuredSweep], tuple[str, ...]]:
-    def changes(cluster: Cluster, log: MeasuredSweep) -> tuple[str, ...]:
-        used = share(cluster.node.nics)
-        return (f"node.nics={used}",) if log.sweep.nodes > 1 and 0 < used < cluster.node.nics else ()
+def _fewer_nics(share: Callable[[int], int]) -> Change:
+    def change(cluster: Cluster, log: MeasuredSweep) -> Cluster | None:
+        node, used = cluster.node, share(cluster.node.nics)
+        if log.sweep.nodes == 1 or not 0 < used < node.nics:
+            return None
+        return replace(cluster, node=replace(node, nics=used))
 
-    return changes
-
-
-def _without_in_switch(cluster: Cluster, log: MeasuredSweep) -> tuple[str, ...]:
-    return ("node.fabric.in_switch_reduction=false",) if cluster.node.fabric.in_switch_reduction else ()
+    return change
 
 
-def _without_in_network(cluster: Cluster, log: MeasuredSweep) -> tuple[str, ...]:
-    return ("network.in_network_reduction=false",) if cluster.topology.in_network_reduction else ()
+def _without_in_switch(cluster: Cluster, log: MeasuredSweep) -> Cluster | None:
+    node = cluster.node
+    if not node.fabric.in_switch_reduction:
+        return None
+    return replace(cluster, node=replace(node, fabric=replace(node.fabric, in_switch_reduction=False)))
 
 
-def _over_pcie(cluster: Cluster, log: MeasuredSweep) -> tuple[str, ...]:
-    if cluster.node.fabric.kind is FabricKind.PCIE or cluster.topology.scale_up_nodes > 1:
-        return ()
-    rate = PCIE_GB_PER_S.get(cluster.gpu.architecture, PCIE_5_GB_PER_S)
-    return (
-        "node.fabric.in_switch_reduction=false",
-        "node.fabric.kind=pcie",
-        f"node.fabric.link.bandwidth={rate} GB/s",
-        f"node.fabric.link.efficiency={PCIE_EFFICIENCY}",
-    )
+def _without_in_network(cluster: Cluster, log: MeasuredSweep) -> Cluster | None:
+    if not cluster.topology.in_network_reduction:
+        return None
+    return replace(cluster, topology=replace(cluster.topology, in_network_reduction=False))
+
+
+def _over_pcie(cluster: Cluster, log: MeasuredSweep) -> Cluster | None:
+    node = cluster.node
+    if node.fabric.kind is FabricKind.PCIE or cluster.topology.scale_up_nodes > 1:
+        return None
+    rate = PCIE_GB_PER_S.get(cluster.gpu.architecture, PCIE_5_GB_PER_S) * GB
+    link = Link(rate, node.fabric.link.latency_s, PCIE_EFFICIENCY)
+    return replace(cluster, node=replace(node, fabric=Fabric(FabricKind.PCIE, link)))
+
+
+def _over_tcp(cluster: Cluster) -> Cluster:
+    nic = cluster.node.nic
+    assert nic is not None, "the nodes of a sweep over several have NICs"
+    late = replace(nic, latency_s=max(nic.latency_s, TCP_LATENCY_S))
+    return replace(cluster, node=replace(cluster.node, nic=late))
 
 
 FAULTS = (
@@ -143,14 +158,14 @@ UNEXPLAINED[Range.SMALL, False] = UNEXPLAINED[Range.SMALL, True]
 
 # Kernel sockets: small messages are late, about 30 us a hop where RDMA needs 5 to 10 (16 A100 over IP over
 # InfiniBand, Azure/aks-rdma-infiniband), and large ones are bound by one core's copying.
-TCP = ("node.nic.latency=30 us",)
+TCP_LATENCY_S = 30 * US
 TCP_WITHIN = 1.6  # small messages take at least 1/1.6 of what they do over TCP
 TCP_SHORT = 0.5  # and large ones reach less than this
 
 
-def findings(log: MeasuredSweep, load: Load) -> list[dict[str, Any]]:
+def findings(log: MeasuredSweep) -> list[dict[str, Any]]:
     """What falls short, range by range, the largest sizes first; and what that usually means."""
-    if (tcp := _tcp(log, load)) is not None:
+    if (tcp := _tcp(log)) is not None:
         return [tcp]
     found = []
     for part in (Range.LARGE, Range.MIDDLE, Range.SMALL):
@@ -158,7 +173,7 @@ def findings(log: MeasuredSweep, load: Load) -> list[dict[str, Any]]:
         if reached is None:
             continue
         if reached < SHORT[part]:
-            found.append(_explained(log, load, part, reached))
+            found.append(_explained(log, part, reached))
         elif reached > BEYOND and part is Range.LARGE:
             found.append(_finding(part, reached, *BETTER, f"more than {format_percent(BEYOND)}"))
     # A slow end slows the middle too: that is told once.
@@ -173,14 +188,14 @@ BETTER = (
 )
 
 
-def _tcp(log: MeasuredSweep, load: Load) -> dict[str, Any] | None:
+def _tcp(log: MeasuredSweep) -> dict[str, Any] | None:
     """Sockets instead of RDMA: late at small sizes and slow at large ones."""
     small, large = log.mean_reached(Range.SMALL), log.mean_reached(Range.LARGE)
     if log.sweep.nodes == 1 or small is None or small >= SHORT[Range.SMALL]:
         return None
     if large is not None and large >= TCP_SHORT:
         return None
-    over_tcp = log.mean_reached(Range.SMALL, log.seconds_on(load(TCP)))
+    over_tcp = log.mean_reached(Range.SMALL, log.seconds_on(_over_tcp(log.cluster)))
     if over_tcp is None or not small < over_tcp <= TCP_WITHIN:
         return None
     rule = (
@@ -198,14 +213,14 @@ def _tcp(log: MeasuredSweep, load: Load) -> dict[str, Any] | None:
     )
 
 
-def _explained(log: MeasuredSweep, load: Load, part: Range, reached: float) -> dict[str, Any]:
+def _explained(log: MeasuredSweep, part: Range, reached: float) -> dict[str, Any]:
     """The fault of that range whose prediction comes nearest, if any comes near enough."""
     near: list[tuple[float, Fault, float]] = []
     for fault in FAULTS:
-        changes = fault.changes(log.cluster, log) if fault.part is part else ()
-        if not changes:
+        faulty = fault.change(log.cluster, log) if fault.part is part else None
+        if faulty is None:
             continue
-        with_fault = log.mean_reached(part, log.seconds_on(load(changes)))
+        with_fault = log.mean_reached(part, log.seconds_on(faulty))
         assert with_fault is not None, "the range holds sizes"
         distance = max(with_fault, 1 / with_fault)
         if distance <= fault.within and distance < 1 / reached:

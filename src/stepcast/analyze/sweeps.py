@@ -4,7 +4,6 @@ Sizes fall into three ranges by the prediction, not by fixed limits: *small* whe
 time, *large* where the bandwidth has levelled off, and *middle* between them.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -21,9 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Vector = NDArray[np.float64]
-
-Load = Callable[[Sequence[str]], Cluster]
-"""The cluster with changes such as ``node.nics=1``."""
 
 # Latency is most of it up to this many times the time of a message of SMALLEST_BYTES ...
 LATENCY_FACTOR = 1.5

@@ -60,9 +60,10 @@ def _facts(fitted: "Fitted", files: list[str], cluster: str, skipped: list[str])
         for constant in CONSTANTS
         if constant.key in fitted.values
     }
-    warnings = [
-        f"not identified, kept as described: {key}: {why}" for key, why in fitted.unidentified.items()
-    ]
+    reasons: dict[str, list[str]] = {}
+    for key, why in fitted.unidentified.items():
+        reasons.setdefault(why, []).append(key)
+    warnings = [f"{', '.join(keys)} kept as described: {why}" for why, keys in reasons.items()]
     if not helps:
         warnings.append(
             "sizes left out of the fit come no closer with it: the constants are shown and not written"

@@ -1,7 +1,6 @@
 """nccl-tests and rccl-tests logs beside a cluster."""
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
 from stepcast.ir.sweep import CollectiveSweep
@@ -11,7 +10,7 @@ def sweep_facts(sweep: CollectiveSweep, args: argparse.Namespace) -> dict[str, A
     """Measured against predicted, size by size, and what a shortfall usually means."""
     from stepcast.analyze.faults import findings
     from stepcast.analyze.sweeps import MeasuredSweep
-    from stepcast.hardware import Cluster, load_cluster
+    from stepcast.hardware import load_cluster
 
     if args.cluster is None:
         raise ValueError(
@@ -19,12 +18,9 @@ def sweep_facts(sweep: CollectiveSweep, args: argparse.Namespace) -> dict[str, A
             f"{_candidates(sweep.device)}"
         )
 
-    def load(changes: Sequence[str] = ()) -> Cluster:
-        return load_cluster(args.cluster, [*args.set, *changes])
-
-    log = MeasuredSweep(sweep, load())
+    log = MeasuredSweep(sweep, load_cluster(args.cluster, args.set))
     log.check()
-    return {**log.facts(), "findings": findings(log, load), "warnings": list(sweep.warnings)}
+    return {**log.facts(), "findings": findings(log), "warnings": list(sweep.warnings)}
 
 
 def _candidates(device: str) -> str:
