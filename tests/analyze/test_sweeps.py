@@ -139,6 +139,28 @@ def test_the_text_names_cause_rule_and_remedy(tmp_path: Path, capsys: pytest.Cap
         assert word in text
 
 
+def test_logs_of_rccl_tests_are_read_alike(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = log_of(load_cluster("mi300x-node"), 8, device="AMD Instinct MI300X")
+    version = "# Using devices\nrccl-tests: Version develop:9f5a5dd\n"
+    path = tmp_path / "rccl.log"
+    path.write_text(
+        text.replace("# Using devices\n", version).replace("all_reduce_perf", "./all_reduce_perf -g 1")
+    )
+    found = analyze(capsys, str(path), "--cluster", "mi300x-node")
+    assert (found["collective"], found["ranks"], found["device"]) == ("all-reduce", 8, "AMD Instinct MI300X")
+    assert found["mean_abs_error"] < 1e-3
+
+
+def test_a_log_that_hides_its_collective_says_what_is_missing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = log_of(load_cluster("dgx-h100"), 8, kind=CollectiveKind.ALL_GATHER)
+    path = tmp_path / "hidden.log"
+    path.write_text(text.replace("all_gather_perf", "").replace(" sum ", " none "))
+    assert main(["analyze", str(path), "--cluster", "dgx-h100"]) == 2
+    assert "does not say which collective it timed; keep the line" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -113,6 +113,7 @@ class MeasuredSweep:
         sweep, kind = self.sweep, kind_of(self.sweep)
         route = sweep_route(sweep, self.cluster)
         measured, predicted = self.busbw(self.measured_s), self.busbw(self.predicted_s)
+        parts = {part: self.within(part) for part in Range}
         rows = []
         for at, size in enumerate(self.sizes_bytes.tolist()):
             best = price(kind, size, route)
@@ -127,7 +128,7 @@ class MeasuredSweep:
                     "reached": float(self.reached[at]),
                     "algorithm": best.algorithm,
                     "protocol": best.protocol,
-                    "range": next(part for part in Range if self.within(part)[at]),
+                    "range": next(part for part, chosen in parts.items() if chosen[at]),
                     "spike": bool(self.spikes[at]),
                 }
             )

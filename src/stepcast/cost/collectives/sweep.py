@@ -34,7 +34,10 @@ def measured_time_s(row: SweepRow) -> float | None:
 def kind_of(sweep: CollectiveSweep) -> CollectiveKind:
     """The collective of a sweep that can be priced."""
     if sweep.kind is None:
-        raise ValueError(f"{sweep.source}: does not say which collective it timed")
+        raise ValueError(
+            f"{sweep.source}: does not say which collective it timed; keep the line with the program's name "
+            "(all_gather_perf ...) in the log"
+        )
     if sweep.ranks < 2:
         raise ValueError(f"{sweep.source}: a single rank does not communicate")
     return sweep.kind
