@@ -8,7 +8,7 @@ import numpy as np
 from stepcast.cost.collectives import bus_factor
 from stepcast.cost.collectives.sweep import sweep_s
 from stepcast.hardware import Cluster
-from stepcast.ir.sweep import CollectiveSweep
+from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 
 PROGRAMS = {
@@ -32,7 +32,8 @@ def log_of(
 ) -> str:
     """The log of one sweep on *cluster*; *noise* is the standard deviation of a time, seeded."""
     chosen, rng = list(sizes), random.Random(0)
-    sweep = CollectiveSweep(kind, ranks, nodes, device, None, (), "made.log")
+    both = (SweepRow(chosen[0], 1.0, 1.0),)  # in place and out of place, whose mean is printed for each
+    sweep = CollectiveSweep(kind, ranks, nodes, device, None, both, "made.log")
     seconds = sweep_s(sweep, np.array(chosen, dtype=np.float64), cluster)
     rows = []
     for size, exact in zip(chosen, seconds.tolist(), strict=True):

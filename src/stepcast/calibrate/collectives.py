@@ -48,6 +48,8 @@ class Constant:
 
     def of(self, cluster: Cluster) -> float | None:
         """Its value; None where the cluster has no such part."""
+        if self.key == REDUCTION and not cluster.node.fabric.in_switch_reduction:
+            return None
         value: Any = cluster
         for name in self.path:
             value = getattr(value, name)
@@ -68,6 +70,7 @@ def _share(key: str, path: str, means: str) -> Constant:
     return Constant(key, tuple(path.split(".")), 0.5, 1.0, means)
 
 
+REDUCTION = "node.fabric.reduction_share"
 CONSTANTS = (
     _time("communication.launch_overhead", "communication.launch_overhead_s", "to start a rank's kernel"),
     _time(
@@ -77,6 +80,7 @@ CONSTANTS = (
     _share(
         "node.fabric.link.efficiency", "node.fabric.link.efficiency", "of the rate of a link within a node"
     ),
+    _share(REDUCTION, REDUCTION, "that a port keeps while the switch adds"),
     _time("node.nic.latency", "node.nic.latency_s", "of a hop between nodes"),
     _share("node.nic.efficiency", "node.nic.efficiency", "of the rate of a NIC"),
     _share(
@@ -252,7 +256,7 @@ def _slopes(points: Points, cluster: Cluster, chosen: Sequence[Constant]) -> "Ve
         assert value is not None, "only constants that the cluster has are fitted"
         step = constant.scale * STEP
         ends = [min(constant.most, value + step), max(0.0, value - step)]
-        if constant.path[-1] == "efficiency" or constant.key == EXCHANGE:
+        if not constant.path[-1].endswith("_s"):
             ends[1] = max(1e-3, ends[1])
         high, low = (points.log_errors(with_constants(cluster, [constant], [end])) for end in ends)
         columns.append((high - low) / (ends[0] - ends[1]) * constant.scale)

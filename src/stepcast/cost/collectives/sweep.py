@@ -44,5 +44,13 @@ def kind_of(sweep: CollectiveSweep) -> CollectiveKind:
 
 
 def sweep_s(sweep: CollectiveSweep, sizes_bytes: "NDArray[float64]", cluster: Cluster) -> "NDArray[float64]":
-    """What *sizes_bytes* of the collective of *sweep* cost on *cluster*."""
-    return collective_s(kind_of(sweep), sizes_bytes, sweep_route(sweep, cluster))
+    """What *sizes_bytes* of the collective of *sweep* cost on *cluster*, in place and out as it was timed."""
+    kind, route = kind_of(sweep), sweep_route(sweep, cluster)
+    places = {place for row in sweep.rows for place in places_of(row)} or {True}
+    times = [collective_s(kind, sizes_bytes, route, in_place=place) for place in sorted(places)]
+    return sum(times[1:], start=times[0]) / len(times)
+
+
+def places_of(row: SweepRow) -> list[bool]:
+    """The variants that ran: True in place, False out of place."""
+    return [place for place, time_s in ((True, row.in_place_s), (False, row.out_of_place_s)) if time_s]
