@@ -290,8 +290,8 @@ def _reason(constant: Constant, points: Points, spread: float) -> str:
     if constant.key == EXCHANGE and not any(str(log.kind) == "all-to-all" for log in logs):
         return "no log times an all-to-all"
     if np.isinf(spread):
-        return "it changes no time of these logs: other sizes or ranks would tell"
-    return "the logs do not tell it apart from the others; more sizes, ranks or collectives would"
+        return "these logs do not depend on it; other sizes or ranks would tell"
+    return "not told apart from the others; more sizes, ranks or collectives would"
 
 
 def with_constants(
