@@ -126,7 +126,7 @@ def test_gradients_are_reduced_beside_the_last_backward() -> None:
     assert reductions
     assert not any(op.blocking for op in reductions)
     assert (
-        sum(op.work.size_bytes for op in reductions if isinstance(op.work, Collective))
+        sum(op.work.total_bytes for op in reductions if isinstance(op.work, Collective))
         == 4 * LLAMA.parameters
     )
     assert not [op for op in all_ops(stage, 0) if isinstance(op.work, Collective)]

@@ -9,6 +9,7 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.inputs.table import FORMATS, Format, read_as_one
+from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
     check_applicable(args, format=entry.name, file=args.files[0])
     found = {"format": entry.name, **analyze(document, args)}
+    found["warnings"] = [*found["warnings"], *doubts(found)]
     if args.json:
         print_json(found)
         return 0

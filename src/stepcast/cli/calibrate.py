@@ -3,12 +3,11 @@
 import argparse
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import expand
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import recognise
@@ -68,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     calibrate: Calibrate = import_module(place.calibrate).calibrate
     found, text = calibrate(paths, args)
     if args.output:
-        Path(args.output).write_text(text, encoding="utf-8")
+        write_file(args.output, text.encode())
     if args.json:
         print_json(found)
         return 0

@@ -1,7 +1,6 @@
 """``stepcast profile -o my-gpu.toml``: measure this machine's GPU and write a calibration."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -9,7 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.streams import show_status
 from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
     keep = _Keeper(args.output, document)
     points = measure(cases, backend, document.points, limit_s, time.monotonic, keep)
-    _end_progress()
+    show_status("")
     # Points of an earlier run with other options count too.
     every = {case.name: case for quick in (False, True)
              for case in gpu_cases(gpu, default_fit(), backend.formats, quick)}  # fmt: skip
@@ -84,11 +84,13 @@ def _gpu(name: str | None, device: str) -> "Gpu":
 
 def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     """What an earlier run measured on the same GPU with the same software."""
+    from stepcast.inputs.source import Source
+    from stepcast.ir.limits import DESCRIPTION
     from stepcast.profile.document import read_document
 
     if not path.exists():
         return None
-    document = read_document(path.read_text(encoding="utf-8"), str(path))
+    document = read_document(Source(path).text(DESCRIPTION), str(path))
     for what, old, new in (
         ("GPU", document.device, backend.device),
         ("software", document.software, backend.software),
@@ -115,13 +117,9 @@ def _with_collectives(document: "Document", torch: Any) -> "Document":
 
 
 def _write(path: str, document: "Document") -> None:
-    """Whole or not at all: a run cut short must not leave half a file."""
     from stepcast.profile.document import to_toml
 
-    beside = f"{path}.part"
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(to_toml(document))
-    os.replace(beside, path)
+    write_file(path, to_toml(document).encode(), resumes=True)
 
 
 class _Keeper:
@@ -141,14 +139,9 @@ def _show_progress(progress: "Progress") -> None:
     took = "failed" if progress.seconds is None else format_seconds(progress.seconds)
     line = f"{progress.done}/{progress.total}  {progress.elapsed_s:.0f} s  {progress.case.name}  {took}"
     if sys.stderr.isatty():
-        print(f"\r\033[K{line[: terminal_width() - 1]}", end="", file=sys.stderr, flush=True)
+        show_status(line)
     elif progress.done % 25 == 0 or progress.done == progress.total:
         print(line, file=sys.stderr, flush=True)
-
-
-def _end_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _show(

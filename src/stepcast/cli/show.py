@@ -7,7 +7,8 @@ from typing import Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, apply_edits, open_sources
-from stepcast.cli.output import heading, print_json, print_warnings, terminal_width
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.streams import heading
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import Format, format_named, read_sources, recognise

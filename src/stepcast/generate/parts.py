@@ -37,8 +37,10 @@ ACCUMULATE_EXPOSURE = 0.5
 MASK_BYTES = 1.0  # of one element in dropout's mask
 
 
-def collective(name: str, kind: CollectiveKind, size_bytes: int, group: Group, blocking: bool = True) -> Op:
-    return Op(name, Collective(kind, size_bytes, group), blocking)
+def collective(
+    name: str, kind: CollectiveKind, size_bytes: int, group: Group, blocking: bool = True, times: int = 1
+) -> Op:
+    return Op(name, Collective(kind, size_bytes, group, times), blocking, kernels=times)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,21 @@ from stepcast.generate.ends import embedding_layers, head_layers
 from stepcast.generate.further import entry_layers, exit_layers
 from stepcast.generate.mamba import mamba_layers
 from stepcast.generate.mlp import dense_layers, expert_layers
-from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
+from stepcast.generate.offload import offloading
+from stepcast.generate.overlap import gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, collective, renamed
 from stepcast.generate.recompute import before, recomputed, run_again
 from stepcast.generate.sizes import Sizes
+from stepcast.generate.units import Unit
 from stepcast.ir.framework import Execution, Framework, SelectiveRule
 from stepcast.ir.group import Group
+from stepcast.ir.kept import layer_kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
+from stepcast.ir.strategy import NO_OFFLOAD, RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
@@ -36,10 +39,12 @@ class StageMaker:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
         self._alike = layer_view(strategy)
-        self._known: dict[tuple[Kind, bool], Unit] = {}
+        self._known: dict[tuple[Kind, bool, bool], Unit] = {}
 
     def stage(self, piece: Piece) -> Stage:
         units = self._units(piece)
+        if self.strategy.offload.activations:
+            units = offloading(units)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
         plan = plan_of(self.strategy, self.framework)
@@ -63,11 +68,11 @@ class StageMaker:
             layers = end_layers(self.model, self._alike, self.framework, embedding=True)
             units.append(self._unit(layers, Piece(none, True, False)))
         whole = self.strategy.recompute.whole_layers(len(piece.layers))
+        on_host = self.strategy.offload.layers(len(piece.layers))
         for layer in piece.layers:
-            key = (self.model.blocks[layer], layer - start < whole)
+            key = (self.model.blocks[layer], layer - start < whole, layer - start < on_host)
             if key not in self._known:
-                layers = block_layers(self.model, self._alike, self.framework, *key)
-                self._known[key] = self._unit(layers, Piece(range(layer, layer + 1), False, False))
+                self._known[key] = self._layer(layer, *key)
             units.append(self._known[key])
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
@@ -82,6 +87,14 @@ class StageMaker:
             units.append(unit)
             units += [self._further()] * self.strategy.further_tokens
         return units
+
+    def _layer(self, layer: int, kind: Kind, whole: bool, on_host: bool) -> Unit:
+        layers = block_layers(self.model, self._alike, self.framework, kind, whole)
+        unit = self._unit(layers, Piece(range(layer, layer + 1), False, False))
+        if not on_host:
+            return unit
+        kept = layer_kept(self.model, self.strategy, kind, self.framework)
+        return replace(unit, leaving=round(kept.after(whole)))
 
     def _further(self) -> Unit:
         """One further token; the head's unit holds the module's weights, which all of them share."""
@@ -131,6 +144,7 @@ def layer_view(strategy: Strategy) -> Strategy:
         stage_layers=(),
         sharding=Sharding.NONE,
         reshard=None,
+        offload=NO_OFFLOAD,
         overlap=replace(strategy.overlap, gradients=True, parameters=True, transfers=True, experts=False),
     )
 

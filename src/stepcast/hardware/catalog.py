@@ -28,6 +28,10 @@ from stepcast.hardware.schema import (
     nearest,
 )
 from stepcast.hardware.transport import Transport, Transports
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+from stepcast.inputs.toml import parse_toml
+from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.units import US
 
 NOT_INHERITED = ("base", "aliases", "description")
@@ -153,13 +157,12 @@ def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") ->
     if str(path.resolve()) in chain:
         files = [Path(file).name for file in (*chain[chain.index(str(path.resolve())) :], name)]
         raise CatalogError(where, "base", f"cyclic include: {' -> '.join(files)}")
+    if len(chain) == BASES.most:
+        raise CatalogError(where, "base", BASES.said)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        problem = f"cannot be read: {(error.strerror or 'unknown error').lower()}"
-        raise CatalogError(where or name, "", f"{name} {problem}" if where else problem) from None
-    except UnicodeDecodeError:
-        raise CatalogError(name, "", "is not UTF-8 text") from None
+        text = Source(path).text(DESCRIPTION)
+    except FormatError as error:
+        raise CatalogError(where or name, "", f"{name} {error.message}" if where else error.message) from None
     own = _parse(kind, text, name)
     for key in ("base", "gpu.base"):  # a path is relative to the file that names it
         if key in own and _is_file(str(own[key].value)):
@@ -198,9 +201,9 @@ def _without(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:
 
 def _parse(kind: str, text: str, file: str) -> dict[str, Entry]:
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CatalogError(file, "", f"not valid TOML: {error}") from None
+        table = parse_toml(text)
+    except FormatError as error:
+        raise CatalogError(file, "", error.message) from None
     sources = flat(table.pop("sources", {}))
     if isinstance(table.get("gpu"), str):
         table["gpu"] = {"base": table["gpu"]}
@@ -224,8 +227,8 @@ def _set(entries: dict[str, Entry], text: str) -> None:
     if not (key and equals and value):
         raise CatalogError("--set", "", f"{text!r} is not of the form key=value, such as node.nics=4")
     try:
-        parsed: object = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        parsed: object = parse_toml(f"value = {value}")["value"]
+    except FormatError:
         parsed = value
     if key in ("gpu", "gpu.base"):
         for old in [name for name in entries if name.startswith("gpu.")]:

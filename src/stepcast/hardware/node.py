@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from stepcast.hardware.check import require_count
+from stepcast.hardware.check import require_count, require_positive
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
 
@@ -74,12 +74,27 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """The processors of a node as GPUs see them: memory, and *links* to it that the GPUs share evenly."""
+
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float  # of all sockets, reads and writes together
+    link: Link
+    links: int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s")
+        require_count(self, "links")
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     gpu: Gpu
     gpus: int
     fabric: Fabric
     nics: int = 0  # that carry training traffic; storage and management NICs are not counted
     nic: Link | None = None
+    host: Host | None = None  # where it is known
 
     def __post_init__(self) -> None:
         require_count(self, "gpus")

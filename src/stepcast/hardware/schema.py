@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from stepcast.hardware.cluster import USUAL_EXCHANGE_SHARE, USUAL_LAUNCH_S, Cluster, Communication
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
-from stepcast.hardware.node import Fabric, FabricKind, Node
+from stepcast.hardware.node import Fabric, FabricKind, Host, Node
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.topology import NetworkKind, Topology
 from stepcast.hardware.transport import USUAL_TRANSPORT, Transports
@@ -20,6 +20,8 @@ DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4"
 UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
 
 Kind = Dimension | type
+LARGEST_COUNT = 10_000_000
+SMALLEST_RATIO = 1e-4
 
 GPU_KEYS: dict[str, Kind] = {
     "base": str,
@@ -37,7 +39,7 @@ GPU_KEYS: dict[str, Kind] = {
     **{f"{unit}.{dtype}": Dimension.FLOPS for unit in UNITS for dtype in DTYPES},
 }
 LINK_KEYS: dict[str, Kind] = {"bandwidth": Dimension.RATE, "latency": Dimension.TIME, "efficiency": float}
-LINKS = ("node.nic", "node.fabric.link", "node.fabric.host_link", "node.fabric.socket_link")
+LINKS = ("node.nic", "node.fabric.link", "node.fabric.host_link", "node.fabric.socket_link", "node.host.link")
 CLUSTER_KEYS: dict[str, Kind] = {
     "base": str,
     "aliases": list,
@@ -45,6 +47,9 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "nodes": int,
     "node.gpus": int,
     "node.nics": int,
+    "node.host.memory": Dimension.SIZE,
+    "node.host.memory_bandwidth": Dimension.RATE,
+    "node.host.links": int,
     "node.fabric.kind": str,
     "node.fabric.sockets": int,
     "node.fabric.in_switch_reduction": bool,
@@ -122,6 +127,8 @@ class Reader:
                 return parse_quantity(entry.value, kind)
             except ValueError as error:
                 raise CatalogError(entry.where, key, str(error)) from None
+        if kind in (int, float) and type(entry.value) in (int, float):
+            self._check_number(key, entry)
         if kind is float and type(entry.value) is int:
             return float(entry.value)
         if type(entry.value) is not kind:
@@ -134,6 +141,15 @@ class Reader:
             }
             raise CatalogError(entry.where, key, f"{entry.value!r} is not {expected[kind]}")
         return entry.value
+
+    def _check_number(self, key: str, entry: Entry) -> None:
+        """Shares, ratios and counts beyond anything built; that none is below zero its noun checks."""
+        value = entry.value
+        assert isinstance(value, (int, float))
+        small = self.keys[key] is float and 0 < value < SMALLEST_RATIO
+        if small or abs(value) > LARGEST_COUNT:
+            limit = f"at least {SMALLEST_RATIO}" if small else f"at most {LARGEST_COUNT:,}"
+            raise CatalogError(entry.where, key, f"{value:.6g} is beyond anything built; expected {limit}")
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
@@ -231,6 +247,7 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str, transports:
             fabric=_fabric(read),
             nics=read.count("node.nics", 0),
             nic=_nic(read, transports) if read.has("node.nic") else None,
+            host=_host(read) if read.has("node.host") else None,
         )
     with read.section("communication"):
         communication = Communication(
@@ -278,6 +295,17 @@ def _nic(read: Reader, transports: Transports) -> Link:
             bandwidth_bytes_per_s=read.number(f"{prefix}.bandwidth"),
             latency_s=read.number(f"{prefix}.latency", usual.latency_s),
             efficiency=read.number(f"{prefix}.efficiency", usual.efficiency),
+        )
+
+
+def _host(read: Reader) -> Host:
+    prefix = "node.host"
+    with read.section(prefix):
+        return Host(
+            memory_bytes=read.number(f"{prefix}.memory"),
+            memory_bandwidth_bytes_per_s=read.number(f"{prefix}.memory_bandwidth"),
+            link=_link(read, f"{prefix}.link"),
+            links=read.count(f"{prefix}.links"),
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepcast.cost.calibration import Correction, fit_correction, shows_slope
+from stepcast.cost.calibration import PLAUSIBLE, CalibrationError, Correction, fit_correction, shows_slope
 from stepcast.cost.compute import ALONE, compute_price
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.rates import Array
@@ -68,10 +68,16 @@ def fit_class(kind: str, predicted: Array, measured: Array, in_step: bool = Fals
         # The range must hold for operators that were not measured, so errors on points left out set it.
         spread = max(spread, float(np.quantile(np.abs(unseen / measured - 1.0), 0.9)))
         left_out = _mean_error(unseen, measured)
+    try:
+        correction = replace(correction, spread=min(spread, PLAUSIBLE["spread"][1])).checked()
+    except CalibrationError as error:
+        raise CalibrationError(
+            f"class {kind!r}: {error}; are its times in the unit their file says?"
+        ) from None
     return Fitted(
         kind,
         int(predicted.size),
-        replace(correction, spread=spread),
+        correction,
         _mean_error(predicted, measured),
         _mean_error(after, measured),
         left_out,

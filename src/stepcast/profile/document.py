@@ -1,11 +1,11 @@
 """The calibration file that ``profile`` writes: corrections for the prices, and the points they came from."""
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from stepcast.cost.calibration import CalibrationError, Correction
+from stepcast.inputs.toml import parse_toml
 from stepcast.profile.measure import Points
 
 
@@ -52,7 +52,7 @@ def _section(name: str, entries: Mapping[str, str]) -> list[str]:
 def read_document(text: str, where: str) -> Document:
     """What an earlier run wrote; CalibrationError where it is something else."""
     try:
-        table = tomllib.loads(text)
+        table = parse_toml(text)
         points = {str(name): float(value) for name, value in table.get("points", {}).items()}
         failed = {str(name): str(why) for name, why in table.get("failed", {}).items()}
         return Document(
@@ -67,7 +67,7 @@ def read_document(text: str, where: str) -> Document:
             launch={name: float(value) for name, value in table.get("launch", {}).items()},
             collectives=tuple(table.get("collective", ())),
         )
-    except (tomllib.TOMLDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise CalibrationError(
             f"{where}: {problem}; expected a file that 'stepcast profile' wrote, or none"

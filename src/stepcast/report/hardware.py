@@ -31,6 +31,10 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
         ("NICs", f"{found['nics_per_node']} of {_rate(nic)}" if nic else "none"),
         ("network", found["network"]),
     ]
+    if host := found["host"]:
+        rate = host["memory_bandwidth_bytes_per_s"] / GB
+        memory = f"{host['memory_bytes'] / GB:,.0f} GB at {rate:,.0f} GB/s"
+        pairs.append(("host", f"{memory}, {host['links']} links of {_rate(host['link'])}"))
     if found["scale_up_gpus"] > found["gpus_per_node"]:
         pairs.append(("scale-up domain", f"{found['scale_up_gpus']} GPUs"))
     return pairs

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Transfer, Work, group_of
+from stepcast.ir.group import Channel, Group
+from stepcast.ir.work import Collective, Communication, Work, group_of
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
 from stepcast.simulation.identity import ByIdentity
@@ -121,7 +121,7 @@ def interleaved_piece(streams: Sequence[Sequence[Issued]], seconds: Seconds, ter
     stream has done less.
     """
     orders = [_Order(stream, seconds) for stream in streams]
-    free_s: dict[Group | None, float] = {}
+    free_s: dict[Channel | None, float] = {}
     build = Build(terms, len(streams))
     while any(order.left for order in orders):
         starts = [
@@ -152,17 +152,17 @@ class _Order:
     def done_share(self) -> float:
         return self.done_s / self.total_s
 
-    def start_s(self, free_s: dict[Group | None, float]) -> float:
+    def start_s(self, free_s: dict[Channel | None, float]) -> float:
         """When the next op can start: its lane is free, and what it waits for has ended."""
         op = self.ops[self.at].op
         named_s = max((self.ended_s.get(name, 0.0) for name in op.after), default=0.0)
         return max(self.ready_s, free_s.get(group_of(op.work), 0.0), named_s)
 
-    def take(self, start_s: float, free_s: dict[Group | None, float]) -> Issued:
+    def take(self, start_s: float, free_s: dict[Channel | None, float]) -> Issued:
         issued, length_s = self.ops[self.at], self.lengths_s[self.at]
         end_s = start_s + length_s
         free_s[group_of(issued.op.work)] = self.ended_s[issued.op.name] = end_s
-        if issued.op.blocking or not isinstance(issued.op.work, Collective | Transfer):
+        if issued.op.blocking or not isinstance(issued.op.work, Communication):
             self.ready_s = end_s
         self.done_s += length_s
         self.at += 1
@@ -208,7 +208,7 @@ class Build:
         if op.host_reads:
             keeps += (self.lanes.read,)
         name = layer.op_name(op)
-        if isinstance(work, Collective | Transfer):
+        if isinstance(work, Communication):
             if not work.size_bytes or work.group in self.terms.alone:
                 return
             after += self._issued(issued)
@@ -292,8 +292,10 @@ class Build:
         if not op.after:
             return (), ()
         named, register = self.named[stream], self.lanes.register
-        for name in op.after:
-            self._waits_for(stream, name)
+        # What communicates beside computing holds none of it up by its waits.
+        if op.blocking or not isinstance(op.work, Communication):
+            for name in op.after:
+                self._waits_for(stream, name)
         here = tuple(named[name] for name in op.after if name in named)
         earlier = tuple(register[name] for name in op.after if name not in named and name in register)
         return here, earlier

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 
-from stepcast.ir.group import Group
+from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.work import Collective, group_of
 from stepcast.ir.workload import Phase as LayerPhase
 from stepcast.ir.workload import Stage, Workload, written
@@ -107,7 +107,7 @@ def build_step(
 
 def _lanes_of(
     workload: Workload, schedule: Schedule, chunks: Iterable[Chunk]
-) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+) -> tuple[tuple[Channel, ...], tuple[str, ...]]:
     """The groups that communicate, in the order of their table, and the ops that others wait for in a later
     piece, so that their ends must be kept.
     """
@@ -119,7 +119,7 @@ def _lanes_of(
     named = set().union(*(each.named[kind] for each in facts for kind in kinds))
     for stage in {id(stage): stage for stage in workload.stages}.values():
         groups |= facts_of((*stage.prologue, *stage.epilogue)).groups
-    return tuple(group for group in Group if group in groups), tuple(sorted(named))
+    return tuple(each for each in (*Group, *HostWay) if each in groups), tuple(sorted(named))
 
 
 class _Slots:
@@ -200,7 +200,7 @@ def _parts(workload: Workload, schedule: Schedule, stage: int) -> list[Stage]:
     ]
 
 
-def _group(issued: Issued) -> Group | None:
+def _group(issued: Issued) -> Channel | None:
     return group_of(issued.op.work)
 
 

@@ -21,9 +21,9 @@ backward.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stepcast.cost.memory.mamba import mamba_kept, mamba_shape, mamba_transient
-from stepcast.cost.memory.states import FP32_BYTES
+from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
+from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy

@@ -8,7 +8,7 @@ the GPU (tests/cost/test_memory_mamba.py).
 Megatron-LM's selective recomputation takes none of it unless told.
 """
 
-from stepcast.cost.memory.states import FP32_BYTES
+from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.model import Model
 from stepcast.ir.scan import Scan, scan_of
 
