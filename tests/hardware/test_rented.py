@@ -101,3 +101,13 @@ def test_every_cluster_predicts(name: str, capsys: pytest.CaptureFixture[str]) -
     assert main(["predict", *words, "--seq", "1024", "--global-batch", str(gpus), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert 0 < found["step_s"] < 60
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [("aws-p5", 2048), ("azure-nd-h200-v5", 1850), ("azure-nd-gb200-v6", 900), ("aws-p5e", 2048)],
+)
+def test_hosts_have_the_memory_that_their_page_states(name: str, gib: int) -> None:
+    host = load_cluster(name).node.host
+    assert host is not None
+    assert host.memory_bytes == gib * 2**30
