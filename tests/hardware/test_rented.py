@@ -1,6 +1,7 @@
 """Machines that are rented: what leaves a node, as their makers state it; and that each can be used."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -111,3 +112,32 @@ def test_hosts_have_the_memory_that_their_page_states(name: str, gib: int) -> No
     host = load_cluster(name).node.host
     assert host is not None
     assert host.memory_bytes == gib * 2**30
+
+
+@pytest.mark.parametrize("name", cluster_names())
+def test_every_cluster_is_shown_by_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", name, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["kind"], found["name"]) == ("cluster", name)
+    assert main(["show", name]) == 0
+    assert name in capsys.readouterr().out
+
+
+def test_constants_that_a_transport_gives_name_their_source() -> None:
+    """A file that states them itself is believed; a NIC named by its transport alone has the transport's."""
+    rented, own = load_cluster("aws-p5"), load_cluster("dgx-h100")
+    assert rented.node.transport == "efa"
+    assert own.sources["node.nic.efficiency"].startswith("SimAI")
+    for key in ("node.nic.latency", "node.nic.efficiency"):
+        assert "aws-ofi-nccl" in rented.sources[key]
+
+
+def test_a_file_is_shown_before_a_cluster_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "aws-p5").write_text("no cluster at all\n")
+    assert main(["show", "aws-p5"]) == 2
+    assert "aws-p5:" in capsys.readouterr().err
+    assert main(["show", "aws-p6"]) == 2
+    assert "aws-p6: cannot be read" in capsys.readouterr().err

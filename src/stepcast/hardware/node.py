@@ -94,6 +94,7 @@ class Node:
     fabric: Fabric
     nics: int = 0  # that carry training traffic; storage and management NICs are not counted
     nic: Link | None = None
+    transport: str = ""  # what the NICs speak, where it is told
     host: Host | None = None  # where it is known
 
     def __post_init__(self) -> None:

@@ -247,6 +247,7 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str, transports:
             fabric=_fabric(read),
             nics=read.count("node.nics", 0),
             nic=_nic(read, transports) if read.has("node.nic") else None,
+            transport=read.text("node.nic.transport", ""),
             host=_host(read) if read.has("node.host") else None,
         )
     with read.section("communication"):
@@ -267,7 +268,8 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str, transports:
             description=read.text("description", ""),
         )
     gpu_sources = {f"gpu.{key}": source for key, source in gpu.sources.items()}
-    return replace(cluster, sources=gpu_sources | read.sources())
+    usual_sources = _usual_sources(read, transports)
+    return replace(cluster, sources=gpu_sources | read.sources() | usual_sources)
 
 
 def _link(read: Reader, prefix: str) -> Link:
@@ -296,6 +298,14 @@ def _nic(read: Reader, transports: Transports) -> Link:
             latency_s=read.number(f"{prefix}.latency", usual.latency_s),
             efficiency=read.number(f"{prefix}.efficiency", usual.efficiency),
         )
+
+
+def _usual_sources(read: Reader, transports: Transports) -> dict[str, str]:
+    """Where a NIC's constants come from that its description leaves to its transport."""
+    if not read.has("node.nic"):
+        return {}
+    source = transports[read.text("node.nic.transport", USUAL_TRANSPORT)].source
+    return {key: source for key in ("node.nic.latency", "node.nic.efficiency") if not read.has(key)}
 
 
 def _host(read: Reader) -> Host:
