@@ -226,6 +226,19 @@ def test_faults_say_what_to_look_at(fault: Fault) -> None:
     assert 1 < fault.within < 2
 
 
+@pytest.mark.parametrize("digits", [30, 400])
+def test_a_size_that_no_memory_holds_is_one_line(
+    digits: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "huge.log"
+    path.write_text(log_of(load_cluster("dgx-h100"), 8).replace("  1024 256 ", f"  {'9' * digits} 256 "))
+    for verb in ("analyze", "calibrate"):
+        assert main([verb, str(path), "--cluster", "dgx-h100"]) == 2
+        error = capsys.readouterr().err
+        assert "fits no memory" in error
+        assert error.count("\n") == 1
+
+
 @settings(max_examples=200, deadline=None, derandomize=True, database=None)
 @given(mutations(log_of(load_cluster("dgx-h100"), 16, 2, sizes=MIDDLING).encode()))
 def test_damaged_logs_give_an_answer_or_one_line(data: bytes) -> None:

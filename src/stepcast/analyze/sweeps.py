@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # Latency is most of it up to this many times the time of a message of SMALLEST_BYTES ...
 LATENCY_FACTOR = 1.5
-SMALLEST_BYTES = 8.0
+SMALLEST_BYTES, LARGEST_BYTES = 8.0, 2**63
 # ... and bandwidth has levelled off from this share of its highest on.
 LEVEL_SHARE = 0.8
 # A size that takes this many times as long as the next larger one was disturbed: it is shown and not judged.
@@ -47,6 +47,9 @@ class MeasuredSweep:
         """A ValueError that says why this log cannot be compared with this cluster."""
         kind_of(self.sweep)
         sweep_route(self.sweep, self.cluster)
+        largest = max((row.size_bytes for row in self.sweep.rows), default=0)
+        if largest > LARGEST_BYTES:
+            raise ValueError(f"{self.sweep.source}: a size beyond {LARGEST_BYTES:,} bytes fits no memory")
         if not len(self.timed[0]):
             raise ValueError(f"{self.sweep.source}: no size has a time")
 
