@@ -25,7 +25,7 @@ from stepcast.cost.collectives import (
 from stepcast.cost.collectives.protocol import protocols
 from stepcast.cost.collectives.ring import ring
 from stepcast.cost.collectives.tree import tree
-from stepcast.cost.collectives.tuning import library_tuning
+from stepcast.cost.collectives.tuning import library_tuning, tuning_of
 from stepcast.hardware import cluster_names, load_cluster, resolve
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import GB, GIB, MIB, US
@@ -178,12 +178,12 @@ def test_nothing_to_send_costs_nothing() -> None:
 
 
 def test_ring_by_hand() -> None:
-    """Four ranks, Simple: six hops of 1 + 1.5 us, 30 us once, 3/2 of the buffer over the link, no overheads."""
+    """Four ranks, Simple: six hops of 1 + 2.8 us, 30 us once, 3/2 of the buffer over the link, no overheads."""
     route = Route(ranks=4, intra_bytes_per_s=100 * GB, intra_latency_s=1 * US)
     seconds = ring(CollectiveKind.ALL_REDUCE, route, Protocol.SIMPLE).seconds(400e6)
-    assert seconds == pytest.approx(30 * US + 6 * 2.5 * US + 1.5 * 400e6 / 100e9)
+    assert seconds == pytest.approx(30 * US + 6 * 3.8 * US + 1.5 * 400e6 / 100e9)
     gathered = ring(CollectiveKind.ALL_GATHER, route, Protocol.SIMPLE).seconds(400e6)
-    assert gathered == pytest.approx(30 * US + 3 * 2.5 * US + 0.75 * 400e6 / 100e9)
+    assert gathered == pytest.approx(30 * US + 3 * 3.8 * US + 0.75 * 400e6 / 100e9)
 
 
 def test_ring_and_tree_cross_where_they_should() -> None:
@@ -382,3 +382,8 @@ def test_impossible_algorithm_names_the_possible_ones() -> None:
 def test_bad_route_is_an_error(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"must be|cannot be spread"):
         Route(**({"ranks": 8} | change))  # type: ignore[arg-type]
+
+
+def test_an_unknown_library_is_named() -> None:
+    with pytest.raises(ValueError, match="library must be one of nccl"):
+        tuning_of(load_cluster("dgx-h100", ["communication.library=gloo"]))

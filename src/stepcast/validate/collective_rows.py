@@ -18,7 +18,7 @@ NICS = re.compile(r"(\d+) x (\d+) ?Gb")
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """A row's hardware: a cluster, and the transport whose usual constants it takes (none: its own)."""
+    """A row's hardware: a cluster, and the transport whose usual constants it takes ("": its entry's own)."""
 
     cluster: Cluster
     transport: str
@@ -30,17 +30,20 @@ def _matching() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def matched(row: TableRow) -> Matched:
-    """The catalogue's cluster of the row's GPU, with the NICs that its network names."""
+def matched(row: TableRow, own_entry: bool = True) -> Matched:
+    """The catalogue's cluster of the row's GPU, with the NICs that its network names.
+
+    A machine that has an entry of its own is that one, unless it is to be taken for any other.
+    """
     table = _matching()
     own = next((name for start, name in table["machines"].items() if row.source.startswith(start)), None)
-    if own is not None:
+    if own is not None and own_entry:
         return Matched(_loaded(own, ()), "")
     usual = table["gpus"].get(row.gpu)
     if usual is None:
         raise ValueError(f"no cluster of {row.gpu} is known")
     overrides: list[str] = []
-    transport = ""
+    transport = usual["takes"] if row.nodes > 1 else ""
     if row.nodes > 1:
         if found := NICS.search(row.network):
             overrides += [f"node.nics={found[1]}", f'node.nic.bandwidth="{found[2]} Gb/s"']
@@ -59,13 +62,13 @@ def _loaded(name: str, overrides: tuple[str, ...]) -> Cluster:
     return load_cluster(name, overrides)
 
 
-def row_route(row: TableRow) -> Route:
+def row_route(row: TableRow, own_entry: bool = True) -> Route:
     """The row's ranks on its cluster, started as its source started them.
 
     Where a run stays in a node and nothing is said of its processes, one drives all GPUs: a run of several
     needs a launcher, which its source would show.
     """
-    cluster = matched(row).cluster
+    cluster = matched(row, own_entry).cluster
     if row.ranks < 2 or row.nodes < 1:
         raise ValueError("does not say how many ranks or nodes took part")
     domain = cluster.domain_gpus
