@@ -1,9 +1,13 @@
 """Text out of files and arguments never steers a terminal, and a terminal that lacks a character still gets an answer."""
 
 import argparse
+import contextlib
 import io
 import json
+import os
+import pty
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,7 +21,7 @@ from tests.shared import ROOT
 
 # A title set, a colour, a cursor moved up, the eight-bit form of all that, text turned around, a rung bell.
 HOSTILE = "x\x1b]0;owned\x07\x1b[31m\x1b[2A\x9b31m\u202egnp\x7f\x08"
-UNSHOWN = re.compile(f"(?!\n)[{UNSEEN}]")
+UNSHOWN = re.compile(f"[{UNSEEN}]")
 LLAMA, GPT = EXAMPLES / "simai-llama-405b.txt", EXAMPLES / "simai-gpt-13b.txt"
 
 
@@ -162,6 +166,35 @@ def test_no_argument_steers_the_terminal(
     check_shown(capsys, HOSTILE, verb)
     for option in [option for own, option in VALUED if own == verb]:
         check_shown(capsys, verb, *NEEDED.get(verb, []), option, HOSTILE)
+
+
+def test_a_terminal_gets_our_own_sequences_alone(tmp_path: Path) -> None:
+    path = tmp_path / (HOSTILE.replace("/", "") + "\ufdd0\n.txt")
+    path.write_text(FILES["layer of SimAI"])
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stepcast", "show", str(path)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how the end of a terminal reads
+        while piece := os.read(ours, 4096):
+            shown += piece
+    os.close(ours)
+    assert process.wait() == 0
+    assert shown.startswith(b"\x1b[1m")
+    text = (
+        shown.decode()
+        .replace("\r\n", "\n")
+        .replace("\r\x1b[K", "")
+        .replace("\x1b[1m", "")
+        .replace("\x1b[0m", "")
+    )
+    assert not UNSHOWN.search(text), ascii(text)
 
 
 def test_a_traceback_steers_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,6 +218,24 @@ def test_what_is_read_is_not_written_over_by_any_name(
     assert Path(read).read_bytes() == held
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("convert - w.txt --to json < w.txt", "w.txt: is the file to read"),
+        ("show w.txt >> w.txt", "goes into a file to read"),
+        ("convert w.txt out --to json > out", "out: is the file into which this prints"),
+    ],
+)
+def test_streams_are_files_too(tmp_path: Path, command: str, told: str) -> None:
+    shutil.copy(GPT, tmp_path / "w.txt")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    line = f"{sys.executable} -m stepcast {command}"
+    found = subprocess.run(line, shell=True, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert found.returncode == 2
+    assert told in found.stderr
+    assert (tmp_path / "w.txt").read_bytes() == Path(GPT).read_bytes()
+
+
 def test_a_file_mounted_twice_is_one_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()

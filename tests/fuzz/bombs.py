@@ -139,9 +139,9 @@ def chains() -> Iterator[tuple[str, Bomb]]:
     tail: Files = {"f499.toml": 'base = "dgx-h100"\n', "g499.toml": 'extends = "megatron-core"\n'}
     straight: Files = _chain("base", 500) | tail
     yield "cluster bases, no cycle", (straight, _predict(cluster="f0.toml"))
-    straight = {
-        name.replace("f", "g"): str(text).replace('"f', '"g') for name, text in _chain("extends", 500).items()
-    } | tail
+    chained = _chain("extends", 500).items()
+    straight = {name.replace("f", "g"): str(text).replace('"f', '"g') for name, text in chained}
+    straight |= tail
     yield "framework bases, no cycle", (straight, _predict(framework="g0.toml"))
     for option in ("cluster", "framework", "model", "calibration"):
         for name, text in tomls():

@@ -17,8 +17,8 @@ from stepcast.report.visible import UNSEEN, message, visible
 if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline
 
-# Within strings of JSON; outside of them there is none but the line feed.
-UNSEEN_IN_JSON = re.compile(f"(?!\n)[{UNSEEN}]")
+# Within strings of JSON; outside of them there is none.
+UNSEEN_IN_JSON = re.compile(f"[{UNSEEN}]")
 BEYOND_ASCII = re.compile(r"[^\n -~]")
 
 
@@ -31,8 +31,10 @@ def print_json(value: Any) -> None:
     except UnicodeEncodeError:  # a file name may have bytes that are no text
         data = msgspec.json.encode(_as_text(msgspec.to_builtins(value, enc_hook=_plain)))
     text = msgspec.json.format(data, indent=2).decode()
-    codes = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
-    sys.stdout.write((UNSEEN_IN_JSON if codes else BEYOND_ASCII).sub(_json_escape, text) + "\n")
+    if not text.isascii() or "\x7f" in text:  # JSON itself escapes the other control characters of ASCII
+        every = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+        text = (UNSEEN_IN_JSON if every else BEYOND_ASCII).sub(_json_escape, text)
+    sys.stdout.write(text + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -100,21 +102,33 @@ def check_files(args: argparse.Namespace) -> None:
     What is no argument itself, as a file that another one builds on, is seen when it would be written over.
     """
     taken: dict[object, str] = {}
-    for name in (*READ, *WRITTEN):
-        value = getattr(args, name, None)
-        for path in value if isinstance(value, list) else [value]:
-            if not isinstance(path, str) or path in ("", "-"):  # --runs is a number elsewhere
-                continue
+    for name in READ:
+        for path in _paths(args, name):
+            if place := file_identity(0 if path == "-" else path):
+                taken[place] = "to read"
+    for stream in (1, 2):
+        if (place := file_identity(stream)) in taken:
+            raise ValueError("what is printed goes into a file to read; print it into another")
+        if place:
+            taken[place] = "into which this prints"
+    for name in WRITTEN:
+        for path in _paths(args, name):
             place = file_identity(path)
-            if place is None and (name in READ or os.path.exists(path)):
+            if path == "-" or (place is None and os.path.exists(path)):
                 continue
             where = place or os.path.realpath(path)
-            if name in WRITTEN and where in taken:
-                use = "to read" if taken[where] in READ else f"that --{taken[where].replace('_', '-')} writes"
-                raise ValueError(f"{path}: is the file {use}; give another name to write")
-            taken[where] = name
+            if where in taken:
+                raise ValueError(f"{path}: is the file {taken[where]}; give another name to write")
+            taken[where] = f"that --{name.replace('_', '-')} writes"
     if any(getattr(args, name, None) for name in WRITTEN):
         reads.watch()
+
+
+def _paths(args: argparse.Namespace, name: str) -> list[str]:
+    value = getattr(args, name, None)
+    given = value if isinstance(value, list) else [value]
+    # --runs is a number elsewhere, and what names nothing is told when it is opened.
+    return [path for path in given if isinstance(path, str) and path]
 
 
 def write_file(path: str, data: bytes, resumes: bool = False) -> int:

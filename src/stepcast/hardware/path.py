@@ -6,7 +6,7 @@ GPU's share of its node's NICs is nics / gpus.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -15,7 +15,7 @@ from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.link import Link
 from stepcast.hardware.placement import FILLED, Place, Placement, placed
 from stepcast.hardware.topology import NetworkKind, Topology
-from stepcast.ir.ranks import RankGrid
+from stepcast.ir.ranks import Copies, RankGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ def job_path(
 @lru_cache(maxsize=4096)
 def group_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
     """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
-    return _slowest_path(cluster, grid, grid.groups(family), place)
+    return _slowest_path(cluster, grid, grid.copies(family), place)
 
 
 @lru_cache(maxsize=4096)
@@ -111,9 +111,7 @@ def neighbour_path(cluster: Cluster, grid: RankGrid, family: str, place: Place =
     return _slowest_path(cluster, grid, pairs, place)
 
 
-def _slowest_path(
-    cluster: Cluster, grid: RankGrid, groups: Iterable[tuple[int, ...]], place: Place
-) -> GroupPath:
+def _slowest_path(cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], place: Place) -> GroupPath:
     layout = grid.layout
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = placed(place, cluster, layout.gpus, whole)
@@ -121,18 +119,21 @@ def _slowest_path(
     return max((resolve(cluster, ranks, placement=placement) for ranks in distinct), key=_slowness)
 
 
-def _distinct(
-    groups: Iterable[tuple[int, ...]], cluster: Cluster, placement: Placement
-) -> list[tuple[int, ...]]:
-    """One group of each shape: those of a family are shifted copies, the same again whole leaves apart."""
-    period = placement.period
-    if cluster.topology.kind is NetworkKind.TORUS or period is None:
-        return list(groups)
-    period = (period or cluster.domain_gpus) * _leaf_domains(cluster.topology)
-    shapes: dict[int, tuple[int, ...]] = {}
-    for ranks in groups:
-        shapes.setdefault(ranks[0] % period, ranks)
-    return list(shapes.values())
+def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> Iterator[tuple[int, ...]]:
+    """One group of each shape: copies are the same again whole leaves apart, and where all their members sit
+    on the same GPU of different domains, it makes no difference on which.
+    """
+    unit, shapes = placement.period, set()
+    alike = cluster.topology.kind is not NetworkKind.TORUS and unit is not None
+    domain = unit or cluster.domain_gpus
+    leaf = domain * _leaf_domains(cluster.topology)
+    for firsts, offsets in groups:
+        step = 1 if any(offset % domain for offset in offsets) else domain
+        for first in firsts:
+            shape = (first % leaf // step, offsets) if alike else (first, offsets)
+            if shape not in shapes:
+                shapes.add(shape)
+                yield tuple([first + offset for offset in offsets])
 
 
 def _slowness(path: GroupPath) -> tuple[float, ...]:

@@ -64,7 +64,7 @@ def discard_unfinished(staged: Sequence[_Staged] | None = None) -> None:
                 os.unlink(hidden)
 
 
-def file_identity(path: str) -> tuple[int, int] | None:
+def file_identity(path: str | int) -> tuple[int, int] | None:
     """What a file is whatever it is called: its device and its number there; None where there is no file."""
     try:
         found = os.stat(path)

@@ -6,14 +6,14 @@ characters in them, so they are written as ``\x1b`` or ``\u202e`` wherever they 
 
 import re
 
-# Control characters, marks that turn the direction of text, separators of lines, bytes of file names that are
-# no text (as lone surrogates), and what Unicode keeps for a program's own use.
+# Control characters but those that part lines and columns, marks that turn the direction of text, bytes of
+# file names that are no text (as lone surrogates), and what Unicode keeps for a program's own use.
 UNSEEN = (
-    "\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufdd0-\ufdef\ufff9-\ufffb"
+    "\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ufdd0-\ufdef\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f"
 )
-_ANY = re.compile(f"[{UNSEEN}]")
-_WITHIN_TEXT = re.compile(f"(?![\n\t])[{UNSEEN}]")
+_ANY = re.compile(f"[\t\n{UNSEEN}]")
+_WITHIN_TEXT = re.compile(f"[{UNSEEN}]")
 _WORD = re.compile(r"\S+")
 SPELT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
