@@ -68,14 +68,14 @@ def test_few_healthy_machines_are_accused(tables: dict[str, list[TableRow]]) -> 
     }
     accused = [name for name, rows in healthy.items() if causes(rows)]
     assert len(healthy) >= 50
-    assert len(accused) <= 4
+    assert len(accused) <= 3
 
 
 @needs_shared
 @pytest.mark.parametrize(
-    "name", ["gcp-a3mega-x16-ag", "nt309a-h100x16", "h200-dell-x16", "oke-gb200x128", "hiso-mi355x-x16"]
+    "name", ["superbench-a100x8-reducescatter", "gcp-a3mega-x16-ag", "oke-gb200x128", "vultr-mi355x-x8-a2a"]
 )
 def test_sizes_left_out_of_a_fit_come_closer(name: str, tables: dict[str, list[TableRow]]) -> None:
     fitted = fit_collectives([log_of(tables[name])])
     assert fitted.left_out < 0.9 * fitted.before
-    assert fitted.left_out < 0.08
+    assert fitted.left_out < 0.1

@@ -13,7 +13,7 @@ from stepcast.hardware import Cluster, Fabric, FabricKind, Link
 from stepcast.units import GB, US, format_percent
 
 # Below this share of the predicted bandwidth a range falls short: the model itself is off by about a tenth.
-SHORT = {Range.SMALL: 0.67, Range.MIDDLE: 0.75, Range.LARGE: 0.85}
+SHORT = {Range.SMALL: 0.67, Range.MIDDLE: 0.75, Range.LARGE: 0.87}
 BEYOND = 1.25  # of the predicted bandwidth: the description is too slow
 # Lanes of PCIe that a GPU of that architecture has, 16 of 8, 16 or 32 GT/s in 128b/130b, in GB/s.
 PCIE_GB_PER_S = {"pascal": 15.75, "volta": 15.75, "turing": 15.75, "ampere": 31.5, "ada": 31.5, "cdna2": 31.5}
