@@ -155,10 +155,14 @@ class Frame:
         )
 
     def _passes(self, phase: Phase) -> tuple[Cost, ...]:
-        """How the messages of *phase* come and go."""
+        """How the messages of *phase* come and go: not at all, within the stage, or at a cost."""
         here, source, target = Place(self.stage, phase.chunk), self.inbound(phase), self.outbound(phase)
-        comes = source and (self.cost(phase, source, here) if self.remote(source) else True)
-        goes = target and (self.cost(phase, here, target) if self.remote(target) else True)
+        comes: Cost = source is not None
+        goes: Cost = target is not None
+        if source is not None and self.remote(source):
+            comes = ("from another", self.cost(phase, source, here))
+        if target is not None and self.remote(target):
+            goes = ("to another", self.cost(phase, here, target))
         return comes, goes
 
 
