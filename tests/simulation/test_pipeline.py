@@ -104,7 +104,7 @@ def test_blocking_messages_stop_both_sides() -> None:
     assert found[0, "F", 2] == (5, 6)
 
 
-@pytest.mark.parametrize("mode", (Send.EAGER, Send.RENDEZVOUS))
+@pytest.mark.parametrize("mode", [Send.EAGER, Send.RENDEZVOUS])
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_messages_that_cost_alike_run_as_if_asked_for_one_by_one(name: str, mode: Send) -> None:
     """Stages share their segments; at the turn of a V the next chunk is on the same stage."""
