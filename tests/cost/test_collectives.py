@@ -60,6 +60,7 @@ def routes(draw: st.DrawFn) -> Route:
         channel_overhead_s=draw(overhead),
         exchange_share=draw(share),
         reduction_share=draw(share),
+        through_share=draw(st.floats(1, 2)),
         ranks_per_thread=draw(st.integers(1, 8)),
         nvlink=draw(st.booleans()),
         in_switch_reduction=draw(st.booleans()),
@@ -101,6 +102,24 @@ def test_no_algorithm_beats_the_wires(kind: CollectiveKind, size: float, route: 
             per_node = size * (route.ranks_per_node if kind is CollectiveKind.ALL_TO_ALL else 1)
             floor = least_sent(kind, route.nodes) * per_node / route.inter_bytes_per_s
         assert seconds >= floor * (1 - 1e-9)
+
+
+@settings(max_examples=100)
+@given(st.sampled_from(cluster_names()), st.sampled_from(KINDS), st.integers(2, 288), SIZES)
+def test_no_cluster_passes_its_line_rates(name: str, kind: CollectiveKind, ranks: int, size: float) -> None:
+    """Whatever was fitted: a GPU's port and a node's NICs carry what must pass them, at most at their line rate."""
+    cluster = load_cluster(name)
+    path = resolve(cluster, range(min(ranks, cluster.gpus or ranks)))
+    route = route_of(path, cluster)
+    assume(route.fewest_per_node == route.ranks_per_node)
+    seconds = price(kind, size, route).seconds
+    if path.inter is None:
+        assert path.intra is not None
+        assert seconds >= least_sent(kind, route.ranks) * size / path.intra.bandwidth_bytes_per_s
+    else:
+        nics = path.inter.bandwidth_bytes_per_s * route.ranks_per_node
+        per_node = size * (route.ranks_per_node if kind is CollectiveKind.ALL_TO_ALL else 1)
+        assert seconds >= least_sent(kind, route.nodes) * per_node / nics
 
 
 @settings(max_examples=200)

@@ -1,8 +1,9 @@
 """The ring: every rank sends to the next, all links at once."""
 
-from stepcast.cost.collectives.curve import Curve
+from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.protocol import (
     BYTES_PER_CHANNEL,
+    CHUNK_BYTES,
     inter_hop_s,
     intra_hop_s,
     opening_channels,
@@ -15,6 +16,10 @@ from stepcast.ir.work import CollectiveKind
 
 # Times round the ring: a reduce-scatter takes one, an all-gather one, an all-reduce is both.
 ROUNDS = {CollectiveKind.ALL_REDUCE: 2, CollectiveKind.ALL_GATHER: 1, CollectiveKind.REDUCE_SCATTER: 1}
+
+# A chunk that a rank of a chain passes on before the next has come: the cuts of a reduce of 8 A100
+# (microsoft/superbenchmark), which takes 94 us for 8 MiB.
+CHAIN_CHUNK_BYTES = CHUNK_BYTES // 4
 
 
 def ring(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
@@ -35,12 +40,15 @@ def ring(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
 def chain(route: Route, protocol: Protocol) -> Curve:
     """Broadcast and reduce: the whole buffer runs down (or up) the ring in chunks, each rank passing it on.
 
-    S/B for the last rank's last byte after the first arrived, which has made every hop. Chunks are so small
-    that a hop is latency: 8 A100 reduce 8 MiB in the time of their start and 8 MiB / B.
+    S/B for the last rank's last byte after the first arrived; the first is there when one chunk per
+    channel has passed the n-2 ranks between. Chunks are cut so that a small message fills the pipeline
+    too: it pays twice.
     """
+    rate = rate_of(route, protocol)
     latency_s = route.tuning.start_s[protocol] + _once_round_s(route, protocol)
-    ramps = opening_channels(route, _bytes_per_channel(route))
-    return Curve(start_s(route, latency_s), 1 / rate_of(route, protocol), ramps)
+    filling = Ramp(1 / rate, (route.ranks - 2) * route.open_channels * CHAIN_CHUNK_BYTES)
+    ramps = (*opening_channels(route, _bytes_per_channel(route)), filling)
+    return Curve(start_s(route, latency_s), 1 / rate, ramps)
 
 
 def _once_round_s(route: Route, protocol: Protocol) -> float:

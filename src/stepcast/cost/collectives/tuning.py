@@ -33,9 +33,12 @@ class PerProtocol:
         return {Protocol.LL: self.ll, Protocol.LL128: self.ll128, Protocol.SIMPLE: self.simple}[protocol]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Tuning:
-    """What a library's collectives cost on one architecture, apart from links and hosts."""
+    """What a library's collectives cost on one architecture, apart from links and hosts.
+
+    There is one of each, so that routes, which caches are keyed by, need not compare forty figures.
+    """
 
     start_s: PerProtocol
     tree_start_s: PerProtocol
