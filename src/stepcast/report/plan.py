@@ -73,8 +73,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
             (
                 "checkpoints",
                 f"{format_bytes(found['checkpoint_bytes'])} every {format_duration(stage['interval_s'])}: "
-                f"a pause of {format_seconds(stage['checkpoint_pause_s'])}, safe after "
-                f"{format_seconds(stage['checkpoint_write_s'])}",
+                f"a pause of {stage['checkpoint_pause_s']:.1f} s, safe after {stage['checkpoint_write_s']:.1f} s",
             )
         )
     return pairs
