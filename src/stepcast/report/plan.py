@@ -73,7 +73,8 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
             (
                 "checkpoints",
                 f"{format_bytes(found['checkpoint_bytes'])} every {format_duration(stage['interval_s'])}: "
-                f"a pause of {stage['checkpoint_pause_s']:.1f} s, safe after {stage['checkpoint_write_s']:.1f} s",
+                f"a pause of {stage['checkpoint_pause_s']:.1f} s, "
+                f"safe after {stage['checkpoint_write_s']:.1f} s",
             )
         )
     return pairs
