@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.cost.memory import fits, memory
-from stepcast.cost.memory.activations import layer_kept
 from stepcast.cost.memory.in_flight import default_in_flight
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
+from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
 from stepcast.ir.strategy import (
@@ -127,14 +127,15 @@ def test_torchtitans_selection_keeps_every_second_matmul_and_the_attention() -> 
     assert layer_kept(LLAMA, chosen, LLAMA.blocks[0], titan).kept == 4096 * (2 * width + 4 * LLAMA.heads)
 
 
-def test_megatrons_loss_holds_the_logits_in_bf16_and_twice_in_fp32() -> None:
-    """Megatron-LM's vocab_parallel_cross_entropy before it subtracted in place: the projection's logits,
-    ``logits.float()``, and these less their maximum, which become the softmax. The loss of a long sequence is
+@pytest.mark.parametrize(("in_place", "held"), [(True, 2 + 4), (False, 2 + 4 + 4)])
+def test_megatrons_loss_holds_the_logits_in_bf16_and_in_fp32(in_place: bool, held: int) -> None:
+    """Megatron-LM's vocab_parallel_cross_entropy: the projection's logits, ``logits.float()``, and these less
+    their maximum, which become the softmax: in place since Megatron-Core 0.9. The loss of a long sequence is
     the fullest moment of few layers.
     """
-    model = LLAMA.with_layers(1)
-    short, long = (memory(model, strategy(seq=seq), H100)[0].temporary for seq in (8192, 16384))
-    assert long - short == pytest.approx(8192 * LLAMA.vocab * (2 + 4 + 4))
+    model, framework = LLAMA.with_layers(1), Framework(loss_in_place=in_place)
+    short, long = (memory(model, strategy(seq=seq), H100, framework)[0].temporary for seq in (8192, 16384))
+    assert long - short == pytest.approx(8192 * LLAMA.vocab * held)
 
 
 def test_sequence_parallelism_gathers_what_a_matmul_needs() -> None:

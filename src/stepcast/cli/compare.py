@@ -8,6 +8,7 @@ from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
+from stepcast.ir.doubts import doubts
 from stepcast.ir.limits import RESULT
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if trace:
         _write(args, trace)
     status = 0 if found["same_run"] else NOT_THE_SAME
+    found["warnings"] = [*found["warnings"], *doubts(found)]
     if args.json:
         print_json(found)
         return status

@@ -41,6 +41,26 @@ def rate(text: str) -> float:
     return value
 
 
+def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
+    """*meaning*, which raises ValueErrors, as an argparse type of values above zero."""
+
+    def read(text: str) -> float:
+        try:
+            value = meaning(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+        return value
+
+    return read
+
+
+def price(text: str) -> float:
+    """Of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``, as an argparse type."""
+    return amount(text.lower().removesuffix("/gpu-hour").removesuffix("/gpu-h").lstrip("$"))
+
+
 def check_multiple(gpus: int, model_gpus: int) -> None:
     """GPUs come in whole copies of the model, of tp x cp x pp each."""
     if gpus % model_gpus:

@@ -6,6 +6,7 @@ import time
 from functools import lru_cache
 from typing import BinaryIO
 
+from stepcast.cli.streams import show_status
 from stepcast.inputs.source import Progress, Source, read_most
 from stepcast.ir.limits import PIPE
 
@@ -45,8 +46,7 @@ def _bar(path: str) -> Progress | None:
         last[0] = now
         filled = BAR_WIDTH * done // size
         bar = "#" * filled + "." * (BAR_WIDTH - filled)
-        end = "\r\033[K" if done >= size else ""
-        text = f"\r{os.path.basename(path)[:30]} {bar} {done / 1e6:,.0f} of {size / 1e6:,.0f} MB"
-        print(text, end=end, file=sys.stderr, flush=True)
+        text = f"{os.path.basename(path)[:30]} {bar} {done / 1e6:,.0f} of {size / 1e6:,.0f} MB"
+        show_status("" if done >= size else text)
 
     return show

@@ -1,14 +1,14 @@
 """``stepcast validate``: the accuracy scoreboard, our predictions against measurements."""
 
 import argparse
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.output import heading, new_file, print_json, terminal_width
+from stepcast.cli.output import new_file, print_json, terminal_width, write_file
+from stepcast.cli.streams import heading, show_status
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_count, format_percent, format_seconds
 
@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _progress(name: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{name}", end="", file=sys.stderr, flush=True)
+    show_status(name)
 
 
 # ---- where the rows are --------------------------------------------------------------------------------
@@ -202,17 +201,17 @@ def _signed(error: float) -> str:
 
 def _write_csv(path: str, measured: Mapping[str, "Columns"]) -> None:
     import csv
+    import io
 
     tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("set", "name", *tags, "measured_s", "predicted_s", "error"))
-        for name, columns in measured.items():
-            labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
-            times = zip(columns.measured_s.tolist(), columns.predicted_s.tolist(), strict=True)
-            for at, (measured_s, predicted_s) in enumerate(times):
-                own = ("" if label is None else label[at] for label in labels)
-                error = f"{predicted_s / measured_s - 1:.6g}"
-                writer.writerow(
-                    (name, columns.name(at), *own, f"{measured_s:.9g}", f"{predicted_s:.9g}", error)
-                )
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(("set", "name", *tags, "measured_s", "predicted_s", "error"))
+    for name, columns in measured.items():
+        labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
+        times = zip(columns.measured_s.tolist(), columns.predicted_s.tolist(), strict=True)
+        for at, (measured_s, predicted_s) in enumerate(times):
+            own = ("" if label is None else label[at] for label in labels)
+            error = f"{predicted_s / measured_s - 1:.6g}"
+            writer.writerow((name, columns.name(at), *own, f"{measured_s:.9g}", f"{predicted_s:.9g}", error))
+    write_file(path, text.getvalue().encode())

@@ -11,6 +11,7 @@ import numpy as np
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.hardware import Cluster, Place
+from stepcast.ir.doubts import doubts
 from stepcast.ir.edits import with_layout
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
@@ -100,7 +101,8 @@ class Prediction:
     @cached_property
     def report(self) -> StepReport:
         report = _report(self)
-        return self.finish(report, self.memory) if self.finish else report
+        report = self.finish(report, self.memory) if self.finish else report
+        return replace(report, warnings=(*report.warnings, *doubts(report.facts())))
 
     def noting(self, assumptions: Sequence[str] = (), warnings: Sequence[str] = ()) -> "Prediction":
         """The same with more said in its report: *assumptions* first, *warnings* last."""

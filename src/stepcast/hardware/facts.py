@@ -6,6 +6,7 @@ from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, lo
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
+from stepcast.hardware.node import Host
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.toml import parse_toml
 
@@ -38,6 +39,8 @@ def cluster_facts(cluster: Cluster) -> Facts:
         "in_switch_reduction": node.fabric.in_switch_reduction,
         "nics_per_node": node.nics,
         "nic": _link(node.nic),
+        "transport": node.transport or None,
+        "host": _host(node.host),
         "network": str(topology.kind),
         "scale_up_gpus": cluster.domain_gpus,
         "communication": {
@@ -73,6 +76,17 @@ def _link(link: Link | None) -> Facts:
         "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
         "latency_s": link.latency_s,
         "efficiency": link.efficiency,
+    }
+
+
+def _host(host: Host | None) -> Facts:
+    if host is None:
+        return {}
+    return {
+        "memory_bytes": host.memory_bytes,
+        "memory_bandwidth_bytes_per_s": host.memory_bandwidth_bytes_per_s,
+        "links": host.links,
+        "link": _link(host.link),
     }
 
 

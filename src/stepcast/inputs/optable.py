@@ -16,7 +16,7 @@ from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.edits import LAYER_BLOCK
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Communication, Direction, Recorded, Transfer
+from stepcast.ir.work import Collective, Direction, Recorded, Transfer
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import MS
 
@@ -162,7 +162,7 @@ def _message(phase: int, word: str, size: str, line: int) -> tuple[Op, ...]:
     return (Op(name, work, blocking),)
 
 
-def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Communication | None:
+def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Collective | Transfer | None:
     """Blocking exchanges outside the weight gradient are tensor parallel, the others reduce gradients."""
     if word == "SENDRECV":
         return Transfer(Direction.SEND, size_bytes)

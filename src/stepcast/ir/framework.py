@@ -46,6 +46,17 @@ class Dispatcher(StrEnum):
     FORWARDING = "forwarding"  # once for each node, where ranks hand them on: DeepEP, HybridEP
 
 
+class Offloaded(StrEnum):
+    """What leaves the GPU where the optimizer is offloaded to the host."""
+
+    # Megatron-Core's HybridDeviceOptimizer: gradients are copied out once they are reduced.
+    STATES = "states"
+    # DeepSpeed's ZeRO-Offload: gradients that ranks split leave as they are reduced, beside the backward.
+    GRADIENTS = "gradients"
+    # FSDP's CPUOffload: the weights that ranks split, too; each comes back before it is gathered.
+    WEIGHTS = "weights"
+
+
 class SelectiveRule(StrEnum):
     """What selective recomputation runs again."""
 
@@ -114,6 +125,8 @@ class Framework:
     stops_early: bool = True
     # Whether the logits outlive a loss that is not compiled, or are freed with it.
     keeps_logits: bool = False
+    # Whether Megatron-LM's loss turns fp32 logits into the softmax in place (since core 0.9), or copies them.
+    loss_in_place: bool = True
     # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
     dropout: bool = False
     # Whether the weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
@@ -128,6 +141,7 @@ class Framework:
     # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or further kernels do.
     fused_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    offloaded: Offloaded = Offloaded.STATES
     overhead: Overhead = USUAL_OVERHEAD
     peak: Peak = Peak.ALLOCATED
 

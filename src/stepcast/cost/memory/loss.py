@@ -1,7 +1,6 @@
 """What the end of a model needs: the logits and their gradient, and modules for further tokens."""
 
-from stepcast.cost.memory.states import FP32_BYTES
-from stepcast.ir.dtype import DType
+from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of
@@ -32,10 +31,12 @@ def loss_bytes(
             # Layers are compiled one by one and the loss is not; the logits outlive it.
             return kept + (3 * FP32_BYTES + element) * logits
         return kept + logits * element * (1 if vocab % ALIGNED == 0 else 3)
-    # Megatron-LM: logits, their fp32 copy and softmax; then the gradient in both formats and the weight's.
+    # Megatron-LM: logits, their fp32 copy and softmax, which may be one; then the gradient in both formats
+    # and the weight's (core/tensor_parallel/cross_entropy.py).
     width = model.embedding_width or model.hidden
     weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
-    copies = 2 * FP32_BYTES + (element if strategy.stored is not DType.FP32 else 0.0)
+    copies = FP32_BYTES * (1 if framework.loss_in_place else 2)
+    copies += element if strategy.stored is not DType.FP32 else 0.0
     return kept + copies * logits + weight
 
 
