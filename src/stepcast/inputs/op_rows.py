@@ -78,12 +78,11 @@ class MeasuredOperators(Sequence[OperatorTime]):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def groups(self) -> Iterator[tuple[OperatorTime, npt.NDArray[Any]]]:
+    def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]:
         """The first row of each kind and the seconds of all, without making the others."""
-        for code in range(len(self._kinds)):
-            rows = np.flatnonzero(self._codes == code)
-            if len(rows):
-                yield self[int(rows[0])], self._seconds[rows]
+        codes, firsts = np.unique(self._codes, return_index=True)
+        for at in np.argsort(firsts).tolist():
+            yield self[int(firsts[at])], self._seconds[self._codes == codes[at]].tolist()
 
 
 def _equal(one: object, other: object) -> bool:
