@@ -80,17 +80,20 @@ def test_fp32_has_no_second_copy() -> None:
     assert stage.parameters + stage.gradients + stage.optimizer == pytest.approx(16 * LLAMA.parameters)
 
 
+@pytest.mark.parametrize("dropout", [True, False])
 @pytest.mark.parametrize(("tp", "split"), [(1, False), (8, False), (8, True)])
-def test_activations_are_korthikantis(tp: int, split: bool) -> None:
+def test_activations_are_korthikantis(tp: int, split: bool, dropout: bool) -> None:
     """Korthikanti et al. 2022, equations 1 to 4: s b h (34 + 5 a s / h) with dropout; without its masks
     (s b h for each of two, a s^2 b for the scores) and the dropped-out copies of the scores, and with the softmax
-    output kept once (2 a s^2 b), s b h (32 + 2 a s / h). Of the 32, eight are outside the tensor-parallel region.
+    output kept once (2 a s^2 b), s b h (32 + 2 a s / h). Of the 34, ten are outside the tensor-parallel region.
     """
     model = load_model("megatron-22b")
     chosen = Strategy(Layout(tp=tp), 4, 4, 2048, sequence_parallel=split)
-    kept = layer_kept(model, chosen, model.blocks[0], Framework(flash_attention=False)).kept
+    framework = Framework(flash_attention=False, dropout=dropout)
+    kept = layer_kept(model, chosen, model.blocks[0], framework).kept
     tokens, hidden, heads = 4 * 2048, model.hidden, model.heads
-    outside, inside = 8 / (tp if split else 1), (24 + 2 * heads * 2048 / hidden) / tp
+    whole, square = (10, 5) if dropout else (8, 2)
+    outside, inside = whole / (tp if split else 1), (24 + square * heads * 2048 / hidden) / tp
     assert kept == pytest.approx(tokens * hidden * (outside + inside))
 
 

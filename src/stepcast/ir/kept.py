@@ -10,7 +10,8 @@ what is fused:
 - compiled: torch.compile computes the activated gate again.
 - fused: Megatron-LM with Transformer Engine; values are copied, so that the projection can go.
 
-For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, less its dropouts.
+For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, with its dropouts
+where the software has them; inside flash attention these keep nothing.
 
 A recomputed module frees what ``generate.recompute`` makes anew and keeps its input: that is the output of a
 norm, queries, keys and values of a latent projection, the result of an activation, all within an MLP or
@@ -29,6 +30,7 @@ from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
 
 M = RecomputeModule
+MASK_BYTES = 1.0  # of one element in dropout's mask
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             stream=strategy.stream.bytes,
             matmul=min(strategy.precision.bytes, strategy.stored.bytes),
             flash=framework.flash_attention,
+            dropout=framework.dropout,
             kernels=framework.kernels,
             alternate=framework.selective is SelectiveRule.ALTERNATE_MATMULS
             and strategy.recompute.kind is RecomputeKind.SELECTIVE,
@@ -88,6 +91,7 @@ class _Shape:
     stream: float  # bytes of an element of the residual stream
     matmul: float  # bytes of an element as a matmul keeps its input
     flash: bool
+    dropout: bool
     kernels: Kernels
     alternate: bool  # every second matmul is recomputed
     modules: frozenset[RecomputeModule]  # which the backward runs again
@@ -121,9 +125,10 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
     if shape.alternate:
         return _kept_by_torchtitan(model, block, shape, outer)
     halves = (_mixer_half(model, block, shape, outer), _feed_forward_half(model, block, shape, outer))
+    masks = outer * MASK_BYTES * sum(half.kept > 0 for half in halves) if shape.dropout else 0.0
     transient = max(half.transient for half in halves)
     return Kept(
-        kept=sum(half.kept - half.freed for half in halves),
+        kept=sum(half.kept - half.freed for half in halves) + masks,
         input=outer * shape.stream,
         transient=transient,
         again=max(half.transient + half.freed for half in halves) - transient,
@@ -194,14 +199,14 @@ def _attention(model: Model, shape: _Shape) -> float:
             kept += tokens * model.heads * latent.nope_dim / tp * element
     if shape.flash:
         return kept + tokens * model.heads / tp * FP32_BYTES  # log-sum-exp of each row
-    return kept + _scores(model, shape) * element
+    return kept + _scores_bytes(model, shape)
 
 
 def _attention_freed(model: Model, shape: _Shape) -> float:
     """Of the heads: the square of scores, and what the projections from a latent made."""
     freed = 0.0
     if M.CORE in shape.modules and not shape.flash:
-        freed += _scores(model, shape) * shape.element
+        freed += _scores_bytes(model, shape)
     if M.LATENT_UP in shape.modules and model.latent is not None:
         width = model.heads * model.head_dim / shape.tp
         width += max(model.kv_heads / shape.tp, 1) * (model.head_dim + model.value_dim)
@@ -243,6 +248,12 @@ def _every_second_matmul(model: Model, block: Block, shape: _Shape) -> float:
 def _scores(model: Model, shape: _Shape) -> float:
     """Elements of the stored square of attention probabilities."""
     return shape.batch * (model.heads / shape.tp) * (shape.seq / shape.cp) * shape.seq
+
+
+def _scores_bytes(model: Model, shape: _Shape) -> float:
+    """The softmax; under dropout also its mask and the product with it, which the next matmul reads."""
+    dropped = MASK_BYTES + shape.element if shape.dropout else 0.0
+    return _scores(model, shape) * (shape.element + dropped)
 
 
 def _projected(model: Model, shape: _Shape) -> float:
