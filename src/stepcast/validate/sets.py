@@ -64,6 +64,7 @@ _TABLE = (
         "published",
         further=("published-new",),
     ),
+    MeasurementSet("mlperf", "MLPerf Training runs of language models", "stepcast.validate.mlperf", "mlperf"),
 )
 
 
