@@ -65,6 +65,12 @@ _TABLE = (
         further=("published-new",),
     ),
     MeasurementSet("mlperf", "MLPerf Training runs of language models", "stepcast.validate.mlperf", "mlperf"),
+    MeasurementSet(
+        "megatron-memory",
+        "peak memory of Megatron-LM's functional tests",
+        "stepcast.validate.megatron_memory.comparison",
+        "megatron-memory",
+    ),
 )
 
 
