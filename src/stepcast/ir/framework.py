@@ -7,7 +7,7 @@ each is documented.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepcast.ir.check import require
+from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.optimizer import ADAM, Optimizer
 from stepcast.ir.strategy import Sharding, Strategy
@@ -52,6 +52,14 @@ class SelectiveRule(StrEnum):
     MODULES = "modules"  # the attention core, or the modules that are named
     # Element-wise work, gathers and every second matmul, whatever the modules: torchtitan's policy.
     ALTERNATE_MATMULS = "alternate-matmuls"
+
+
+class LossKernel(StrEnum):
+    """How fused kernels come from logits to a loss, which decides how often logits exist at once."""
+
+    IN_PLACE = "in-place"  # Megatron-LM's vocab_parallel_cross_entropy: one fp32 copy, worked on in place
+    COMPILED = "compiled"  # its fused_vocab_parallel_cross_entropy: a softmax beside that copy
+    ENGINE = "engine"  # Transformer Engine's: the gradient is written over the logits
 
 
 class Peak(StrEnum):
@@ -114,6 +122,13 @@ class Framework:
     stops_early: bool = True
     # Whether the logits outlive a loss that is not compiled, or are freed with it.
     keeps_logits: bool = False
+    loss: LossKernel = LossKernel.COMPILED
+    # Whether fused kernels keep the input of an activation in fp8 (Megatron-Core's
+    # activation_func_fp8_input_store).
+    fp8_activations: bool = False
+    # Micro-batches whose gradient of the output projection is made when the pipeline empties, and which keep
+    # that of their logits until then (Megatron-Core's defer_embedding_wgrad_compute); 0: none.
+    deferred_gradients: int = 0
     # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
     dropout: bool = False
     # Whether the weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
@@ -136,6 +151,7 @@ class Framework:
             self.bucket_bytes is None or self.bucket_bytes >= 0,
             f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}",
         )
+        require_counts(self, 0, "deferred_gradients")
 
     def bucket_parameters(self, strategy: Strategy, first_piece: bool) -> int | None:
         """Parameters whose gradients are reduced together; None: all of a stage's.

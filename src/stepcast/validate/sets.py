@@ -64,6 +64,12 @@ _TABLE = (
         "published",
         further=("published-new",),
     ),
+    MeasurementSet(
+        "transformers",
+        "training steps of Hugging Face models on one H200",
+        "stepcast.validate.transformers",
+        "transformers",
+    ),
     MeasurementSet("mlperf", "MLPerf Training runs of language models", "stepcast.validate.mlperf", "mlperf"),
     MeasurementSet(
         "megatron-memory",

@@ -10,7 +10,8 @@ what is fused:
 - compiled: torch.compile computes the activated gate again.
 - fused: Megatron-LM with Transformer Engine; values are copied, so that the projection can go.
 
-For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, less its dropouts.
+For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, dropouts where
+there are any.
 
 A recomputed module frees what ``generate.recompute`` makes anew and keeps its input: that is the output of a
 norm, queries, keys and values of a latent projection, the result of an activation, all within an MLP or
@@ -23,12 +24,14 @@ from functools import lru_cache
 
 from stepcast.cost.memory.mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.cost.memory.states import FP32_BYTES
+from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
 
 M = RecomputeModule
+MASK_BYTES = 1.0  # of one element that dropout drew
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             stream=strategy.stream.bytes,
             matmul=min(strategy.precision.bytes, strategy.stored.bytes),
             flash=framework.flash_attention,
+            mask=MASK_BYTES if framework.dropout else 0.0,
+            activated=DType.FP8.bytes if framework.fp8_activations else strategy.stored.bytes,
             kernels=framework.kernels,
             alternate=framework.selective is SelectiveRule.ALTERNATE_MATMULS
             and strategy.recompute.kind is RecomputeKind.SELECTIVE,
@@ -88,6 +93,8 @@ class _Shape:
     stream: float  # bytes of an element of the residual stream
     matmul: float  # bytes of an element as a matmul keeps its input
     flash: bool
+    mask: float  # bytes of an element of dropout's mask; 0 without dropout
+    activated: float  # bytes of an element of an activation's input, as fused kernels keep it
     kernels: Kernels
     alternate: bool  # every second matmul is recomputed
     modules: frozenset[RecomputeModule]  # which the backward runs again
@@ -133,7 +140,7 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
 def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
     # A norm's input and its output, which the projection needs; the input of a norm at the end.
     norm_output = _norm_output(shape, outer)
-    norms = outer * shape.stream * (2 if model.post_norms else 1) + norm_output
+    norms = outer * (shape.stream * (2 if model.post_norms else 1) + shape.mask) + norm_output
     match block.mixer:
         case Mixer.ATTENTION:
             freed = _attention_freed(model, shape)
@@ -151,7 +158,7 @@ def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Hal
 def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
     if block.feed_forward is FeedForward.NONE:
         return _Half()
-    norms = outer * shape.stream if model.post_norms else 0.0
+    norms = outer * ((shape.stream if model.post_norms else 0.0) + shape.mask)
     norm_output = 0.0
     if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
         norm_output = _norm_output(shape, outer)
@@ -194,14 +201,14 @@ def _attention(model: Model, shape: _Shape) -> float:
             kept += tokens * model.heads * latent.nope_dim / tp * element
     if shape.flash:
         return kept + tokens * model.heads / tp * FP32_BYTES  # log-sum-exp of each row
-    return kept + _scores(model, shape) * element
+    return kept + _scores(model, shape) * _score_bytes(shape)
 
 
 def _attention_freed(model: Model, shape: _Shape) -> float:
     """Of the heads: the square of scores, and what the projections from a latent made."""
     freed = 0.0
     if M.CORE in shape.modules and not shape.flash:
-        freed += _scores(model, shape) * shape.element
+        freed += _scores(model, shape) * _score_bytes(shape)
     if M.LATENT_UP in shape.modules and model.latent is not None:
         width = model.heads * model.head_dim / shape.tp
         width += max(model.kv_heads / shape.tp, 1) * (model.head_dim + model.value_dim)
@@ -245,6 +252,13 @@ def _scores(model: Model, shape: _Shape) -> float:
     return shape.batch * (model.heads / shape.tp) * (shape.seq / shape.cp) * shape.seq
 
 
+def _score_bytes(shape: _Shape) -> float:
+    """Of one probability; with dropout its mask and what that leaves of it, too (Korthikanti et al. 2022,
+    section 4.1).
+    """
+    return shape.element + (shape.mask + shape.element if shape.mask else 0.0)
+
+
 def _projected(model: Model, shape: _Shape) -> float:
     """Queries, keys and values as they are projected; where tensor ranks share kv heads, those of all ranks
     (``generate.attention``).
@@ -261,17 +275,17 @@ def _attention_transient(model: Model, shape: _Shape) -> float:
 
 def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:
     """Activation inputs and output: the second matmul keeps the latter."""
-    output = shape.matmul if shape.kernels is Kernels.FUSED else shape.element
-    if not model.gated:
-        return rows * inner * (shape.element + output)
-    sides = 3 if shape.plain else 2
-    return rows * inner * (sides * shape.element + output)
+    if shape.kernels is Kernels.FUSED:
+        return rows * inner * ((2 if model.gated else 1) * shape.activated + shape.matmul)
+    sides = (3 if shape.plain else 2) if model.gated else 1
+    return rows * inner * (sides + 1) * shape.element
 
 
 def _activated(model: Model, shape: _Shape, rows: float, inner: float) -> float:
     """Of that, what the activation and its gate made."""
     inputs = 2 if model.gated else 1
-    return _mlp(model, shape, rows, inner) - rows * inner * inputs * shape.element
+    kept = shape.activated if shape.kernels is Kernels.FUSED else shape.element
+    return _mlp(model, shape, rows, inner) - rows * inner * inputs * kept
 
 
 def _mlp_transient(model: Model, shape: _Shape, rows: float, inner: float) -> float:

@@ -2,7 +2,7 @@
 
 from stepcast.cost.memory.states import FP32_BYTES
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Strategy, TrainingKind
@@ -24,6 +24,8 @@ def loss_bytes(
     logits = strategy.local_tokens * vocab / tp
     kept = logits * FP32_BYTES * max(0, in_flight * (1 + strategy.further_tokens) - 1)
     element = strategy.stored.bytes
+    if strategy.layout.pp > 1:
+        kept += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
     if kernels is Kernels.PLAIN:
         # The softmax, and the gradients before and after it; the logits may be gone.
         return kept + (3 * FP32_BYTES + (element if framework.keeps_logits else 0.0)) * logits
@@ -32,11 +34,16 @@ def loss_bytes(
             # Layers are compiled one by one and the loss is not; the logits outlive it.
             return kept + (3 * FP32_BYTES + element) * logits
         return kept + logits * element * (1 if vocab % ALIGNED == 0 else 3)
-    # Megatron-LM: logits, their fp32 copy and softmax; then the gradient in both formats and the weight's.
     width = model.embedding_width or model.hidden
     weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
-    copies = 2 * FP32_BYTES + (element if strategy.stored is not DType.FP32 else 0.0)
-    return kept + copies * logits + weight
+    narrow = element if strategy.stored is not DType.FP32 else 0.0
+    if framework.loss is LossKernel.ENGINE:
+        return kept + element * logits + weight
+    if framework.loss is LossKernel.IN_PLACE:
+        # Logits or their gradient beside the fp32 copy; that is gone when the weight's gradient is made.
+        return kept + max((FP32_BYTES + narrow) * logits, element * logits + weight)
+    # Logits, their fp32 copy and softmax; then the gradient in both formats and the weight's.
+    return kept + (2 * FP32_BYTES + narrow) * logits + weight
 
 
 def further_ends_bytes(model: Model, strategy: Strategy) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework
+from stepcast.ir.framework import Framework, LossKernel
 from stepcast.ir.layout import Layout
 from stepcast.ir.optimizer import optimizer_named
 from stepcast.ir.schedules import usual_kind
@@ -19,6 +19,8 @@ from stepcast.validate.published.strategy import MODULES
 
 Record = Mapping[str, str | None]
 PROFILE = "megatron-lm"
+MOST_DEFERRED = 10**6  # no limit said: all
+CUT_OFF = 500  # characters of further arguments that a row has at most
 # Kinds that are no training step of one language model.
 OTHER_KINDS = ("non-LLM", "multimodal", "multi-run", "distillation")
 PRECISIONS = {
@@ -48,6 +50,7 @@ class Case:
         if kind.startswith(OTHER_KINDS):
             raise LeftOutError(f"no training step of one language model: {kind.partition(' (')[0]}")
         self.flags = dict(_flag(word) for word in self.text("other_flags").split())
+        self.cut_off = len(self.text("other_flags")) >= CUT_OFF
         for name in ("vocab_padded", "num_gpus", "max_mem_bytes"):
             if not self.text(name):
                 raise LeftOutError(f"{name} is not stated")
@@ -175,15 +178,18 @@ class Case:
         precision = self.text("precision")
         engine = self.text("transformer_impl") == "transformer_engine"
         flash = engine and self.text("attention_backend") not in ("unfused", "local")
-        dropped = [self.flags.get(f"{part}-dropout") for part in ("hidden", "attention")]
+        said = [self.flags.get(f"{part}-dropout") for part in ("hidden", "attention")]
         given: dict[str, Any] = {
             "precision": PRECISIONS[precision],
             "sharding": self._sharding(),
             "sequence_parallel": self.on("sp"),
             "flash_attention": flash,
-            "dropout": not all(text is not None and float(text or 0) == 0.0 for text in dropped),
+            # Long lists of arguments are cut off, and those of large recent models, which have none.
+            "dropout": not (self.cut_off or all(text is not None and float(text) == 0.0 for text in said)),
             "fused_accumulation": self.on("grad_accum_fusion"),
             "overlap": self._overlap(),
+            "loss": self._loss(),
+            "deferred_gradients": self._deferred(),
             "recompute": self._recompute(),
         }
         if self.on("fp8_params"):
@@ -193,6 +199,16 @@ class Case:
         if further := self.number_flag("mtp-num-layers"):
             given["further_tokens"] = further
         return given
+
+    def _loss(self) -> LossKernel:
+        if "cross-entropy-loss-fusion" not in self.flags:
+            return LossKernel.IN_PLACE
+        engine = self.flags.get("cross-entropy-fusion-impl") == "te"
+        return LossKernel.ENGINE if engine else LossKernel.COMPILED
+
+    def _deferred(self) -> int:
+        asked = "defer-embedding-wgrad-compute" in self.flags
+        return (self.number_flag("wgrad-deferral-limit") or MOST_DEFERRED) if asked else 0
 
     def _sharding(self) -> Sharding:
         if self.text("fsdp"):

@@ -26,8 +26,8 @@ Skipped = Counter[str]
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """Peak memory of the fullest GPU; *measured_bytes* is 0 for a run that ran out of memory. *fitted*: the
-    framework's overhead was learnt from runs such as this.
+    """Peak memory of the fullest GPU, or of the one that logs it; *measured_bytes* is 0 for a run that
+    ran out of memory. *fitted*: the framework's overhead was learnt from runs such as this.
     """
 
     name: str
@@ -162,7 +162,7 @@ def predicted_step_s(setup: Setup) -> float:
 def _memory_row(setup: Setup) -> MemoryRow:
     run, framework = setup.run, setup.framework
     stages = memory(setup.model, setup.strategy, setup.cluster.gpu, framework)
-    fullest = max(stages, key=lambda stage: stage.total)
+    fullest = stages[0] if run.logged_by_first else max(stages, key=lambda stage: stage.total)
     measured = 0.0 if run.out_of_memory else (run.peak_memory_gib or 0.0) * GIB
     fits = all(stage.fits for stage in stages)
     return MemoryRow(run.name, measured, getattr(fullest, framework.peak), fits, framework.overhead.fitted)

@@ -68,6 +68,8 @@ class PublishedRun:
     # What runs beside computation, by fields of an Overlap; a field that the row does not state is absent.
     overlapped: Mapping[str, bool] = field(default_factory=dict, hash=False)
     flags: tuple[str, ...] = ()
+    # The peak of the rank that writes the log, the first, and not of the fullest.
+    logged_by_first: bool = False
     corrected: str = ""
 
     @property
@@ -147,6 +149,7 @@ def run_of(record: Mapping[str, str | None]) -> PublishedRun:
             name: on for column, name in OVERLAPS.items() if (on := _flag(record, column)) is not None
         },
         flags=tuple(_text(record, "flags").split()),
+        logged_by_first=bool(_text(record, "bench")),
         corrected=_text(record, CORRECTED),
     )
 

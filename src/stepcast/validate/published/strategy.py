@@ -56,6 +56,7 @@ MODULES: dict[str, RecomputeModule] = {
     "moe": RecomputeModule.EXPERTS,
 }
 BLOCK = re.compile(r"full block (\d+) layers")
+DEFERRED = "wgrad_deferral_limit="
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
@@ -104,8 +105,17 @@ def _given(run: PublishedRun) -> dict[str, Any]:
     }
     if run.lora_rank or "lora" in run.table.lower():
         stated |= {"training": TrainingKind.LORA, "lora_rank": run.lora_rank or LORA_RANK}
-    if run.fp8_parameters and stated["precision"] in PARAMETER_FORMATS:
+        # NeMo keeps the frozen weights quantised, whatever is gathered of trained ones.
+        quantised = bool(run.lora_rank)
+    else:
+        quantised = bool(run.fp8_parameters)
+    if quantised and stated.get("precision") in PARAMETER_FORMATS:
         stated["fp8_parameters"] = True
+    if {"fp8_act", "fp8_activation"} & set(run.flags):
+        stated["fp8_activations"] = True
+    if "defer_embedding_wgrad_compute" in run.flags:
+        limit = next((flag for flag in run.flags if flag.startswith(DEFERRED)), "")
+        stated["deferred_gradients"] = int(limit.removeprefix(DEFERRED) or 0)
     if run.graphs:
         stated["execution"] = Execution.EAGER if run.graphs == "none" else Execution.GRAPHS
     return {name: value for name, value in stated.items() if value is not None}
