@@ -139,7 +139,7 @@ def sustained(parts, seconds: float):
             events[-AHEAD].synchronize()
     torch.cuda.synchronize()
     ended_s, found = time.time(), []
-    for (name, times), (before, after) in zip(marks, pairwise(events), strict=True):
+    for (name, times), before, after in zip(marks, events[:-1], events[1:], strict=True):
         at_s = events[0].elapsed_time(after) * 1e-3
         found.append((at_s, name, before.elapsed_time(after) / times))
     return found, began_s, ended_s
