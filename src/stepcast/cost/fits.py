@@ -21,10 +21,10 @@ def default_fit() -> ComputeFit:
     return compute_fit(table | {"scan": mamba["scan"]})
 
 
-@lru_cache(maxsize=1)
-def default_dispatch() -> DispatchFit:
-    """The host of the measured H200."""
-    return DispatchFit(**load_fit("compute")["dispatch"])
+@lru_cache(maxsize=4)
+def default_dispatch(modules: str = "torch") -> DispatchFit:
+    """The host of the measured H200, under PyTorch's own modules or those of transformers."""
+    return DispatchFit(**load_fit("compute")["dispatch" if modules == "torch" else f"dispatch_{modules}"])
 
 
 @lru_cache(maxsize=1)

@@ -21,6 +21,7 @@ class PowerFit:
     memory_share: float  # of the board's power that kernels bound by memory draw
     exponent: float  # slowdown = (power wanted / power allowed) ** exponent
     warm_up_s: float  # a burst much shorter than this runs at full clock
+    attention: float  # energy of an operation of fused attention, as a multiple of a product's
     joule_per_flop: Mapping[str, Mapping[str, float]] = field(hash=False)  # architecture -> format
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ from stepcast.ir.framework import (
     Framework,
     Kernels,
     LossKernel,
+    Modules,
     Overhead,
     Peak,
     SelectiveRule,
@@ -106,6 +107,7 @@ def _filled(value: Any) -> str:
 SOFTWARE: Mapping[str, tuple[str, Read]] = {
     "kernels": ("kernels", _one_of(Kernels)),
     "execution": ("execution", _one_of(Execution)),
+    "modules": ("modules", _one_of(Modules)),
     "gradients": ("gradient_dtype", _format),
     "bucket": ("bucket_bytes", _bucket),
     "flash_attention": ("flash_attention", _kind(bool)),

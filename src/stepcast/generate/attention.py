@@ -10,6 +10,7 @@ from stepcast.generate.parts import (
     norm_forward,
     norm_layer,
     waiting,
+    with_sums,
 )
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits, row_layer, tensor_bytes
@@ -32,7 +33,7 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
     )
     qkv = _latent_layers(sizes) if model.latent else (_qkv_layer(sizes),)
     layers = [
-        norm_layer(sizes, "attention norm", sizes.outer_tokens, column_waits(sizes, qkv[0].name)),
+        norm_layer(sizes, "attention norm", sizes.outer_tokens, column_waits(sizes, qkv[0].name), products=3),
         *qkv,
         core_layer(sizes, block),
         row_layer(sizes, "attention output", output),
@@ -43,6 +44,8 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
 
 
 def _qkv_layer(sizes: Sizes) -> Layer:
+    if sizes.separate:
+        return _separate_layer(sizes)
     width = sizes.qkv_width // sizes.tp
     linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=sizes.model.biases.qkv)
     forward, backward = _on_heads(sizes)
@@ -56,6 +59,18 @@ def _qkv_layer(sizes: Sizes) -> Layer:
         gathered, scattered = _shared_heads(sizes)
         forward, backward = (*gathered, *forward), (*backward, *scattered)
     return column_layer(sizes, "attention qkv", (linear,), forward, backward)
+
+
+def _separate_layer(sizes: Sizes) -> Layer:
+    """A product each for queries, keys and values; what their input gets back is added up."""
+    widths = {"query": sizes.query_width, "key": sizes.key_width, "value": sizes.value_width}
+    bias = sizes.model.biases.qkv
+    linears = tuple(
+        Linear(name, sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=bias)
+        for name, width in widths.items()
+    )
+    layer = column_layer(sizes, "attention qkv", linears, *_on_heads(sizes))
+    return with_sums(sizes, layer, len(linears))
 
 
 def _shared_heads(sizes: Sizes) -> tuple[Ops, Ops]:
@@ -83,15 +98,19 @@ def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     turned = {"": width} if sizes.fused else {"query ": sizes.query_width, "key ": sizes.key_width}
     forward: list[Op] = []
     backward: list[Op] = []
+    # Modules written in Python norm queries and keys one after the other.
+    normed = turned if sizes.by_operation else {"query key ": width}
     if model.qk_norm is not QkNorm.NONE:
-        forward += norm_forward(sizes, "query key norm", tokens * width // model.head_dim, model.head_dim)
+        for name, each in normed.items():
+            forward += norm_forward(sizes, f"{name}norm", tokens * each // model.head_dim, model.head_dim)
     if model.position.kind is PositionKind.ROTARY:
         forward += (op for name, each in turned.items() for op in rotary(sizes, each, name))
         backward += (
             op for name, each in reversed(turned.items()) for op in rotary_gradient(sizes, each, name)
         )
     if model.qk_norm is not QkNorm.NONE:
-        backward += norm_backward(sizes, "query key norm", tokens * width // model.head_dim, model.head_dim)
+        for name, each in normed.items():
+            backward += norm_backward(sizes, f"{name}norm", tokens * each // model.head_dim, model.head_dim)
     return tuple(forward), tuple(backward)
 
 

@@ -62,6 +62,14 @@ class LossKernel(StrEnum):
     ENGINE = "engine"  # Transformer Engine's: the gradient is written over the logits
 
 
+class Modules(StrEnum):
+    """Whose modules plain PyTorch runs."""
+
+    TORCH = "torch"  # torch.nn: a kernel for each norm, one product for queries, keys and values
+    # Hugging Face transformers: RMS norms in fp32 operation by operation, a product for each projection.
+    TRANSFORMERS = "transformers"
+
+
 class Peak(StrEnum):
     """Which peak of memory a framework's authors print."""
 
@@ -109,6 +117,7 @@ class Framework:
     name: str = "megatron-core"
     kernels: Kernels = Kernels.FUSED
     execution: Execution = Execution.GRAPHS
+    modules: Modules = Modules.TORCH
     # The format in which gradients are accumulated and reduced.
     gradient_dtype: DType = DType.FP32
     optimizer: Optimizer = ADAM
@@ -165,6 +174,11 @@ class Framework:
         if not (first_piece and strategy.overlap.gradients):
             return None
         return max(40_000_000, 1_000_000 * strategy.layout.dp * strategy.layout.cp)
+
+    @property
+    def writes_out(self) -> bool:
+        """Whether every operation of its modules' source is a kernel, and keeps what its gradient needs."""
+        return self.modules is Modules.TRANSFORMERS and self.kernels is Kernels.PLAIN
 
     def keeps_fp32_weights(self, strategy: Strategy) -> bool:
         """Whether the weights that are kept are the optimizer's (FSDP), cast before they are gathered."""

@@ -43,8 +43,8 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     if sized := SIZED.match(text):
         from stepcast.models.columns import model_of_columns, sizes_of
 
-        found = model_of_columns(sized[1], sizes_of(sized[2], text))
-        return replace(found, name=Path(sized[1]).stem) if os.path.exists(sized[1]) else found
+        model = model_of_columns(sized[1], sizes_of(sized[2], text))
+        return replace(model, name=Path(sized[1]).stem) if os.path.exists(sized[1]) else model
     if os.path.basename(text) != text and os.path.exists(text):
         return _model_of_file(Path(text))
     found = find_name(text)

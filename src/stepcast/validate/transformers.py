@@ -50,6 +50,8 @@ class Setting:
         words = set(record["setting"].split())
         if unknown := sorted(words - WORDS):
             raise ValueError(f"{unknown[0]!r} is no word of a setting")
+        if "experts-eager" in words:
+            raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
         self.words, self.batch, self.seq = words, int(record["batch"]), int(record["seq"])
         path = folder / "configs" / f"{record['model']}.json"
         self.said_model = f"{path}:layers={record['layers']}" if record.get("layers") else str(path)

@@ -24,10 +24,11 @@ from functools import lru_cache
 
 from stepcast.cost.memory.mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.cost.memory.states import FP32_BYTES
+from stepcast.ir.coded import fuses_attention, masks_window, widens_softmax
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
+from stepcast.ir.model_parts import Activation, Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
 
 M = RecomputeModule
@@ -68,7 +69,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             element=strategy.stored.bytes,
             stream=strategy.stream.bytes,
             matmul=min(strategy.precision.bytes, strategy.stored.bytes),
-            flash=framework.flash_attention,
+            flash=fuses_attention(model, strategy, framework),
             mask=MASK_BYTES if framework.dropout else 0.0,
             activated=DType.FP8.bytes if framework.fp8_activations else strategy.stored.bytes,
             kernels=framework.kernels,
@@ -76,6 +77,10 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             and strategy.recompute.kind is RecomputeKind.SELECTIVE,
             modules=_modules(strategy, framework),
             routed=strategy.busiest_share,
+            written=framework.writes_out,
+            masked=masks_window(block.window, strategy, framework),
+            wide_softmax=framework.writes_out and widens_softmax(model),
+            copies=strategy.autocast and framework.writes_out and not model.joined,
         ),
     )
 
@@ -99,6 +104,10 @@ class _Shape:
     alternate: bool  # every second matmul is recomputed
     modules: frozenset[RecomputeModule]  # which the backward runs again
     routed: float  # rows at the busiest expert rank per token and chosen expert
+    written: bool = False  # modules of transformers, which keep what each of their operations needs
+    masked: bool = False  # attention by a mask, for a window
+    wide_softmax: bool = False  # of attention that is written out
+    copies: bool = False  # autocast casts the input of each product by itself
 
     @property
     def plain(self) -> bool:
@@ -139,8 +148,9 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
 
 def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
     # A norm's input and its output, which the projection needs; the input of a norm at the end.
-    norm_output = _norm_output(shape, outer)
-    norms = outer * (shape.stream * (2 if model.post_norms else 1) + shape.mask) + norm_output
+    norm_output = _norm_output(shape, outer) * (3 if shape.copies else 1)
+    normed = _normed_bytes(model, shape)
+    norms = outer * (normed * (2 if model.post_norms else 1) + shape.mask) + norm_output
     match block.mixer:
         case Mixer.ATTENTION:
             freed = _attention_freed(model, shape)
@@ -158,11 +168,12 @@ def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Hal
 def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
     if block.feed_forward is FeedForward.NONE:
         return _Half()
-    norms = outer * ((shape.stream if model.post_norms else 0.0) + shape.mask)
+    normed = _normed_bytes(model, shape)
+    norms = outer * ((normed if model.post_norms else 0.0) + shape.mask)
     norm_output = 0.0
     if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
-        norm_output = _norm_output(shape, outer)
-        norms += outer * shape.stream + norm_output
+        norm_output = _norm_output(shape, outer) * (2 if shape.copies and model.gated else 1)
+        norms += outer * normed + norm_output
     if block.feed_forward is FeedForward.DENSE:
         inner = model.ffn / shape.tp
         kept = _mlp(model, shape, shape.tokens, inner)
@@ -175,6 +186,15 @@ def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) 
     elif M.EXPERT_ACTIVATION in shape.modules:
         freed += _experts_activated(model, shape)
     return _Half(norms + kept, freed, _experts_transient(model, shape))
+
+
+def _normed_bytes(model: Model, shape: _Shape) -> float:
+    """Of one element before a norm, what that keeps of it: the input; where it is written out, the input in
+    fp32 and what its weight multiplies.
+    """
+    if shape.written and model.norm.kind is NormKind.RMS:
+        return FP32_BYTES + (FP32_BYTES if model.wide_norms else shape.stream)
+    return shape.stream
 
 
 def _norm_output(shape: _Shape, outer: float) -> float:
@@ -190,8 +210,12 @@ def _attention(model: Model, shape: _Shape) -> float:
     output = tokens * model.heads * model.value_dim / tp
     rotary = model.position.kind is PositionKind.ROTARY
     kept = (query + key + value + output) * element
-    if rotary and model.latent is None and shape.kernels is not Kernels.FUSED:
+    # Values are a view of what was projected, unless they are a product of their own.
+    views = shape.kernels is not Kernels.FUSED and (model.joined or not shape.written)
+    if rotary and model.latent is None and views:
         kept += _projected(model, shape) - value * element
+    if shape.written and model.qk_norm is not QkNorm.NONE:
+        kept += (query + key) * (FP32_BYTES + element)
     if model.latent is not None:
         # Latents before and after their norms; values that are a view keep the keys they came with.
         latent = model.latent
@@ -199,9 +223,21 @@ def _attention(model: Model, shape: _Shape) -> float:
         kept += tokens / shape.outer * (2 * ranks + latent.rope_dim) * element
         if shape.kernels is not Kernels.FUSED:
             kept += tokens * model.heads * latent.nope_dim / tp * element
+    if shape.masked or not shape.flash:
+        kept += _repeated(model, shape, key + value)
+    if shape.masked:
+        kept += shape.batch * shape.seq * shape.seq * element  # the mask as each layer adds it
     if shape.flash:
         return kept + tokens * model.heads / tp * FP32_BYTES  # log-sum-exp of each row
     return kept + _scores(model, shape) * _score_bytes(shape)
+
+
+def _repeated(model: Model, shape: _Shape, once: float) -> float:
+    """Keys and values for each head, where transformers copies them."""
+    if not shape.written or model.heads == model.kv_heads:
+        return 0.0
+    width = model.heads / shape.tp * (model.head_dim + model.value_dim)
+    return (shape.tokens * width - once) * shape.element + once * shape.element
 
 
 def _attention_freed(model: Model, shape: _Shape) -> float:
@@ -256,7 +292,8 @@ def _score_bytes(shape: _Shape) -> float:
     """Of one probability; with dropout its mask and what that leaves of it, too (Korthikanti et al. 2022,
     section 4.1).
     """
-    return shape.element + (shape.mask + shape.element if shape.mask else 0.0)
+    wide = FP32_BYTES if shape.wide_softmax else 0.0  # before it is cast
+    return wide + shape.element + (shape.mask + shape.element if shape.mask else 0.0)
 
 
 def _projected(model: Model, shape: _Shape) -> float:
@@ -278,6 +315,11 @@ def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:
     if shape.kernels is Kernels.FUSED:
         return rows * inner * ((2 if model.gated else 1) * shape.activated + shape.matmul)
     sides = (3 if shape.plain else 2) if model.gated else 1
+    if model.activation is Activation.RELU and not model.gated:
+        return rows * inner * shape.element  # its own result, which the second product needs too, is enough
+    if shape.written and model.activation is Activation.GELU_NEW:
+        # Its input, both factors of the last product and the tanh; autocast has them in fp32.
+        return rows * inner * (4 * shape.stream + shape.element)
     return rows * inner * (sides + 1) * shape.element
 
 

@@ -7,9 +7,6 @@ from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Strategy, TrainingKind
 
-# torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
-ALIGNED = 8
-
 
 def loss_bytes(
     model: Model, strategy: Strategy, in_flight: int = 1, framework: Framework = MEGATRON_CORE
@@ -28,12 +25,14 @@ def loss_bytes(
         kept += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
     if kernels is Kernels.PLAIN:
         # The softmax, and the gradients before and after it; the logits may be gone.
-        return kept + (3 * FP32_BYTES + (element if framework.keeps_logits else 0.0)) * logits
+        capped = element if framework.writes_out and model.logit_softcap else 0.0
+        return kept + (3 * FP32_BYTES + capped + (element if framework.keeps_logits else 0.0)) * logits
     if kernels is Kernels.COMPILED:
         if plan_of(strategy, framework).by_unit:
             # Layers are compiled one by one and the loss is not; the logits outlive it.
             return kept + (3 * FP32_BYTES + element) * logits
-        return kept + logits * element * (1 if vocab % ALIGNED == 0 else 3)
+        # The logits, from which their gradient is made in fp32.
+        return kept + logits * (element + FP32_BYTES)
     width = model.embedding_width or model.hidden
     weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
     narrow = element if strategy.stored is not DType.FP32 else 0.0
