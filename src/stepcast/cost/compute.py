@@ -182,7 +182,7 @@ def attention_seconds(
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, _scaled(rates, gpu, fit), own)
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
     flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
-    seconds = _under_power(seconds, flops, gpu, dtype, fit, load, fit.power.attention)
+    seconds = _under_power(seconds, flops, gpu, dtype, fit, load, attention=True)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
 
 
@@ -264,14 +264,21 @@ def _priced(
 
 
 def _under_power(
-    seconds: Number, flops: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, load: Load, more: float = 1.0
+    seconds: Number,
+    flops: Number,
+    gpu: Gpu,
+    dtype: DType,
+    fit: ComputeFit,
+    load: Load,
+    attention: bool = False,
 ) -> Number:
     """*seconds* of products as far as the power lasts, and no faster than anybody saw the GPU multiply."""
-    energy = fit.power.energy(gpu.architecture, gpu.runs_as(dtype)) * more
+    power = fit.power.of(gpu.architecture)
+    energy = power.energy(gpu.architecture, gpu.runs_as(dtype)) * (power.attention if attention else 1.0)
     if energy > 0.0:
-        factor = slowdown(flops / seconds, energy, gpu.power_w, load.duty, fit.power)
+        factor = slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
         busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
-        seconds = heated_s(seconds, factor, busy_s, fit.power)
+        seconds = heated_s(seconds, factor, busy_s, power)
     best = gpu.best_product_flops(dtype)
     return seconds if best == math.inf else np.maximum(seconds, flops / best)
 
