@@ -12,7 +12,7 @@ from stepcast.cost.memory.in_flight import default_in_flight
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Kernels, SelectiveRule
+from stepcast.ir.framework import Framework, Kernels, LossKernel, SelectiveRule
 from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
@@ -130,13 +130,13 @@ def test_torchtitans_selection_keeps_every_second_matmul_and_the_attention() -> 
     assert layer_kept(LLAMA, chosen, LLAMA.blocks[0], titan).kept == 4096 * (2 * width + 4 * LLAMA.heads)
 
 
-@pytest.mark.parametrize(("in_place", "held"), [(True, 2 + 4), (False, 2 + 4 + 4)])
-def test_megatrons_loss_holds_the_logits_in_bf16_and_in_fp32(in_place: bool, held: int) -> None:
+@pytest.mark.parametrize(("loss", "held"), [(LossKernel.IN_PLACE, 2 + 4), (LossKernel.COMPILED, 2 + 4 + 4)])
+def test_megatrons_loss_holds_the_logits_in_bf16_and_in_fp32(loss: LossKernel, held: int) -> None:
     """Megatron-LM's vocab_parallel_cross_entropy: the projection's logits, ``logits.float()``, and these less
     their maximum, which become the softmax: in place since Megatron-Core 0.9. The loss of a long sequence is
     the fullest moment of few layers.
     """
-    model, framework = LLAMA.with_layers(1), Framework(loss_in_place=in_place)
+    model, framework = LLAMA.with_layers(1), Framework(loss=loss)
     short, long = (memory(model, strategy(seq=seq), H100, framework)[0].temporary for seq in (8192, 16384))
     assert long - short == pytest.approx(8192 * LLAMA.vocab * held)
 

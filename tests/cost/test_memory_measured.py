@@ -13,7 +13,7 @@ from stepcast.inputs.optimus.beside import read_logs
 from stepcast.units import GIB
 from stepcast.validate.h200.rows import Record, row_framework, row_model, row_strategy
 from stepcast.validate.optimus import peaks
-from stepcast.validate.published.comparison import MemoryRow, measure
+from stepcast.validate.published.comparison import MemoryRow, measure, records_of
 from tests.shared import DATA, needs_shared
 
 OURS = Path(__file__).parents[1] / "data" / "h200"
@@ -46,7 +46,7 @@ def test_peaks_of_eager_training_steps_on_one_h200(row: Record) -> None:
 
 @lru_cache(maxsize=1)
 def published() -> tuple[MemoryRow, ...]:
-    return measure(DATA / "published").memory_rows
+    return measure(records_of(str(DATA / "published"))).memory_rows
 
 
 @needs_shared

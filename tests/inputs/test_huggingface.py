@@ -14,7 +14,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.reader import FAMILIES, looks_like, read, read_config
 from stepcast.inputs.source import Source
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import QkNorm
+from stepcast.ir.model_parts import Activation, QkNorm
 from stepcast.models.catalog import catalogue_model
 from tests.inputs.huggingface_configs import CONFIGS
 
@@ -24,7 +24,11 @@ def as_json(config: object) -> bytes:
 
 
 def without_unused_ffn(model: Model) -> Model:
-    """Configs give a dense width even where every layer has experts; it names no weight."""
+    """Configs give a dense width even where every layer has experts; it names no weight. What the code of a
+    family does besides, a catalogue of architectures does not say.
+    """
+    plain = Activation.GELU if model.activation is Activation.GELU_NEW else model.activation
+    model = replace(model, joined=False, wide_norms=False, dropout=0.0, activation=plain)
     dense = any(block.feed_forward == "dense" for block in model.blocks)
     return model if dense else replace(model, ffn=0)
 

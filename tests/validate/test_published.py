@@ -18,6 +18,7 @@ from stepcast.validate.published.comparison import (
     measure_folder,
     measured_step_s,
     predicted_step_s,
+    records_of,
     rows,
 )
 from stepcast.validate.published.run import NotComparableError, run_of
@@ -266,7 +267,7 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
     assert [row.name.split()[0] for row in found] == ["x1"]
     assert found[0].tags["precision"] == "bf16"
     assert sum(skipped.values()) == 2
-    memories = measure(path).memory_rows
+    memories = measure(records_of(str(path))).memory_rows
     assert [row.out_of_memory for row in memories] == [False, True]
     assert memories[0].measured_bytes == 70 * GIB
     assert not memories[1].fits
@@ -278,7 +279,7 @@ def test_rows_of_a_file(tmp_path: Path) -> None:
 def test_peaks_whose_overheads_were_fitted_stand_apart(tmp_path: Path) -> None:
     """Those of Megatron-DeepSpeed were learnt from BLOOM's runs, which are no test of them."""
     path = write(tmp_path / "runs.csv", {**LLAMA, "peak_mem_gib": "70"}, {**BLOOM, "peak_mem_gib": "56"})
-    assert [row.fitted for row in measure(path).memory_rows] == [False, True]
+    assert [row.fitted for row in measure(records_of(str(path))).memory_rows] == [False, True]
     found = measure_folder(str(path))
     part = "peak memory, {}: mean_abs_error"
     fitted, other = (

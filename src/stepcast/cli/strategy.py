@@ -33,6 +33,7 @@ CONTEXTS = ("ring", "all-to-all", "all-gather")
 OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
 MODULES = ("core-attention", "latent-up", "norms", "mlp", "expert-activation", "experts")
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
+LOSSES = ("in-place", "compiled", "engine")
 DISPATCHERS = ("all-to-all", "forwarding")
 EXECUTIONS = ("graphs", "partial-graphs", "eager")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
@@ -166,6 +167,18 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         "--dropout", action=argparse.BooleanOptionalAction, help="on attention probabilities and residuals"
     )
     how.add_argument(
+        "--fp8-activations",
+        action=argparse.BooleanOptionalAction,
+        help="fused kernels keep the inputs of activations in fp8",
+    )
+    how.add_argument("--loss", choices=LOSSES, help="how fused kernels come from logits to a loss")
+    how.add_argument(
+        "--deferred-gradients",
+        type=count(0, MOST_MICRO_BATCHES),
+        metavar="N",
+        help="micro-batches whose gradient of the output projection waits until the pipeline empties",
+    )
+    how.add_argument(
         "--gradients", choices=GRADIENTS, help="format in which gradients are summed and reduced"
     )
     how.add_argument(
@@ -214,7 +227,7 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
     """What *args* say themselves, by fields of a Strategy or a Framework."""
     from stepcast.frameworks.words import offload_of, overlap_of, recompute_of
     from stepcast.ir.dtype import DType
-    from stepcast.ir.framework import Dispatcher, Execution, Kernels
+    from stepcast.ir.framework import Dispatcher, Execution, Kernels, LossKernel
     from stepcast.ir.strategy import ContextKind, Sharding
 
     read: dict[str, tuple[Any, Callable[[Any], Any]]] = {
@@ -234,6 +247,9 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
         "gradient_dtype": (args.gradients, DType),
         "dispatcher": (args.dispatcher, Dispatcher),
         "dropout": (args.dropout, bool),
+        "loss": (args.loss, LossKernel),
+        "fp8_activations": (args.fp8_activations, bool),
+        "deferred_gradients": (args.deferred_gradients, int),
         "fused_experts": (args.fused_experts, bool),
         "bucket_bytes": (args.bucket_mb, lambda megabytes: round(megabytes * 1e6)),
     }

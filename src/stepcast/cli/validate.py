@@ -10,7 +10,7 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
 from stepcast.cli.streams import heading, show_status
 from stepcast.report.text import bullet, facts, table
-from stepcast.units import format_count, format_percent, format_seconds
+from stepcast.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
     from stepcast.validate.scoreboard import Columns, Row, Scoreboard, Summary
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         boards[entry.name], measured[entry.name] = board, found.columns
     _progress("")
     if args.output:
-        _write_csv(args.output, measured)
+        _write_csv(args.output, measured, {name: board.unit for name, board in boards.items()})
     if args.json:
         sets = {name: board_facts(board) for name, board in boards.items()}
         print_json({"sets": sets, "absent": [entry.name for entry in absent]})
@@ -138,16 +138,16 @@ def board_facts(board: "Scoreboard") -> dict[str, Any]:
         "groups": {
             tag: {name: asdict(one) for name, one in group.items()} for tag, group in board.groups.items()
         },
-        "worst": [_row_facts(row) for row in board.worst],
+        "worst": [_row_facts(row, board.unit) for row in board.worst],
         "notes": list(board.notes),
     }
 
 
-def _row_facts(row: "Row") -> dict[str, Any]:
+def _row_facts(row: "Row", unit: str) -> dict[str, Any]:
     return {
         "name": row.name,
-        "measured_s": row.measured_s,
-        "predicted_s": row.predicted_s,
+        f"measured_{unit}": row.measured_s,
+        f"predicted_{unit}": row.predicted_s,
         "error": row.error,
         **row.tags,
     }
@@ -168,8 +168,9 @@ def board_text(name: str, board: "Scoreboard", width: int) -> str:
         parts += ["", facts(figures, width)]
     parts += ["", *_skipped_text(board.skipped, width)]
     if board.worst:
+        shown = format_bytes if board.unit == "bytes" else format_seconds
         worst = [
-            (row.name, format_seconds(row.measured_s), format_seconds(row.predicted_s), _signed(row.error))
+            (row.name, shown(row.measured_s), shown(row.predicted_s), _signed(row.error))
             for row in board.worst
         ]
         parts += ["", table((f"worst {len(worst)}", "measured", "predicted", "error"), worst, width)]
@@ -199,19 +200,25 @@ def _signed(error: float) -> str:
     return f"{error * 100:+.1f} %"
 
 
-def _write_csv(path: str, measured: Mapping[str, "Columns"]) -> None:
+def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str, str]) -> None:
+    """Sets of one unit share its two columns; those of the other are blank."""
     import csv
     import io
 
     tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    writer.writerow(("set", "name", *tags, "measured_s", "predicted_s", "error"))
+    known = [unit for unit in ("s", "bytes") if unit in units.values()]
+    heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]
+    writer.writerow(("set", "name", *tags, *heads, "error"))
     for name, columns in measured.items():
+        blanks = [unit != units[name] for unit in known for _ in range(2)]
         labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
         times = zip(columns.measured_s.tolist(), columns.predicted_s.tolist(), strict=True)
         for at, (measured_s, predicted_s) in enumerate(times):
             own = ("" if label is None else label[at] for label in labels)
             error = f"{predicted_s / measured_s - 1:.6g}"
-            writer.writerow((name, columns.name(at), *own, f"{measured_s:.9g}", f"{predicted_s:.9g}", error))
+            pair = (f"{measured_s:.9g}", f"{predicted_s:.9g}") * len(known)
+            values = ["" if blank else value for blank, value in zip(blanks, pair, strict=True)]
+            writer.writerow((name, columns.name(at), *own, *values, error))
     write_file(path, text.getvalue().encode())

@@ -139,6 +139,11 @@ def _loaded_s(seconds: Number, flops: Number, dtype: DType, gpu: Gpu, fit: Compu
     return seconds + _launch_s(matrix_of(gpu, dtype), fit_of(gpu, dtype, fit).latency_s, fit, load)
 
 
+# Attention by a mask, over that to all pairs without one: cuDNN's kernels in steps of Mistral, Phi-3 and
+# StarCoder2 on an H200 (tools/measure_hf_steps.py, profiled) take 1.8 to 1.9 times as long, both ways.
+MASKED_SLOWDOWN = 1.86
+
+
 def attention_seconds(
     batch: Number,
     query_len: Number,
@@ -161,7 +166,7 @@ def attention_seconds(
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, scaled(rates, gpu, fit), own)
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
     flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
-    seconds = _under_power(seconds, flops, gpu, dtype, fit, load)
+    seconds = _under_power(seconds, flops, gpu, dtype, fit, load, attention=True)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
 
 
@@ -212,6 +217,8 @@ def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> 
         work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
     )  # fmt: skip
     seconds = attention_seconds(*sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
+    if work.masked:
+        seconds = seconds * MASKED_SLOWDOWN
     rates = matrix_of(gpu, work.dtype)
     return _priced("attention", float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
 
@@ -241,14 +248,21 @@ def _priced(
 
 
 def _under_power(
-    seconds: Number, flops: Number, gpu: Gpu, dtype: DType, fit: ComputeFit, load: Load
+    seconds: Number,
+    flops: Number,
+    gpu: Gpu,
+    dtype: DType,
+    fit: ComputeFit,
+    load: Load,
+    attention: bool = False,
 ) -> Number:
     """*seconds* of products as far as the power lasts, and no faster than anybody saw the GPU multiply."""
-    energy = fit.power.energy(gpu.architecture, gpu.runs_as(dtype))
+    power = fit.power.of(gpu.architecture)
+    energy = power.energy(gpu.architecture, gpu.runs_as(dtype)) * (power.attention if attention else 1.0)
     if energy > 0.0:
-        factor = slowdown(flops / seconds, energy, gpu.power_w, load.duty, fit.power)
+        factor = slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
         busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
-        seconds = heated_s(seconds, factor, busy_s, fit.power)
+        seconds = heated_s(seconds, factor, busy_s, power)
     best = gpu.best_product_flops(dtype)
     return seconds if best == math.inf else np.maximum(seconds, flops / best)
 

@@ -1,11 +1,13 @@
 """The fits that ship with the package."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from stepcast.cost.compute_fit import ComputeFit, compute_fit
 from stepcast.cost.dispatch import DispatchFit
+from stepcast.cost.power import PowerFit
 from stepcast.hardware.catalog import load_fit
 
 # Tables that changes replace as a whole: an architecture that was left out must not be in them.
@@ -18,13 +20,23 @@ def default_fit() -> ComputeFit:
     table, mamba = load_fit("compute"), load_fit("mamba")
     table["stream"] |= mamba["stream"]
     table["spread"]["scan"] = {**table["spread"]["attention"], "hopper": mamba["spread"]}
-    return compute_fit(table | {"scan": mamba["scan"]})
+    fit = compute_fit(table | {"scan": mamba["scan"]})
+    return replace(fit, power=replace(fit.power, measured=_measured_power()))
 
 
-@lru_cache(maxsize=1)
-def default_dispatch() -> DispatchFit:
-    """The host of the measured H200."""
-    return DispatchFit(**load_fit("compute")["dispatch"])
+def _measured_power() -> dict[str, PowerFit]:
+    """How architectures slow down that were measured at their power limit."""
+    tables = {name: each for name, each in load_fit("power").items() if isinstance(each, dict)}
+    return {
+        name: PowerFit(**(each | {"joule_per_flop": {name: each["joule_per_flop"]}}))
+        for name, each in tables.items()
+    }
+
+
+@lru_cache(maxsize=4)
+def default_dispatch(modules: str = "torch") -> DispatchFit:
+    """The host of the measured H200, under PyTorch's own modules or those of transformers."""
+    return DispatchFit(**load_fit("compute" if modules == "torch" else modules)["dispatch"])
 
 
 @lru_cache(maxsize=1)

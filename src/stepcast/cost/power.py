@@ -22,12 +22,18 @@ class PowerFit:
     exponent: float  # slowdown = (power wanted / power allowed) ** exponent
     warm_up_s: float  # a burst much shorter than this runs at full clock
     joule_per_flop: Mapping[str, Mapping[str, float]] = field(hash=False)  # architecture -> format
+    attention: float = 1.0  # energy of an operation of fused attention, as a multiple of a product's
+    # Architectures on which seconds of work were measured with their power, and their own constants.
+    measured: "Mapping[str, PowerFit]" = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not 0 <= self.idle_share < 1 or not 0 <= self.exponent <= 1 or self.warm_up_s <= 0:
             raise ValueError(
                 "power fit: idle_share in [0, 1), exponent in [0, 1] and warm_up_s above 0 expected"
             )
+
+    def of(self, architecture: str) -> "PowerFit":
+        return self.measured.get(architecture, self)
 
     def energy(self, architecture: str, dtype: str) -> float:
         """Joule per operation; 0 (no limit known) where the table is silent."""

@@ -1,7 +1,7 @@
 """A model under a strategy, by a framework, on a cluster: workload, simulated step and memory."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,15 @@ from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
-from stepcast.ir.framework import MEGATRON_CORE, AttentionKernel, Dispatcher, Execution, Framework
+from stepcast.ir.framework import (
+    MEGATRON_CORE,
+    AttentionKernel,
+    Dispatcher,
+    Execution,
+    Framework,
+    Kernels,
+    Modules,
+)
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
@@ -135,7 +143,7 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framew
         schedule=options.schedule or str(strategy.schedule),
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
-        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _eager_issue_s,
+        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework),
         once_per_node=experts.top_k if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
@@ -206,6 +214,20 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
         f"{format_bytes(host['node'])} are offloaded to the host of each node, which has "
         f"{format_bytes(host['capacity'])}: lower --offload"
     ]
+
+
+def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
+    if framework.modules is Modules.TRANSFORMERS and framework.kernels is Kernels.PLAIN:
+        return _written_issue_s
+    return _eager_issue_s
+
+
+def _written_issue_s(work: Work, backward: bool) -> float:
+    """Modules of which every kernel is counted; all experts are one product."""
+    dispatch = default_dispatch("transformers")
+    if isinstance(work, HostUpdate | Communication):
+        return dispatch.backward_heavy_s if backward else dispatch.heavy_s
+    return dispatch.issue_s(work, backward)
 
 
 def _eager_issue_s(work: Work, backward: bool) -> float:

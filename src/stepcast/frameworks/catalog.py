@@ -108,7 +108,7 @@ def _software() -> dict[str, tuple[str, Read]]:
     }
     found: dict[str, tuple[str, Read]] = {}
     for name in kinds.keys() - {"name", "optimizer", "overhead"}:
-        plain = _kind(bool) if kinds[name] is bool else _one_of(kinds[name])
+        plain = _kind(kinds[name]) if kinds[name] in (bool, int) else _one_of(kinds[name])
         key, read = apart.get(name, (name, plain))
         found[key] = (name, read)
     return dict(sorted(found.items()))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework
+from stepcast.ir.framework import Framework, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import (
@@ -139,6 +139,8 @@ def settle(
         decisions["gradient_dtype"] = stored
     if "moment_dtype" in profile.as_trained:
         decisions["optimizer"] = replace(profile.framework.optimizer, moment_dtype=stored)
+    if profile.framework.modules is Modules.TRANSFORMERS and model.dropout > 0:
+        decisions["dropout"] = True
     decisions |= {name: value for name, value in given.items() if name in DECISIONS}
     choices |= {name: value for name, value in given.items() if name not in DECISIONS}
     choices["sequence_parallel"] = choices["sequence_parallel"] and layout.tp > 1

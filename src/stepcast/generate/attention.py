@@ -11,6 +11,7 @@ from stepcast.generate.parts import (
     norm_forward,
     norm_layer,
     waiting,
+    with_sums,
 )
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits, row_layer, tensor_bytes
@@ -39,6 +40,7 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
             Role.ATTENTION_NORM,
             sizes.outer_tokens,
             column_waits(sizes, Role.LATENT_DOWN if model.latent else Role.QKV),
+            products=3,
         ),
         *qkv,
         core_layer(sizes, block),
@@ -50,6 +52,8 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
 
 
 def _qkv_layer(sizes: Sizes) -> Layer:
+    if sizes.separate:
+        return _separate_layer(sizes)
     width = sizes.qkv_width // sizes.tp
     linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=sizes.model.biases.qkv)
     forward, backward = _on_heads(sizes)
@@ -63,6 +67,18 @@ def _qkv_layer(sizes: Sizes) -> Layer:
         gathered, scattered = _shared_heads(sizes)
         forward, backward = (*gathered, *forward), (*backward, *scattered)
     return column_layer(sizes, Role.QKV, (linear,), forward, backward)
+
+
+def _separate_layer(sizes: Sizes) -> Layer:
+    """A product each for queries, keys and values; what their input gets back is added up."""
+    widths = {"query": sizes.query_width, "key": sizes.key_width, "value": sizes.value_width}
+    bias = sizes.model.biases.qkv
+    linears = tuple(
+        Linear(name, sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=bias)
+        for name, width in widths.items()
+    )
+    layer = column_layer(sizes, Role.QKV, linears, *_on_heads(sizes))
+    return with_sums(sizes, layer, len(linears))
 
 
 def _shared_heads(sizes: Sizes) -> tuple[Ops, Ops]:
@@ -90,15 +106,19 @@ def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     turned = {"": width} if sizes.fused else {"query ": sizes.query_width, "key ": sizes.key_width}
     forward: list[Op] = []
     backward: list[Op] = []
+    # Modules written in Python norm queries and keys one after the other.
+    normed = turned if sizes.by_operation else {"query key ": width}
     if model.qk_norm is not QkNorm.NONE:
-        forward += norm_forward(sizes, "query key norm", tokens * width // model.head_dim, model.head_dim)
+        for name, each in normed.items():
+            forward += norm_forward(sizes, f"{name}norm", tokens * each // model.head_dim, model.head_dim)
     if model.position.kind is PositionKind.ROTARY:
         forward += (op for name, each in turned.items() for op in rotary(sizes, each, name))
         backward += (
             op for name, each in reversed(turned.items()) for op in rotary_gradient(sizes, each, name)
         )
     if model.qk_norm is not QkNorm.NONE:
-        backward += norm_backward(sizes, "query key norm", tokens * width // model.head_dim, model.head_dim)
+        for name, each in normed.items():
+            backward += norm_backward(sizes, f"{name}norm", tokens * each // model.head_dim, model.head_dim)
     return tuple(forward), tuple(backward)
 
 

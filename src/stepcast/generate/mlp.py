@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+from stepcast.generate.by_operation import grouped_masks, written_gelu
 from stepcast.generate.expert_bias import clamped, weighted_bias
-from stepcast.generate.parts import K, Linear, Ops, add, collective, layer, norm_layer
+from stepcast.generate.parts import K, Linear, Ops, add, collective, layer, norm_layer, with_sums
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Kernels
+from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Activation, Experts
 from stepcast.ir.role import OpPart, Role
@@ -17,6 +18,7 @@ from stepcast.ir.workload import Layer, Op
 ACTIVATIONS: dict[Activation, ElementwiseKind] = {
     Activation.SILU: K.SILU,
     Activation.GELU: K.GELU,
+    Activation.GELU_NEW: K.GELU,
     Activation.RELU: K.OTHER,
     Activation.SQUARED_RELU: K.OTHER,
 }
@@ -34,7 +36,13 @@ ROUTER_KERNELS = 17
 def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Norm, MLP and residual of a dense block."""
     layers = [
-        norm_layer(sizes, Role.MLP_NORM, sizes.outer_tokens, column_waits(sizes, Role.MLP_UP)),
+        norm_layer(
+            sizes,
+            Role.MLP_NORM,
+            sizes.outer_tokens,
+            column_waits(sizes, Role.MLP_UP),
+            products=2 if sizes.model.gated else 1,
+        ),
         *_mlp(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True),
     ]
     if sizes.model.post_norms:
@@ -49,8 +57,12 @@ def _mlp(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> tuple[
     up = Linear("up", sizes.tokens, model.hidden, sides * inner, sizes.dtype, bias=bias)
     down = Linear("down", sizes.tokens, inner, model.hidden, sizes.dtype, bias=bias)
     forward, backward = _activation(sizes, sizes.tokens, inner)
+    firsts: tuple[Linear, ...] = (up,)
+    if sizes.separate and model.gated:
+        firsts = (replace(up, name="gate", outputs=inner), replace(up, outputs=inner))
+    first = column_layer(sizes, roles[0], firsts, forward, backward)
     return (
-        column_layer(sizes, roles[0], (up,), forward, backward),
+        with_sums(sizes, first, len(firsts)),
         row_layer(sizes, roles[1], down, ends),
     )
 
@@ -61,6 +73,8 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
     *weighted*: times the router's probability, as Megatron-Core does inside its activation.
     """
     dtype, kind = sizes.stored, ACTIVATIONS[sizes.model.activation]
+    if sizes.by_operation and sizes.model.activation is Activation.GELU_NEW:
+        return written_gelu(sizes, rows, inner)
     if not sizes.model.gated:
         return (
             (_activated("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
@@ -77,6 +91,9 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
             (_activated("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
             (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
         )
+    joined: Ops = (Op("join gradients", streamed(K.COPY, rows, 2 * inner, 1, 1, dtype)),)
+    if sizes.separate:
+        joined = ()
     return (
         (
             _activated("activation", streamed(K.SWIGLU, rows, inner, 1, 1, dtype)),
@@ -86,7 +103,7 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
             Op("gate gradient", streamed(K.MUL, rows, inner, 2, 1, dtype)),
             Op("up gradient", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
             Op("activation gradient", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
-            Op("join gradients", streamed(K.COPY, rows, 2 * inner, 1, 1, dtype)),
+            *joined,
         ),
     )
 
@@ -164,7 +181,8 @@ def experts_counted(sizes: Sizes) -> bool:
 
     It does unless the experts' capacity fixes that, or the matmuls take their sizes from the GPU.
     """
-    return sizes.strategy.expert_capacity is None and not sizes.framework.fused_experts
+    counted = sizes.strategy.expert_capacity is None and not sizes.framework.fused_experts
+    return counted and sizes.framework.modules is not Modules.TRANSFORMERS
 
 
 def _router_products(sizes: Sizes, linear: Linear) -> tuple[Ops, Ops, Ops]:
@@ -237,12 +255,32 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     rows, inner = routed_rows(sizes) * ways, experts.ffn // ways
     groups, width = max(1, experts.count // layout.ep), expert_width(sizes)
     sides = 2 if sizes.model.gated else 1
-    up = Linear("up", rows, width, sides * inner, sizes.dtype, groups)
-    down = Linear("down", rows, inner, width, sizes.dtype, groups)
+    # transformers' grouped products take the weights as they are: autocast leaves them in fp32.
+    by_operation = sizes.framework.modules is Modules.TRANSFORMERS
+    dtype = sizes.strategy.weights if by_operation and sizes.strategy.autocast else sizes.dtype
+    up = Linear("up", rows, width, sides * inner, dtype, groups)
+    down = Linear("down", rows, inner, width, dtype, groups)
     if sizes.framework.fused_experts:
         return _fused_experts(sizes, up, down)
     forward, backward = _activation(sizes, rows, inner, weighted=True)
     added: tuple[Ops, Ops] = ((), ())
+    if sizes.by_operation:
+        masks = grouped_masks(sizes, rows, width, sides * inner)
+        (before, between, after), gradients = masks
+        return (
+            Layer(
+                "experts up",
+                (*before, *up.forward(sizes), *between, *forward),
+                (*backward, *gradients[1], *up.input_gradient(sizes), *gradients[0]),
+                up.weight_gradient(sizes),
+            ),
+            Layer(
+                "experts down",
+                (*down.forward(sizes), *after),
+                (*gradients[2], *down.input_gradient(sizes)),
+                down.weight_gradient(sizes),
+            ),
+        )
     if sizes.model.biases.mlp and sizes.fused:
         if sizes.model.gated:
             clamp, clamp_gradient = clamped(sizes, rows, inner)

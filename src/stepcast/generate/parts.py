@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from stepcast.generate.norms import written_norm, written_norm_gradient
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
@@ -198,29 +199,38 @@ def norm_kind(sizes: Sizes) -> ElementwiseKind:
 
 
 def norm_layer(
-    sizes: Sizes, role: Role, rows: int, after: tuple[str, ...] = (), branches: bool = True
+    sizes: Sizes, role: Role, rows: int, after: tuple[str, ...] = (), branches: bool = True, products: int = 1
 ) -> Layer:
     """A norm over the hidden width; *after* names what its backward waits for.
 
-    Where the stream *branches* before it, its backward ends with the sum of both gradients: the norm's and
-    the residual's.
+    *products* read what it makes. Where the stream *branches* before it, its backward ends with the sum of
+    both gradients: the norm's and the residual's.
     """
     width = sizes.model.hidden
     forward, gradient = norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width)
     if sizes.casts:
-        forward += (cast(sizes, "norm cast", rows, width, sizes.stream, sizes.stored),)
-        gradient = (cast(sizes, "norm gradient cast", rows, width, sizes.stored, sizes.stream), *gradient)
+        # The input of each product is cast by itself, and each gradient back before they are added up.
+        copies = products if sizes.separate else 1
+        narrow = cast(sizes, "norm cast", rows, width, sizes.stream, sizes.stored)
+        wide = cast(sizes, "norm gradient cast", rows, width, sizes.stored, sizes.stream)
+        numbered = [f" {number}" if copies > 1 else "" for number in range(copies)]
+        forward += tuple(replace(narrow, name=f"{narrow.name}{number}") for number in numbered)
+        gradient = (*(replace(wide, name=f"{wide.name}{number}") for number in numbered), *gradient)
     if branches:
         gradient += (add(sizes, "residual gradient", rows, width),)
     return layer(role, forward, waiting(gradient, after))
 
 
 def norm_forward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+    if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
+        return written_norm(sizes, name, rows, width)
     return (Op(name, streamed(norm_kind(sizes), rows, width, 1, 1, sizes.stream)),)
 
 
 def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
     """Plain PyTorch reads input and gradient again to sum the weight's gradient."""
+    if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
+        return written_norm_gradient(sizes, name, rows, width)
     ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stream, backward=True))]
     if not sizes.fused:
         ops.append(
@@ -239,7 +249,7 @@ def residual(sizes: Sizes, rows: int, width: int) -> Op:
     """The branch added to the stream; with dropout in the same kernel, which also writes its mask."""
     elements, stream = rows * width, sizes.stream
     read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
-    if not sizes.framework.dropout:
+    if not sizes.framework.dropout or sizes.by_operation:
         work = Elementwise(K.ADD, rows, width, read, write, dtype=stream)
     else:
         work = Elementwise(K.DROPOUT, rows, width, read, write + elements * MASK_BYTES, dtype=stream)
@@ -258,6 +268,20 @@ def dropped_gradient(sizes: Sizes, name: str, rows: int, width: int) -> Op:
     elements = float(rows * width)
     read, write = elements * (sizes.element + MASK_BYTES), elements * sizes.element
     return Op(name, Elementwise(K.MUL, rows, width, read, write, dtype=sizes.stored))
+
+
+def with_sums(sizes: Sizes, layer: Layer, products: int) -> Layer:
+    """*layer* whose input gets gradients from several *products*, which plain PyTorch adds up one by one."""
+    if sizes.fused:
+        return layer
+    sums = tuple(
+        Op(
+            f"input gradient sum {number}",
+            streamed(K.ADD, sizes.tokens, sizes.model.hidden, 2, 1, sizes.stored),
+        )
+        for number in range(1, products)
+    )
+    return replace(layer, input_gradient=(*layer.input_gradient, *sums))
 
 
 def waiting(ops: Ops, after: tuple[str, ...]) -> Ops:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 
@@ -75,6 +75,16 @@ class Sizes:
     @property
     def fused(self) -> bool:
         return self.framework.kernels is not Kernels.PLAIN
+
+    @property
+    def by_operation(self) -> bool:
+        """Whether modules are those of transformers, one kernel for each operation of their source."""
+        return self.framework.writes_out
+
+    @property
+    def separate(self) -> bool:
+        """Whether queries, keys, values, gate and up are products of their own."""
+        return self.framework.modules is Modules.TRANSFORMERS and not self.model.joined
 
     @property
     def plain_gradients(self) -> bool:

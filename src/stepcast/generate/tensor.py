@@ -8,7 +8,17 @@ backward gathers the input of the first matmul again for its weight gradient.
 
 from dataclasses import replace
 
-from stepcast.generate.parts import Linear, Ops, cast, collective, dropped_gradient, layer, residual, waiting
+from stepcast.generate.parts import (
+    Linear,
+    Ops,
+    cast,
+    collective,
+    dropped,
+    dropped_gradient,
+    layer,
+    residual,
+    waiting,
+)
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.role import Role
@@ -80,6 +90,8 @@ def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> La
     weight = linear.weight_gradient(sizes)
     hidden = sizes.model.hidden
     tail: Ops = (residual(sizes, sizes.outer_tokens, hidden),) if ends else ()
+    if ends and sizes.framework.dropout and sizes.by_operation:
+        tail = (dropped(sizes, "dropout", sizes.outer_tokens, hidden), *tail)
     if ends and sizes.framework.dropout:
         gradient = (dropped_gradient(sizes, "dropout gradient", sizes.outer_tokens, hidden), *gradient)
     if ends and sizes.casts:

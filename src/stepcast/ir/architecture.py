@@ -41,7 +41,9 @@ class Architecture:
     of the word embedding where a projection leads from it to the hidden width (OPT-350M); 0 = hidden.
     *next_token_layers* are DeepSeek-V3's multi-token-prediction modules: they are not part of
     ``parameters``. *vocab_multiple* pads the vocabulary to a multiple of itself times the tensor-parallel
-    size, as Megatron does with 128; 0 keeps it as it is.
+    size, as Megatron does with 128; 0 keeps it as it is. *joined*: queries, keys and values come from one
+    matrix in the model's own code, and so do gate and up. *wide_norms*: norms multiply by their weight in
+    fp32. *dropout*: of its branches in training, where its code decides that.
     """
 
     name: str
@@ -75,6 +77,9 @@ class Architecture:
     hybrid: Hybrid | None = None
     next_token_layers: int = 0
     vocab_multiple: int = 0
+    joined: bool = False
+    wide_norms: bool = False
+    dropout: float = 0.0
     source: str = ""
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ each is documented.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepcast.ir.check import require
+from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.optimizer import ADAM, Optimizer
 from stepcast.ir.strategy import Sharding, Strategy
@@ -65,6 +65,22 @@ class SelectiveRule(StrEnum):
     ALTERNATE_MATMULS = "alternate-matmuls"
 
 
+class LossKernel(StrEnum):
+    """How fused kernels come from logits to a loss, which decides how often logits exist at once."""
+
+    IN_PLACE = "in-place"  # Megatron-LM's vocab_parallel_cross_entropy: one fp32 copy, worked on in place
+    COMPILED = "compiled"  # its fused_vocab_parallel_cross_entropy: a softmax beside that copy
+    ENGINE = "engine"  # Transformer Engine's: the gradient is written over the logits
+
+
+class Modules(StrEnum):
+    """Whose modules plain PyTorch runs."""
+
+    TORCH = "torch"  # torch.nn: a kernel for each norm, one product for queries, keys and values
+    # Hugging Face transformers: RMS norms in fp32 operation by operation, a product for each projection.
+    TRANSFORMERS = "transformers"
+
+
 class Peak(StrEnum):
     """Which peak of memory a framework's authors print."""
 
@@ -112,6 +128,7 @@ class Framework:
     name: str = "megatron-core"
     kernels: Kernels = Kernels.FUSED
     execution: Execution = Execution.GRAPHS
+    modules: Modules = Modules.TORCH
     # The format in which gradients are accumulated and reduced.
     gradient_dtype: DType = DType.FP32
     optimizer: Optimizer = ADAM
@@ -125,8 +142,13 @@ class Framework:
     stops_early: bool = True
     # Whether the logits outlive a loss that is not compiled, or are freed with it.
     keeps_logits: bool = False
-    # Whether Megatron-LM's loss turns fp32 logits into the softmax in place (since core 0.9), or copies them.
-    loss_in_place: bool = True
+    loss: LossKernel = LossKernel.COMPILED
+    # Whether fused kernels keep the input of an activation in fp8 (Megatron-Core's
+    # activation_func_fp8_input_store).
+    fp8_activations: bool = False
+    # Micro-batches whose gradient of the output projection is made when the pipeline empties, and which keep
+    # that of their logits until then (Megatron-Core's defer_embedding_wgrad_compute); 0: none.
+    deferred_gradients: int = 0
     # On attention probabilities and before each residual, as GPT-2 and -3 were trained; later models are not.
     dropout: bool = False
     # Whether the weight gradient's matmul adds to the sum of the micro-batches, or kernels of their own do.
@@ -150,6 +172,7 @@ class Framework:
             self.bucket_bytes is None or self.bucket_bytes >= 0,
             f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}",
         )
+        require_counts(self, 0, "deferred_gradients")
 
     def bucket_parameters(self, strategy: Strategy, first_piece: bool) -> int | None:
         """Parameters whose gradients are reduced together; None: all of a stage's.
@@ -163,6 +186,11 @@ class Framework:
         if not (first_piece and strategy.overlap.gradients):
             return None
         return max(40_000_000, 1_000_000 * strategy.layout.dp * strategy.layout.cp)
+
+    @property
+    def writes_out(self) -> bool:
+        """Whether every operation of its modules' source is a kernel, and keeps what its gradient needs."""
+        return self.modules is Modules.TRANSFORMERS and self.kernels is Kernels.PLAIN
 
     def keeps_fp32_weights(self, strategy: Strategy) -> bool:
         """Whether the weights that are kept are the optimizer's (FSDP), cast before they are gathered."""

@@ -10,8 +10,8 @@ what is fused:
 - compiled: torch.compile computes the activated gate again.
 - fused: Megatron-LM with Transformer Engine; values are copied, so that the projection can go.
 
-For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, with its dropouts
-where the software has them; inside flash attention these keep nothing.
+For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, dropouts where
+there are any.
 
 A recomputed module frees what ``generate.recompute`` makes anew and keeps its input: that is the output of a
 norm, queries, keys and values of a latent projection, the result of an activation, all within an MLP or
@@ -22,15 +22,16 @@ backward.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stepcast.ir.dtype import FP32_BYTES
+from stepcast.ir.coded import fuses_attention, masks_window, widens_softmax
+from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
 from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block, FeedForward, Mixer, PositionKind
+from stepcast.ir.model_parts import Activation, Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
 
 M = RecomputeModule
-MASK_BYTES = 1.0  # of one element in dropout's mask
+MASK_BYTES = 1.0  # of one element that dropout drew
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +68,18 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             element=strategy.stored.bytes,
             stream=strategy.stream.bytes,
             matmul=min(strategy.precision.bytes, strategy.stored.bytes),
-            flash=framework.flash_attention,
-            dropout=framework.dropout,
+            flash=fuses_attention(model, strategy, framework),
+            mask=MASK_BYTES if framework.dropout else 0.0,
+            activated=DType.FP8.bytes if framework.fp8_activations else strategy.stored.bytes,
             kernels=framework.kernels,
             alternate=framework.selective is SelectiveRule.ALTERNATE_MATMULS
             and strategy.recompute.kind is RecomputeKind.SELECTIVE,
             modules=_modules(strategy, framework),
             routed=strategy.busiest_share,
+            written=framework.writes_out,
+            masked=masks_window(block.window, strategy, framework),
+            wide_softmax=framework.writes_out and widens_softmax(model),
+            copies=strategy.autocast and framework.writes_out and not model.joined,
         ),
     )
 
@@ -91,11 +97,16 @@ class _Shape:
     stream: float  # bytes of an element of the residual stream
     matmul: float  # bytes of an element as a matmul keeps its input
     flash: bool
-    dropout: bool
+    mask: float  # bytes of an element of dropout's mask; 0 without dropout
+    activated: float  # bytes of an element of an activation's input, as fused kernels keep it
     kernels: Kernels
     alternate: bool  # every second matmul is recomputed
     modules: frozenset[RecomputeModule]  # which the backward runs again
     routed: float  # rows at the busiest expert rank per token and chosen expert
+    written: bool = False  # modules of transformers, which keep what each of their operations needs
+    masked: bool = False  # attention by a mask, for a window
+    wide_softmax: bool = False  # of attention that is written out
+    copies: bool = False  # autocast casts the input of each product by itself
 
     @property
     def plain(self) -> bool:
@@ -125,10 +136,9 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
     if shape.alternate:
         return _kept_by_torchtitan(model, block, shape, outer)
     halves = (_mixer_half(model, block, shape, outer), _feed_forward_half(model, block, shape, outer))
-    masks = outer * MASK_BYTES * sum(half.kept > 0 for half in halves) if shape.dropout else 0.0
     transient = max(half.transient for half in halves)
     return Kept(
-        kept=sum(half.kept - half.freed for half in halves) + masks,
+        kept=sum(half.kept - half.freed for half in halves),
         input=outer * shape.stream,
         transient=transient,
         again=max(half.transient + half.freed for half in halves) - transient,
@@ -137,8 +147,9 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
 
 def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
     # A norm's input and its output, which the projection needs; the input of a norm at the end.
-    norm_output = _norm_output(shape, outer)
-    norms = outer * shape.stream * (2 if model.post_norms else 1) + norm_output
+    norm_output = _norm_output(shape, outer) * (3 if shape.copies else 1)
+    normed = _normed_bytes(model, shape)
+    norms = outer * (normed * (2 if model.post_norms else 1) + shape.mask) + norm_output
     match block.mixer:
         case Mixer.ATTENTION:
             freed = _attention_freed(model, shape)
@@ -156,11 +167,12 @@ def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Hal
 def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
     if block.feed_forward is FeedForward.NONE:
         return _Half()
-    norms = outer * shape.stream if model.post_norms else 0.0
+    normed = _normed_bytes(model, shape)
+    norms = outer * ((normed if model.post_norms else 0.0) + shape.mask)
     norm_output = 0.0
     if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
-        norm_output = _norm_output(shape, outer)
-        norms += outer * shape.stream + norm_output
+        norm_output = _norm_output(shape, outer) * (2 if shape.copies and model.gated else 1)
+        norms += outer * normed + norm_output
     if block.feed_forward is FeedForward.DENSE:
         inner = model.ffn / shape.tp
         kept = _mlp(model, shape, shape.tokens, inner)
@@ -173,6 +185,15 @@ def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) 
     elif M.EXPERT_ACTIVATION in shape.modules:
         freed += _experts_activated(model, shape)
     return _Half(norms + kept, freed, _experts_transient(model, shape))
+
+
+def _normed_bytes(model: Model, shape: _Shape) -> float:
+    """Of one element before a norm, what that keeps of it: the input; where it is written out, the input in
+    fp32 and what its weight multiplies.
+    """
+    if shape.written and model.norm.kind is NormKind.RMS:
+        return FP32_BYTES + (FP32_BYTES if model.wide_norms else shape.stream)
+    return shape.stream
 
 
 def _norm_output(shape: _Shape, outer: float) -> float:
@@ -188,8 +209,12 @@ def _attention(model: Model, shape: _Shape) -> float:
     output = tokens * model.heads * model.value_dim / tp
     rotary = model.position.kind is PositionKind.ROTARY
     kept = (query + key + value + output) * element
-    if rotary and model.latent is None and shape.kernels is not Kernels.FUSED:
+    # Values are a view of what was projected, unless they are a product of their own.
+    views = shape.kernels is not Kernels.FUSED and (model.joined or not shape.written)
+    if rotary and model.latent is None and views:
         kept += _projected(model, shape) - value * element
+    if shape.written and model.qk_norm is not QkNorm.NONE:
+        kept += (query + key) * (FP32_BYTES + element)
     if model.latent is not None:
         # Latents before and after their norms; values that are a view keep the keys they came with.
         latent = model.latent
@@ -197,16 +222,28 @@ def _attention(model: Model, shape: _Shape) -> float:
         kept += tokens / shape.outer * (2 * ranks + latent.rope_dim) * element
         if shape.kernels is not Kernels.FUSED:
             kept += tokens * model.heads * latent.nope_dim / tp * element
+    if shape.masked or not shape.flash:
+        kept += _repeated(model, shape, key + value)
+    if shape.masked:
+        kept += shape.batch * shape.seq * shape.seq * element  # the mask as each layer adds it
     if shape.flash:
         return kept + tokens * model.heads / tp * FP32_BYTES  # log-sum-exp of each row
-    return kept + _scores_bytes(model, shape)
+    return kept + _scores(model, shape) * _score_bytes(shape)
+
+
+def _repeated(model: Model, shape: _Shape, once: float) -> float:
+    """Keys and values for each head, where transformers copies them."""
+    if not shape.written or model.heads == model.kv_heads:
+        return 0.0
+    width = model.heads / shape.tp * (model.head_dim + model.value_dim)
+    return (shape.tokens * width - once) * shape.element + once * shape.element
 
 
 def _attention_freed(model: Model, shape: _Shape) -> float:
     """Of the heads: the square of scores, and what the projections from a latent made."""
     freed = 0.0
     if M.CORE in shape.modules and not shape.flash:
-        freed += _scores_bytes(model, shape)
+        freed += _scores(model, shape) * _score_bytes(shape)
     if M.LATENT_UP in shape.modules and model.latent is not None:
         width = model.heads * model.head_dim / shape.tp
         width += max(model.kv_heads / shape.tp, 1) * (model.head_dim + model.value_dim)
@@ -250,10 +287,12 @@ def _scores(model: Model, shape: _Shape) -> float:
     return shape.batch * (model.heads / shape.tp) * (shape.seq / shape.cp) * shape.seq
 
 
-def _scores_bytes(model: Model, shape: _Shape) -> float:
-    """The softmax; under dropout also its mask and the product with it, which the next matmul reads."""
-    dropped = MASK_BYTES + shape.element if shape.dropout else 0.0
-    return _scores(model, shape) * (shape.element + dropped)
+def _score_bytes(shape: _Shape) -> float:
+    """Of one probability; with dropout its mask and what that leaves of it, too (Korthikanti et al. 2022,
+    section 4.1).
+    """
+    wide = FP32_BYTES if shape.wide_softmax else 0.0  # before it is cast
+    return wide + shape.element + (shape.mask + shape.element if shape.mask else 0.0)
 
 
 def _projected(model: Model, shape: _Shape) -> float:
@@ -272,17 +311,22 @@ def _attention_transient(model: Model, shape: _Shape) -> float:
 
 def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:
     """Activation inputs and output: the second matmul keeps the latter."""
-    output = shape.matmul if shape.kernels is Kernels.FUSED else shape.element
-    if not model.gated:
-        return rows * inner * (shape.element + output)
-    sides = 3 if shape.plain else 2
-    return rows * inner * (sides * shape.element + output)
+    if shape.kernels is Kernels.FUSED:
+        return rows * inner * ((2 if model.gated else 1) * shape.activated + shape.matmul)
+    sides = (3 if shape.plain else 2) if model.gated else 1
+    if model.activation is Activation.RELU and not model.gated:
+        return rows * inner * shape.element  # its own result, which the second product needs too, is enough
+    if shape.written and model.activation is Activation.GELU_NEW:
+        # Its input, both factors of the last product and the tanh; autocast has them in fp32.
+        return rows * inner * (4 * shape.stream + shape.element)
+    return rows * inner * (sides + 1) * shape.element
 
 
 def _activated(model: Model, shape: _Shape, rows: float, inner: float) -> float:
     """Of that, what the activation and its gate made."""
     inputs = 2 if model.gated else 1
-    return _mlp(model, shape, rows, inner) - rows * inner * inputs * shape.element
+    kept = shape.activated if shape.kernels is Kernels.FUSED else shape.element
+    return _mlp(model, shape, rows, inner) - rows * inner * inputs * kept
 
 
 def _mlp_transient(model: Model, shape: _Shape, rows: float, inner: float) -> float:

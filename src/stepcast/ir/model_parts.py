@@ -9,6 +9,7 @@ from stepcast.ir.check import require, require_counts
 class Activation(StrEnum):
     SILU = "silu"
     GELU = "gelu"
+    GELU_NEW = "gelu-new"  # the same by tanh, operation by operation where code is not compiled
     RELU = "relu"
     SQUARED_RELU = "squared-relu"
 

@@ -64,6 +64,8 @@ class Attention:
     causal: bool = True
     backward: bool = False
     dtype: DType = DType.BF16
+    # A tensor says which pairs count: all of them are worked on, and the mask is read.
+    masked: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "batch", "query_len", "key_len", "heads", "kv_heads", "head_dim", "value_dim")

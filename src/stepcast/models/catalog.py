@@ -3,6 +3,7 @@
 import os
 import re
 import tomllib
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ CUT = re.compile(r"^(.+?)[-_ ]+(?:l(\d+)|(\d+)[-_ ]?(?:l|layers?))$", re.IGNOREC
 
 
 # A name and sizes of its own.
-SIZED = re.compile(r"^([^:/\\]+):(\w+\s*=.*)$")
+SIZED = re.compile(r"^(.+?):(\w+\s*=[^/\\]*)$")
 
 
 class UnknownModelError(ValueError):
@@ -42,7 +43,8 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     if sized := SIZED.match(text):
         from stepcast.models.columns import model_of_columns, sizes_of
 
-        return model_of_columns(sized[1], sizes_of(sized[2], text))
+        model = model_of_columns(sized[1], sizes_of(sized[2], text))
+        return replace(model, name=Path(sized[1]).stem) if os.path.exists(sized[1]) else model
     if os.path.basename(text) != text and os.path.exists(text):
         return _model_of_file(Path(text))
     found = find_name(text)

@@ -81,6 +81,7 @@ class Measurements:
     notes: tuple[str, ...] = ()
     orders: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of a tag in the order to show
     details: tuple[str, ...] = ()  # tags that tell about single rows and group none
+    unit: str = "s"  # or bytes: what is measured and predicted, whatever the columns' names say
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Scoreboard:
     worst: tuple[Row, ...]
     figures: Mapping[str, float]
     notes: tuple[str, ...]
+    unit: str = "s"
 
 
 def columns(rows: Sequence[Row]) -> Columns:
@@ -150,7 +152,8 @@ def scoreboard(found: Measurements) -> Scoreboard:
         for tag, labels in table.tags.items()
         if tag not in found.details
     }
-    groups["time"] = _grouped(table, time_labels(table.measured_s), TIME_NAMES)
+    if found.unit == "s":
+        groups["time"] = _grouped(table, time_labels(table.measured_s), TIME_NAMES)
     return Scoreboard(
         summary=summary(table.measured_s, table.predicted_s),
         skipped=found.skipped,
@@ -159,6 +162,7 @@ def scoreboard(found: Measurements) -> Scoreboard:
         worst=tuple(table.row(int(at)) for at in order),
         figures=found.figures,
         notes=found.notes,
+        unit=found.unit,
     )
 
 

@@ -70,6 +70,19 @@ _TABLE = (
         "published",
         further=("published-new",),
     ),
+    MeasurementSet(
+        "transformers",
+        "training steps of Hugging Face models on one H200",
+        "stepcast.validate.transformers",
+        "transformers",
+    ),
+    MeasurementSet("mlperf", "MLPerf Training runs of language models", "stepcast.validate.mlperf", "mlperf"),
+    MeasurementSet(
+        "megatron-memory",
+        "peak memory of Megatron-LM's functional tests",
+        "stepcast.validate.megatron_memory.comparison",
+        "megatron-memory",
+    ),
 )
 
 

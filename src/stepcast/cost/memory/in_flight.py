@@ -11,8 +11,10 @@ def default_in_flight(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
     """For each stage, the micro-batches that each of its pieces holds."""
     layout, batches = strategy.layout, strategy.micro_batches
     facts = facts_of(strategy.schedule, layout.pp)
-    # A forward beside the backward of another micro-batch: one more is begun before the first ends.
-    pipeline = Pipeline(layout.pp, layout.vpp, batches, ahead=1 if strategy.pairs_micro_batches else 0)
+    # A forward beside the backward of another micro-batch: one more is begun before the first ends. On a
+    # single stage the one fills what the other empties, layer by layer.
+    paired = strategy.pairs_micro_batches and layout.pp > 1
+    pipeline = Pipeline(layout.pp, layout.vpp, batches, ahead=1 if paired else 0)
     return tuple(
         tuple(min(batches, number) for number in facts.held(pipeline, stage)) for stage in range(layout.pp)
     )

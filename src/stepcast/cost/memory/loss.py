@@ -1,13 +1,10 @@
 """What the end of a model needs: the logits and their gradient, and modules for further tokens."""
 
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Strategy, TrainingKind
-
-# torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
-ALIGNED = 8
 
 
 def loss_bytes(
@@ -23,21 +20,28 @@ def loss_bytes(
     logits = strategy.local_tokens * vocab / tp
     kept = logits * FP32_BYTES * max(0, in_flight * (1 + strategy.further_tokens) - 1)
     element = strategy.stored.bytes
+    if strategy.layout.pp > 1:
+        kept += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
     if kernels is Kernels.PLAIN:
         # The softmax, and the gradients before and after it; the logits may be gone.
-        return kept + (3 * FP32_BYTES + (element if framework.keeps_logits else 0.0)) * logits
+        capped = element if framework.writes_out and model.logit_softcap else 0.0
+        return kept + (3 * FP32_BYTES + capped + (element if framework.keeps_logits else 0.0)) * logits
     if kernels is Kernels.COMPILED:
         if plan_of(strategy, framework).by_unit:
             # Layers are compiled one by one and the loss is not; the logits outlive it.
             return kept + (3 * FP32_BYTES + element) * logits
-        return kept + logits * element * (1 if vocab % ALIGNED == 0 else 3)
-    # Megatron-LM: logits, their fp32 copy and softmax, which may be one; then the gradient in both formats
-    # and the weight's (core/tensor_parallel/cross_entropy.py).
+        # The logits, from which their gradient is made in fp32.
+        return kept + logits * (element + FP32_BYTES)
     width = model.embedding_width or model.hidden
     weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
-    copies = FP32_BYTES * (1 if framework.loss_in_place else 2)
-    copies += element if strategy.stored is not DType.FP32 else 0.0
-    return kept + copies * logits + weight
+    narrow = element if strategy.stored is not DType.FP32 else 0.0
+    if framework.loss is LossKernel.ENGINE:
+        return kept + element * logits + weight
+    if framework.loss is LossKernel.IN_PLACE:
+        # Logits or their gradient beside the fp32 copy; that is gone when the weight's gradient is made.
+        return kept + max((FP32_BYTES + narrow) * logits, element * logits + weight)
+    # Logits, their fp32 copy and softmax; then the gradient in both formats and the weight's.
+    return kept + (2 * FP32_BYTES + narrow) * logits + weight
 
 
 def further_ends_bytes(model: Model, strategy: Strategy) -> float:

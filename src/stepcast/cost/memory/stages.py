@@ -24,9 +24,15 @@ from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Reduced, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
+from stepcast.units import MIB
 
-# Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.
-WORKSPACE_BYTES = 2.0 * 32 * 2**20
+# Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper. From
+# there on Transformer Engine has one of its own, and one for each stream that experts' products run on
+# (transformer_engine/pytorch/cpp_extensions/gemm.py, get_cublas_workspace_size_bytes).
+WORKSPACE_BYTES = 2.0 * 32 * MIB
+ENGINE_WORKSPACE_BYTES = 32.0 * MIB
+EXPERT_STREAMS = 4
+LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
 
 BESIDE = ("stage", "capacity", "host")  # no parts of what a GPU holds
@@ -96,12 +102,19 @@ def memory(
     if len(in_flight) != strategy.layout.pp:
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
     totals = _piece_totals(model, strategy, framework, orientations(strategy, gpu))
-    shared = _Shared(model, strategy, framework)
+    shared = _Shared(model, strategy, framework, workspace_bytes(model, framework, gpu))
     stages = []
     for stage, counts in enumerate(in_flight):
         held = [totals[index] for index in pieces_of_stage(strategy, stage)]
         stages.append(_Stage(shared, held, counts).memory(stage, gpu))
     return tuple(stages)
+
+
+def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
+    """Scratch space of matrix products, which is never given back."""
+    if framework.kernels is not Kernels.FUSED or gpu.architecture not in LARGE_WORKSPACES:
+        return WORKSPACE_BYTES
+    return WORKSPACE_BYTES + ENGINE_WORKSPACE_BYTES * (1 + (EXPERT_STREAMS if model.experts else 0))
 
 
 def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGATRON_CORE) -> bool:
@@ -139,8 +152,9 @@ def _piece_totals(
 class _Shared:
     """What is the same for every stage."""
 
-    def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
+    def __init__(self, model: Model, strategy: Strategy, framework: Framework, workspace: float) -> None:
         layout = strategy.layout
+        self.workspace = workspace
         self.strategy, self.framework, self.plan = strategy, framework, plan_of(strategy, framework)
         # Flat buffers exist all the time; PyTorch's own gradients from the first backward of a step on.
         self.early = (
@@ -222,18 +236,18 @@ class _Stage:
         gathered = (sum if keeps_weights(shared.plan) else max)(piece.collected.weights for piece in held)
         whole = sum if shared.plan.reduced is Reduced.ONCE else max
         unreduced = whole(piece.collected.gradients for piece in held)
-        sharded = gathered + unreduced + WORKSPACE_BYTES
+        sharded = gathered + unreduced + shared.workspace
         # The last layer to run backward has no gradients yet when its activations are all there.
         late = max(early, gradients - held[0].first_layer_gradients)
         again = max(piece.recomputed for piece in held)
         moments = [
             _Moment(early, self.activations, again + working + sharded),
             _Moment(late, max(piece.largest_layer for piece in held), working + sharded),
-            _Moment(gradients, 0.0, self._embedding_gradient() + WORKSPACE_BYTES),
+            _Moment(gradients, 0.0, self._embedding_gradient() + shared.workspace),
         ]
         for piece, count in zip(held, self.counts, strict=True):
             if piece.head:
-                loss = shared.loss_bytes(count) + gathered + WORKSPACE_BYTES
+                loss = shared.loss_bytes(count) + gathered + shared.workspace
                 moments.append(_Moment(early, self.activations, loss))
         return moments
 

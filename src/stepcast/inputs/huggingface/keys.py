@@ -11,7 +11,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": Activation.SILU,
     "swiglu": Activation.SILU,
     "gelu": Activation.GELU,
-    "gelu_new": Activation.GELU,
+    "gelu_new": Activation.GELU_NEW,
     "gelu_fast": Activation.GELU,
     "gelu_accurate": Activation.GELU,
     "gelu_pytorch_tanh": Activation.GELU,

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface import dense, experts, hybrid
@@ -52,6 +53,21 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "starcoder2": dense.starcoder2,
 }
 
+# Families whose code has one matrix for queries, keys and values, and for gate and up.
+JOINED = ("bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "phi3")
+# The key of dropout behind attention and MLP, and what it is where a config does not say.
+DROPOUTS: dict[str, tuple[str, float]] = {
+    "bloom": ("hidden_dropout", 0.0),
+    "gpt2": ("resid_pdrop", 0.1),
+    "gpt_bigcode": ("resid_pdrop", 0.1),
+    "gpt_neox": ("hidden_dropout", 0.0),
+    "gptj": ("resid_pdrop", 0.0),
+    "opt": ("dropout", 0.1),
+    "phi": ("resid_pdrop", 0.0),
+    "phi3": ("resid_pdrop", 0.0),
+    "starcoder2": ("residual_dropout", 0.0),
+}
+
 SIZE_KEYS = re.compile(
     r'"(hidden_size|num_hidden_layers|num_attention_heads|n_layers?|n_embd|n_heads?|d_model|vocab_size)"\s*:'
 )
@@ -80,11 +96,19 @@ def read_config(data: bytes | str, name: str) -> Model:
         if not isinstance(table, dict):
             raise FormatError(f"expected a JSON object with a model's sizes, not {shown(table)}")
         keys = _text_keys(Keys(table, ""))
-        return FAMILIES[keys.kind](keys, name or keys.kind)
+        return _as_coded(FAMILIES[keys.kind](keys, name or keys.kind), keys)
     except FormatError:
         raise
     except ValueError as error:  # a check of the Model or one of its parts
         raise FormatError(str(error)) from None
+
+
+def _as_coded(model: Model, keys: Keys) -> Model:
+    """*model* with what transformers' code of its family does."""
+    key, usual = DROPOUTS.get(keys.kind, ("", 0.0))
+    dropout = keys.number(key, usual) if key else 0.0
+    wide = keys.kind.startswith("gemma")
+    return replace(model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout)
 
 
 def _decode(data: bytes) -> object:

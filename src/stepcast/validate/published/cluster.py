@@ -20,6 +20,8 @@ CLUSTERS: tuple[tuple[str, str], ...] = (
     ("a40", "a40-pcie"),
     ("v100", "dgx-2"),
     ("mi300x", "mi300x-node"),
+    ("mi325x", "mi300x-node"),
+    ("mi355x", "mi300x-node"),
 )
 # H100 with HBM2e, 96 GB at 2.4 TB/s and 500 W: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
 HBM2E = ('gpu.memory="96 GB"', 'gpu.memory_bandwidth="2400 GB/s"')
@@ -53,6 +55,8 @@ def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
     changes: list[str] = []
     if name == "dgx-a100" and (run.gpu_memory_gb == 40 or "40gb" in word):
         changes.append("gpu=a100-sxm-40gb")
+    if name == "mi300x-node" and word != "mi300x":
+        changes.append(f"gpu={word}")
     if "hbm2e" in word:
         changes += HBM2E
     if power := re.search(r"(\d+)\s*w\b", word):

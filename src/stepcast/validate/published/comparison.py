@@ -27,8 +27,8 @@ Skipped = Counter[str]
 
 @dataclass(frozen=True, slots=True)
 class MemoryRow:
-    """Peak memory of the fullest GPU; *measured_bytes* is 0 for a run that ran out of memory. *fitted*: the
-    framework's overhead was learnt from runs such as this.
+    """Peak memory of the fullest GPU, or of the one that logs it; *measured_bytes* is 0 for a run that
+    ran out of memory. *fitted*: the framework's overhead was learnt from runs such as this.
     """
 
     name: str
@@ -57,24 +57,25 @@ class Found:
 
 def measure_folder(*folders: str) -> Measurements:
     """The runs in the csv files of *folders* (or in these csv files) together."""
-    found = measure(*map(Path, folders))
+    found = measure(records_of(*folders))
     return Measurements(
         columns(found.rows),
         found.skipped,
-        figures=dict(_figures(found)),
+        figures=dict(figures(found)),
         notes=(*NOTES, *_corrections_note(found), *_memory_note(found)),
-        details=(CORRECTION, COMMAND),
+        details=DETAILS,
     )
 
 
 def rows(*paths: str) -> tuple[tuple[Row, ...], Mapping[str, int]]:
     """Measured and predicted step times, and why rows were left out: reason -> rows."""
-    found = measure(*map(Path, paths))
+    found = measure(records_of(*paths))
     return found.rows, found.skipped
 
 
 CORRECTION = "correction"  # the label that tells what was corrected in a row, and why
 COMMAND = "command"  # the label that tells what to type for the same prediction
+DETAILS = (CORRECTION, COMMAND)
 NOTES = (
     "what a row leaves open is taken from its framework's documented defaults (docs/published.md)",
     "no constant of times was fitted to these rows; their frameworks' kernels were chosen with them in sight",
@@ -97,12 +98,17 @@ def _memory_note(found: Found) -> Iterator[str]:
         yield f"peak memory: of {len(known)} rows {fitted} have overheads that were fitted to such rows"
 
 
-def measure(*paths: Path) -> Found:
+def records_of(*paths: str) -> list[Record]:
+    """The rows of csv files, or of the one in each folder."""
+    return [record for path in map(Path, paths) for record in _records(path)]
+
+
+def measure(records: Iterable[Record]) -> Found:
     times: list[Row] = []
     memories: list[MemoryRow] = []
     skipped: Skipped = Counter()
     predicted: dict[tuple[Model, Strategy, Framework, Cluster], float] = {}
-    records = list(corrected((record for path in paths for record in _records(path)), corrections()))
+    records = list(corrected(records, corrections()))
     for record in completed(records):
         try:
             setup = setup_of(record)
@@ -157,7 +163,7 @@ def predicted_step_s(setup: Setup) -> float:
 def _memory_row(setup: Setup) -> MemoryRow:
     run, framework = setup.run, setup.framework
     stages = memory(setup.model, setup.strategy, setup.cluster.gpu, framework)
-    fullest = max(stages, key=lambda stage: stage.total)
+    fullest = stages[0] if run.logged_by_first else max(stages, key=lambda stage: stage.total)
     measured = 0.0 if run.out_of_memory else (run.peak_memory_gib or 0.0) * GIB
     fits = all(stage.fits for stage in stages)
     return MemoryRow(run.name, measured, getattr(fullest, framework.peak), fits, framework.overhead.fitted)
@@ -200,7 +206,7 @@ def _reason(error: ValueError) -> str:
     return str(error)
 
 
-def _figures(found: Found) -> Iterator[tuple[str, float]]:
+def figures(found: Found) -> Iterator[tuple[str, float]]:
     from numpy import array
 
     known = [row for row in found.memory_rows if not row.out_of_memory]

@@ -1,13 +1,21 @@
 """One published training run as its csv row states it: a blank stays None."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepcast.units import TFLOPS
 from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT
 
 # What rows need to say to be compared at all.
 NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "global_batch")
+
+
+# Column -> field of an Overlap.
+OVERLAPS = {
+    "tp_comm_overlap": "tensor",
+    "overlap_grad_reduce": "gradients",
+    "overlap_param_gather": "parameters",
+}
 
 
 class NotComparableError(ValueError):
@@ -53,6 +61,15 @@ class PublishedRun:
     derived: bool = False
     compiled: bool | None = None
     further_tokens: bool | None = None
+    lora_rank: int | None = None
+    fp8_parameters: bool | None = None
+    # How kernels are captured in graphs; blank where the row is silent.
+    graphs: str = ""
+    # What runs beside computation, by fields of an Overlap; a field that the row does not state is absent.
+    overlapped: Mapping[str, bool] = field(default_factory=dict, hash=False)
+    flags: tuple[str, ...] = ()
+    # The peak of the rank that writes the log, the first, and not of the fullest.
+    logged_by_first: bool = False
     corrected: str = ""
 
     @property
@@ -125,6 +142,14 @@ def run_of(record: Mapping[str, str | None]) -> PublishedRun:
         derived=_text(record, "derived").lower() == "true",
         compiled=_flag(record, "compile"),
         further_tokens=_flag(record, "mtp"),
+        lora_rank=_count(record, "lora_rank"),
+        fp8_parameters=_flag(record, "fp8_params"),
+        graphs=_text(record, "cuda_graphs"),
+        overlapped={
+            name: on for column, name in OVERLAPS.items() if (on := _flag(record, column)) is not None
+        },
+        flags=tuple(_text(record, "flags").split()),
+        logged_by_first=bool(_text(record, "bench")),
         corrected=_text(record, CORRECTED),
     )
 

@@ -6,12 +6,13 @@ from typing import Any, TypeVar
 
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Kernels
+from stepcast.ir.framework import Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import usual_kind
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
+    PARAMETER_FORMATS,
     Recompute,
     RecomputeKind,
     RecomputeModule,
@@ -38,6 +39,7 @@ SHARDINGS: tuple[tuple[str, Sharding], ...] = (
     ("zero2", Sharding.ZERO_2),
     ("fsdp", Sharding.FSDP),
     ("zero3", Sharding.ZERO_3),
+    ("zero-3", Sharding.ZERO_3),
     ("zero1", Sharding.ZERO_1),
     ("none", Sharding.NONE),
 )
@@ -53,6 +55,8 @@ MODULES: dict[str, RecomputeModule] = {
     "act": RecomputeModule.EXPERT_ACTIVATION,
     "moe": RecomputeModule.EXPERTS,
 }
+BLOCK = re.compile(r"full block (\d+) layers")
+DEFERRED = "wgrad_deferral_limit="
 WITHIN = re.compile(r"within (\d+)")
 # Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
 USUAL_TOKENS = 16384
@@ -72,10 +76,13 @@ def strategy_of(
     settled = settle(profile, model, gpu, layout, _given(run))
     choices = dict(settled.choices)
     pieces = layout.pp * layout.vpp
-    if not choices.get("stage_layers") and model.layers % pieces and model.layers >= pieces:
+    if ends := _ends(run, model.layers, pieces):
+        choices["stage_layers"] = ends
+    elif not choices.get("stage_layers") and model.layers % pieces and model.layers >= pieces:
         choices["stage_layers"] = even_layers(model.layers, pieces)
     if run.overlaps_experts:
         choices["overlap"] = replace(choices["overlap"], experts=True)
+    choices["overlap"] = replace(choices["overlap"], **run.overlapped)
     if layout.vpp > 1:
         choices["schedule"] = usual_kind(layout.vpp)
     batch = _global_batch(run, micro_batch * layout.dp, assumptions)
@@ -96,9 +103,31 @@ def _given(run: PublishedRun) -> dict[str, Any]:
         "further_tokens": 0 if run.further_tokens is False else None,
         "reshard": run.reshard,
     }
-    if "lora" in run.table.lower():
-        stated |= {"training": TrainingKind.LORA, "lora_rank": LORA_RANK}
+    if run.lora_rank or "lora" in run.table.lower():
+        stated |= {"training": TrainingKind.LORA, "lora_rank": run.lora_rank or LORA_RANK}
+        # NeMo keeps the frozen weights quantised, whatever is gathered of trained ones.
+        quantised = bool(run.lora_rank)
+    else:
+        quantised = bool(run.fp8_parameters)
+    if quantised and stated.get("precision") in PARAMETER_FORMATS:
+        stated["fp8_parameters"] = True
+    if {"fp8_act", "fp8_activation"} & set(run.flags):
+        stated["fp8_activations"] = True
+    if "defer_embedding_wgrad_compute" in run.flags:
+        limit = next((flag for flag in run.flags if flag.startswith(DEFERRED)), "")
+        stated["deferred_gradients"] = int(limit.removeprefix(DEFERRED) or 0)
+    if run.graphs:
+        stated["execution"] = Execution.EAGER if run.graphs == "none" else Execution.GRAPHS
     return {name: value for name, value in stated.items() if value is not None}
+
+
+def _ends(run: PublishedRun, layers: int, pieces: int) -> tuple[int, ...]:
+    """One layer less beside the embedding, or the loss (Megatron-Core: account_for_embedding)."""
+    first, last = (int(f"asym_pp_{end}" in run.flags) for end in ("embed", "loss"))
+    share, rest = divmod(layers + first + last, pieces)
+    if pieces == 1 or rest or not (first or last):
+        return ()
+    return (share - first, *(share,) * (pieces - 2), share - last)
 
 
 def _gradient_dtype(run: PublishedRun) -> DType | None:
@@ -176,6 +205,8 @@ def _recompute(run: PublishedRun) -> Recompute | None:
         return None
     if word.startswith("none"):
         return Recompute()
+    if found := BLOCK.match(word):
+        return Recompute(RecomputeKind.BLOCK, layers=int(found[1]))
     if word.startswith("full"):
         return Recompute(RecomputeKind.FULL)
     if word == "selective" or run.recomputes_by_op:

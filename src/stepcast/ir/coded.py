@@ -1,0 +1,29 @@
+"""What the code of transformers makes of a model where PyTorch's attention cannot do it.
+
+Sources: transformers 5.17, integrations/sdpa_attention.py, masking_utils.py and models/*/modeling_*.py.
+"""
+
+from stepcast.ir.architecture import Architecture
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, Modules
+from stepcast.ir.model_parts import NormKind
+from stepcast.ir.strategy import Strategy
+
+
+def fuses_attention(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
+    """Whether one kernel does it: none knows sinks, and none heads that share keys in fp32."""
+    if framework.modules is Modules.TRANSFORMERS:
+        shared = model.heads != model.kv_heads and strategy.stored is DType.FP32
+        if model.attention_sinks or shared:
+            return False
+    return framework.flash_attention
+
+
+def masks_window(window: int | None, strategy: Strategy, framework: Framework) -> bool:
+    """Whether a mask says what a window leaves, since PyTorch's attention knows none."""
+    return framework.modules is Modules.TRANSFORMERS and window is not None and window <= strategy.seq
+
+
+def widens_softmax(model: Architecture) -> bool:
+    """Attention that is written out has its softmax in fp32, but for older models and GPT-OSS."""
+    return model.norm.kind is NormKind.RMS and not model.attention_sinks

@@ -1,0 +1,255 @@
+"""One functional test of Megatron-LM in our nouns: what its arguments say, by their own names."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from stepcast.frameworks.catalog import load_profile
+from stepcast.frameworks.profile import Profile, settle
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework, LossKernel
+from stepcast.ir.layout import Layout
+from stepcast.ir.optimizer import optimizer_named
+from stepcast.ir.schedules import usual_kind
+from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
+from stepcast.models.table import model_of
+from stepcast.validate.megatron_memory.patterns import layer_pattern, stage_layers_of
+from stepcast.validate.published.strategy import MODULES
+
+Record = Mapping[str, str | None]
+PROFILE = "megatron-lm"
+MOST_DEFERRED = 10**6  # no limit said: all
+CUT_OFF = 500  # characters of further arguments that a row has at most
+# Kinds that are no training step of one language model.
+OTHER_KINDS = ("non-LLM", "multimodal", "multi-run", "distillation")
+PRECISIONS = {
+    "bf16": DType.BF16,
+    "fp16": DType.FP16,
+    "fp8": DType.FP8,
+    "mxfp8": DType.MXFP8,
+    "fp32": DType.FP32,
+}
+POSITIONS = {"learned_absolute": "learned", "rope": "rotary", "none": "none"}
+LATENT = {"kv_rank": "kv-lora-rank", "nope_dim": "qk-head-dim", "rope_dim": "qk-pos-emb-head-dim",
+          "value_dim": "v-head-dim", "query_rank": "q-lora-rank"}  # fmt: skip
+MAMBA = {"mamba_heads": ("mamba-num-heads", 0), "mamba_head_dim": ("mamba-head-dim", 64),
+         "state": ("mamba-state-dim", 128), "groups": ("mamba-num-groups", 8)}  # fmt: skip
+
+
+class LeftOutError(ValueError):
+    """A test that states too little, or does what no prediction is made of."""
+
+
+class Case:
+    """The columns of one test; ``model``, ``strategy`` and ``framework`` follow from them."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        kind = self.text("kind")
+        if kind.startswith(OTHER_KINDS):
+            raise LeftOutError(f"no training step of one language model: {kind.partition(' (')[0]}")
+        self.flags = dict(_flag(word) for word in self.text("other_flags").split())
+        self.cut_off = len(self.text("other_flags")) >= CUT_OFF
+        for name in ("vocab_padded", "num_gpus", "max_mem_bytes"):
+            if not self.text(name):
+                raise LeftOutError(f"{name} is not stated")
+        if "fine-grained-activation-offloading" in self.flags:
+            raise LeftOutError("activations are offloaded")
+        self.model = model_of(self.text("test"), self._architecture())
+        self.strategy, self.framework, self.profile = self._run()
+
+    def text(self, name: str) -> str:
+        return (self.record.get(name) or "").strip()
+
+    def number(self, name: str, usual: int = 0) -> int:
+        text = self.text(name)
+        try:
+            return int(float(text)) if text else usual
+        except ValueError:
+            raise LeftOutError(f"{name} {text!r} is not a number") from None
+
+    def on(self, name: str) -> bool:
+        return self.text(name) == "1"
+
+    def given(self, flag: str, usual: int) -> int:
+        """A number among the further arguments, which rows cut off at their end."""
+        text = self.flags.get(flag)
+        if text is None or not text.isdigit():
+            if usual:
+                return usual
+            raise LeftOutError(f"--{flag} is not stated")
+        return int(text)
+
+    @property
+    def name(self) -> str:
+        return f"{self.text('id')} {self.text('test')} {self.text('gpu')} {self.text('software')}"
+
+    @property
+    def measured_bytes(self) -> float:
+        return float(self.text("max_mem_bytes"))
+
+    def _architecture(self) -> dict[str, Any]:
+        seq, bias = self.number("seq"), self.on("bias_linear")
+        norm = {"RMSNorm": "rms", "LayerNorm": "layer+bias"}.get(self.text("normalization"))
+        if norm is None:
+            raise LeftOutError(f"normalization {self.text('normalization')!r} is not known")
+        gated = self.on("swiglu")
+        table: dict[str, Any] = {
+            "hidden": self.number("hidden"),
+            "heads": self.number("heads"),
+            "kv_heads": self.number("kv_heads"),
+            "head_dim": self.number("kv_channels"),
+            "ffn": self.number("ffn"),
+            "vocab": self.number("vocab_padded"),
+            "max_seq": seq,
+            "tied": self.on("tied_embeddings"),
+            "gated": gated,
+            "activation": "squared-relu" if "squared-relu" in self.flags else "silu" if gated else "gelu",
+            "norm": norm,
+            "biases": ["qkv", "attention_output", "mlp"] if bias else [],
+            "position": POSITIONS[self.text("position")],
+        }
+        if "qk-layernorm" in self.flags and "multi-latent-attention" not in self.flags:
+            table["qk_norm"] = "head"
+        pattern = self.flags.get("hybrid-layer-pattern") or self.flags.get("hybrid-override-pattern")
+        if pattern:
+            table["hybrid"] = self._hybrid(pattern)
+        else:
+            table["layers"] = self.number("layers")
+        if "multi-latent-attention" in self.flags:
+            ranks = {name: self.given(flag, 0) for name, flag in LATENT.items()}
+            table["latent"] = ranks
+            table["head_dim"] = ranks["nope_dim"] + ranks["rope_dim"]
+            table["kv_heads"] = table["heads"]
+        if self.number("moe_experts"):
+            table["experts"] = self._experts()
+        if further := self.number_flag("mtp-num-layers"):
+            table["next_token_layers"] = further
+        return table
+
+    def number_flag(self, flag: str) -> int:
+        return int(self.flags[flag]) if self.flags.get(flag, "").isdigit() else 0
+
+    def _hybrid(self, pattern: str) -> dict[str, Any]:
+        letters = pattern.partition("/")[0].replace("|", "")
+        hidden = self.number("hidden")
+        found = {name: self.given(flag, usual or hidden * 2 // 64) for name, (flag, usual) in MAMBA.items()}
+        return {"pattern": letters, **found}
+
+    def _experts(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "count": self.number("moe_experts"),
+            "top_k": self.number("moe_topk", 2),
+            "ffn": self.number("moe_ffn") or self.number("ffn"),
+            "shared_ffn": self.number("moe_shared_ffn"),
+        }
+        if frequency := self.text("moe_layer_freq"):
+            found["pattern"] = layer_pattern(frequency)
+        return found
+
+    def _run(self) -> tuple[Strategy, Framework, Profile]:
+        profile = load_profile(PROFILE)
+        layout = Layout(
+            tp=self.number("tp", 1),
+            cp=self.number("cp", 1),
+            ep=self.number("ep", 1),
+            dp=self.number("dp", 1),
+            pp=self.number("pp", 1),
+            vpp=self.number("vpp", 1) if self.number("pp", 1) > 1 else 1,
+            expert_tp=self.number("etp", 0),
+        )
+        settled = settle(profile, self.model, self.text("gpu"), layout, self._given())
+        choices = dict(settled.choices)
+        if layers := self._stage_layers(layout):
+            if "pp_layout" in self.record and self.text("pp_layout"):
+                layout = replace(layout, vpp=len(layers) // layout.pp)
+            choices["stage_layers"] = layers
+        if layout.vpp > 1:
+            choices["schedule"] = usual_kind(layout.vpp)
+        micro = self.number("micro_batch", 1)
+        batch = self.number("global_batch") or micro * layout.dp
+        if batch % (micro * layout.dp):
+            raise LeftOutError("the batch is not a multiple of micro-batches")
+        strategy = replace(settled, choices=choices).strategy(layout, micro, batch, self.number("seq"))
+        return strategy, settled.framework, profile
+
+    def _given(self) -> dict[str, Any]:
+        precision = self.text("precision")
+        engine = self.text("transformer_impl") == "transformer_engine"
+        flash = engine and self.text("attention_backend") not in ("unfused", "local")
+        said = [self.flags.get(f"{part}-dropout") for part in ("hidden", "attention")]
+        given: dict[str, Any] = {
+            "precision": PRECISIONS[precision],
+            "sharding": self._sharding(),
+            "sequence_parallel": self.on("sp"),
+            "flash_attention": flash,
+            # Long lists of arguments are cut off, and those of large recent models, which have none.
+            "dropout": not (self.cut_off or all(text is not None and float(text) == 0.0 for text in said)),
+            "fused_accumulation": self.on("grad_accum_fusion"),
+            "overlap": self._overlap(),
+            "loss": self._loss(),
+            "deferred_gradients": self._deferred(),
+            "recompute": self._recompute(),
+        }
+        if self.on("fp8_params"):
+            given["fp8_parameters"] = True
+        if self.text("optimizer") == "muon":
+            given["optimizer"] = optimizer_named("muon")
+        if further := self.number_flag("mtp-num-layers"):
+            given["further_tokens"] = further
+        return given
+
+    def _loss(self) -> LossKernel:
+        if "cross-entropy-loss-fusion" not in self.flags:
+            return LossKernel.IN_PLACE
+        engine = self.flags.get("cross-entropy-fusion-impl") == "te"
+        return LossKernel.ENGINE if engine else LossKernel.COMPILED
+
+    def _deferred(self) -> int:
+        asked = "defer-embedding-wgrad-compute" in self.flags
+        return (self.number_flag("wgrad-deferral-limit") or MOST_DEFERRED) if asked else 0
+
+    def _sharding(self) -> Sharding:
+        if self.text("fsdp"):
+            return Sharding.FSDP
+        return Sharding.ZERO_1 if self.on("distributed_optimizer") else Sharding.NONE
+
+    def _overlap(self) -> Overlap:
+        return Overlap(
+            gradients="overlap-grad-reduce" in self.flags,
+            parameters="overlap-param-gather" in self.flags,
+            tensor="tp-comm-overlap" in self.flags,
+            tensor_gradients=True,
+            transfers=self.number("vpp", 1) > 1,
+            experts="overlap-moe-expert-parallel-comm" in self.flags,
+        )
+
+    def _recompute(self) -> Recompute:
+        word = self.text("recompute")
+        if word in ("", "none"):
+            return Recompute()
+        if word.startswith("full"):
+            return Recompute(RecomputeKind.FULL)
+        named = re.findall(r"\w+", word.partition("[")[2])
+        if not named or any(name not in MODULES for name in named):
+            raise LeftOutError(f"recompute {word!r} is not known")
+        return Recompute(RecomputeKind.SELECTIVE, modules=tuple(MODULES[name] for name in named))
+
+    def _stage_layers(self, layout: Layout) -> tuple[int, ...]:
+        if written := self.text("pp_layout"):
+            return stage_layers_of(written, layout.pp)
+        first, last = (self.number_flag(f"decoder-{end}-pipeline-num-layers") for end in ("first", "last"))
+        if not (first or last):
+            return ()
+        if layout.vpp > 1 or not (first and last) or layout.pp < 3:
+            raise LeftOutError("stages of unlike sizes with chunks")
+        share, rest = divmod(self.model.layers - first - last, layout.pp - 2)
+        if rest:
+            raise LeftOutError("stages of unlike sizes do not add up")
+        return (first, *(share,) * (layout.pp - 2), last)
+
+
+def _flag(word: str) -> tuple[str, str]:
+    name, _, value = word.partition("=")
+    return name, value

@@ -1,0 +1,51 @@
+"""MLPerf Training runs of language models: steps and, where logs tell it, peak memory, through ``predict``.
+
+The rows have the columns of published runs and some of their own (``validate.published.run``). Layouts that
+were worked out from a log alone, and GPUs that the catalogue lacks, are told apart or left out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from stepcast.validate.published.comparison import DETAILS, Found, figures, measure, records_of
+from stepcast.validate.published.corrections import Record
+from stepcast.validate.published.framework import profile_of
+from stepcast.validate.scoreboard import Measurements, Row, columns
+
+NOTES = (
+    "steps as logged, evaluation excluded; they are no MLPerf metric",
+    "what a row leaves open is taken from its framework's documented defaults (docs/mlperf.md)",
+)
+
+
+def measure_folder(*folders: str) -> Measurements:
+    """The runs in ``training_runs.csv`` of *folders*, or in these files."""
+    records = records_of(*folders)
+    known = [record for record in records if (record.get("gpu_in_catalogue") or "1") != "0"]
+    found = measure(map(_published, known))
+    skipped = dict(found.skipped)
+    if missing := len(records) - len(known):
+        skipped["the GPU is not in the catalogue"] = missing
+    rows = tuple(_tagged(found, {str(record.get("id")): record for record in records}))
+    table = columns(rows)
+    stated = {"layout stated": table.tags["layout"] == "stated"} if rows else {}
+    return Measurements(table, skipped, stated, dict(figures(found)), NOTES, details=DETAILS)
+
+
+def _published(record: Record) -> Record:
+    """The same run in the columns of published runs."""
+    return {**record, "table": record.get("bench")}
+
+
+def _tagged(found: Found, records: Mapping[str, Record]) -> Iterator[Row]:
+    for row in found.rows:
+        record = records[row.name.split()[0]]
+        kept = {name: tag for name, tag in row.tags.items() if name not in ("source", "values", "time from")}
+        own = {
+            "bench": record.get("bench") or "",
+            "round": record.get("round") or "",
+            "graphs": record.get("cuda_graphs") or "not stated",
+            "framework": profile_of(record).name,
+            "layout": "stated" if record.get("parallel_from") == "config" else "worked out from the log",
+        }
+        yield replace(row, tags={**kept, **own})

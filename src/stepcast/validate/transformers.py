@@ -1,0 +1,147 @@
+"""The transformers set: training steps of Hugging Face models on one H200, measured by us.
+
+Every row is a ``config.json`` and the words of its setting; each goes through the public ``predict`` with the
+profile that these words mean. ``tools/measure_hf_steps.py`` measured them.
+"""
+
+import csv
+import shlex
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepcast.forecast.predict import predict
+from stepcast.frameworks.catalog import load_profile
+from stepcast.frameworks.profile import settle
+from stepcast.hardware import load_cluster
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.ir.optimizer import Optimizer
+from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
+from stepcast.models.catalog import load_model
+from stepcast.validate.scoreboard import Measurements, Row, columns, summary
+
+Record = Mapping[str, str]
+CLUSTER = "hgx-h200"
+NEEDED = ("model", "batch", "seq", "setting", "step_ms")
+WORDS = {
+    "compile", "autocast", "fp32", "checkpoint", "attn-eager", "experts-eager", "cache", "fused",
+}  # fmt: skip
+COMMAND = "command"
+NOTES = (
+    "steps of transformers 5.17 in PyTorch 2.11 on one H200, after seconds of the same",
+    "settings are told apart below; phases are those of the GPU's own clock",
+)
+
+
+class Setting:
+    """What a row ran, and the options of ``predict`` that say the same."""
+
+    def __init__(self, record: Record, folder: Path) -> None:
+        missing = [name for name in NEEDED if name not in record or record[name] is None]
+        if missing:
+            raise ValueError(f"column {missing[0]} is missing")
+        words = set(record["setting"].split())
+        if unknown := sorted(words - WORDS):
+            raise ValueError(f"{unknown[0]!r} is no word of a setting")
+        if "experts-eager" in words:
+            raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
+        self.words, self.batch, self.seq = words, int(record["batch"]), int(record["seq"])
+        path = folder / "configs" / f"{record['model']}.json"
+        self.said_model = f"{path}:layers={record['layers']}" if record.get("layers") else str(path)
+        self.model: Model = load_model(self.said_model)
+        profile = load_profile("transformers-compiled" if "compile" in words else "transformers")
+        settled = settle(profile, self.model, "h200", Layout(), self._given(profile.framework.optimizer))
+        self.framework: Framework = settled.framework
+        self.strategy: Strategy = settled.strategy(Layout(), self.batch, self.batch, self.seq)
+        self.profile_name = profile.name
+
+    def _given(self, usual: Optimizer) -> dict[str, Any]:
+        precision = DType.FP32 if "fp32" in self.words else DType.BF16
+        stored = DType.FP32 if self.words & {"fp32", "autocast"} else DType.BF16
+        fused = "fused" in self.words
+        given: dict[str, Any] = {
+            "precision": precision,
+            "autocast": "autocast" in self.words,
+            "recompute": Recompute(RecomputeKind.FULL) if "checkpoint" in self.words else Recompute(),
+            "optimizer": replace(usual, moment_dtype=stored, fused=fused, clips=False),
+        }
+        if "attn-eager" in self.words:
+            given["flash_attention"] = False
+        return given
+
+    @property
+    def command(self) -> str:
+        words = ["stepcast", "predict", "--model", self.said_model, "--cluster", CLUSTER]
+        words += ["--framework", self.profile_name, "--gpus", "1", "--micro-batch", str(self.batch)]
+        words += ["--global-batch", str(self.batch), "--seq", str(self.seq), "--no-clipping"]
+        if "autocast" in self.words:
+            words += ["--precision", "autocast-bf16"]
+        elif "fp32" in self.words:
+            words += ["--precision", "fp32"]
+        if "checkpoint" in self.words:
+            words += ["--recompute", "full"]
+        if "attn-eager" in self.words:
+            words += ["--no-flash-attention"]
+        return shlex.join(words)
+
+
+def measure_folder(folder: str) -> Measurements:
+    """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside."""
+    path = Path(folder)
+    files = sorted(path.glob("steps*.csv")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise ValueError(f"{path}: expected steps_eager.csv, steps_compiled.csv, or a csv with their columns")
+    rows: list[Row] = []
+    skipped: Counter[str] = Counter()
+    peaks: list[tuple[float, float]] = []
+    for file in files:
+        for record in _records(file):
+            try:
+                rows += _rows(record, Setting(record, file.parent), peaks)
+            except ValueError as error:
+                skipped[f"{file.name}: {error}"] += 1
+    table = columns(rows)
+    kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
+    selections = {name: kind == name for name in ("step", "forward", "backward", "optimizer")} if rows else {}
+    return Measurements(table, skipped, selections, dict(_figures(peaks)), NOTES, details=(COMMAND,))
+
+
+def _records(file: Path) -> Iterator[Record]:
+    with file.open(encoding="utf-8", newline="") as lines:
+        yield from csv.DictReader(lines)
+
+
+def _rows(record: Record, setting: Setting, peaks: list[tuple[float, float]]) -> Iterator[Row]:
+    prediction = predict(setting.model, load_cluster(CLUSTER), setting.strategy, setting.framework)
+    name = f"{record['model']}{'@' if record.get('layers') else ''}{record.get('layers') or ''}"
+    name = f"{name} {setting.batch} x {setting.seq} {record['setting']}".strip()
+    tags = {
+        "model": record["model"],
+        "setting": " ".join(sorted(setting.words - {"fused"})) or "eager",
+        "size": "host-bound" if setting.batch * setting.seq <= 1024 else "usual",
+        COMMAND: setting.command,
+    }
+    measured = {"step": float(record["step_ms"]) * 1e-3}
+    predicted = {"step": prediction.step_s}
+    optimizer_s = prediction.report.breakdown_s.get("optimizer", 0.0)
+    if record.get("optimizer_ms"):
+        measured["optimizer"], predicted["optimizer"] = float(record["optimizer_ms"]) * 1e-3, optimizer_s
+    if record.get("peak_bytes"):
+        peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
+    for phase, measured_s in measured.items():
+        yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags})
+
+
+def _figures(peaks: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
+    found = summary(*(np.array([pair[at] for pair in peaks], dtype=np.float64) for at in (0, 1)))
+    if found is not None:
+        yield "peak memory: mean_abs_error", found.mean_abs_error
+        yield "peak memory: worst_abs_error", found.worst_abs_error
+        yield "peak memory: mean_error", found.mean_error
