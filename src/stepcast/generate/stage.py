@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 
 from stepcast.generate.attention import attention_layers
 from stepcast.generate.data import StepEnd, epilogue
@@ -41,13 +42,23 @@ MAMBA = (
 
 
 class StageMaker:
+    """Makes stages, one object for all pieces that run the same: what follows from it is worked out once."""
+
     def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
         self._alike = layer_view(strategy)
         self._known: dict[tuple[Kind, bool], Unit] = {}
+        self._stages: dict[tuple[tuple[Kind, ...], bool, bool], Stage] = {}
 
     def stage(self, piece: Piece) -> Stage:
+        blocks = self.model.blocks[piece.layers.start : piece.layers.stop]
+        key = (blocks, piece.embedding, piece.head)
+        if key not in self._stages:
+            self._stages[key] = self._made(piece)
+        return self._stages[key]
+
+    def _made(self, piece: Piece) -> Stage:
         units = self._units(piece)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
@@ -72,12 +83,11 @@ class StageMaker:
             layers = end_layers(self.model, self._alike, self.framework, embedding=True)
             units.append(self._unit(layers, Piece(none, True, False)))
         whole = self.strategy.recompute.whole_layers(len(piece.layers))
-        for layer in piece.layers:
-            key = (self.model.blocks[layer], layer - start < whole)
-            if key not in self._known:
-                layers = block_layers(self.model, self._alike, self.framework, *key)
-                self._known[key] = self._unit(layers, Piece(range(layer, layer + 1), False, False))
-            units.append(self._known[key])
+        blocks = self.model.blocks[start : piece.layers.stop]
+        for kinds, again in ((blocks[:whole], True), (blocks[whole:], False)):
+            # Most layers are like the one before.
+            for kind, run in groupby(kinds):
+                units += [self._block(kind, again)] * len(list(run))
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
             shared = self.model.tied and piece.embedding
@@ -91,6 +101,14 @@ class StageMaker:
             units.append(unit)
             units += [self._further()] * self.strategy.further_tokens
         return units
+
+    def _block(self, kind: Kind, again: bool) -> Unit:
+        """A layer of *kind*, recomputed as a whole or not."""
+        if (kind, again) not in self._known:
+            layers = block_layers(self.model, self._alike, self.framework, kind, again)
+            at = self.model.blocks.index(kind)
+            self._known[kind, again] = self._unit(layers, Piece(range(at, at + 1), False, False))
+        return self._known[kind, again]
 
     def _further(self) -> Unit:
         """One further token; the head's unit holds the module's weights, which all of them share."""

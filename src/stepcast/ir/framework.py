@@ -137,6 +137,10 @@ class Framework:
             f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}",
         )
 
+    def __hash__(self) -> int:
+        """Of what most often differs: hashes are asked for far more often than values are made."""
+        return hash((self.name, self.bucket_bytes, self.kernels, self.execution, self.gradient_dtype))
+
     def bucket_parameters(self, strategy: Strategy, first_piece: bool) -> int | None:
         """Parameters whose gradients are reduced together; None: all of a stage's.
 
