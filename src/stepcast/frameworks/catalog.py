@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from stepcast.ir.framework import (
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
 from stepcast.ir.strategy import ContextKind, Sharding
 
+DATA = Path(__file__).parents[1] / "data"
 DEFAULT = "megatron-core"
 AS_TRAINED = "as trained"
 
@@ -179,7 +179,7 @@ KEYS = (
 
 
 def framework_names() -> tuple[str, ...]:
-    folder = resources.files("stepcast") / "data" / "frameworks"
+    folder = DATA / "frameworks"
     return tuple(
         sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
     )
@@ -229,7 +229,7 @@ def _known(name: str, named_at: str) -> str:
 
 @lru_cache(maxsize=64)
 def _catalogued(name: str) -> Profile:
-    file = resources.files("stepcast") / "data" / "frameworks" / f"{name}.toml"
+    file = DATA / "frameworks" / f"{name}.toml"
     return _profile(name, file.read_text(encoding="utf-8"), f"{name}.toml", (), None)
 
 

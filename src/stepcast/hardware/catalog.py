@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from stepcast.hardware.schema import (
     nearest,
 )
 
+DATA = Path(__file__).parents[1] / "data"
 NOT_INHERITED = ("base", "aliases", "description")
 MAKERS = re.compile(r"^(nvidia|amd|tesla|instinct)-")
 
@@ -78,7 +78,7 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
 
 def load_fit(name: str) -> dict[str, Any]:
     """The parsed file of learnt constants *name* (``compute``), for the cost model that knows its keys."""
-    text = (resources.files("stepcast") / "data" / "fits" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (DATA / "fits" / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
@@ -97,7 +97,7 @@ def _aliases() -> dict[str, dict[str, str]]:
 
 @lru_cache(maxsize=2)
 def _names(kind: str) -> tuple[str, ...]:
-    folder = resources.files("stepcast") / "data" / kind
+    folder = DATA / kind
     return tuple(
         sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
     )
@@ -155,7 +155,7 @@ def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") ->
 
 @lru_cache(maxsize=256)
 def _catalogued(kind: str, name: str) -> Entries:
-    file = resources.files("stepcast") / "data" / kind / f"{name}.toml"
+    file = DATA / kind / f"{name}.toml"
     return _with_base(kind, _parse(kind, file.read_text(encoding="utf-8"), f"{name}.toml"), ())
 
 
