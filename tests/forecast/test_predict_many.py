@@ -17,12 +17,10 @@ MODEL = load_model("llama-3.2-1b")
 CLUSTER = load_cluster("dgx-h100")
 # All that a forecast leaves behind for the next one to find.
 REMEMBERED = (
-    workload._stage,
+    workload._maker,
     stage.block_layers,
     stage.end_layers,
-    overlap._beginning,
-    overlap._returning,
-    overlap._ending,
+    overlap.LAYERS,
 )
 
 

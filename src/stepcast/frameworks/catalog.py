@@ -7,7 +7,6 @@ the other. ``[sources]`` names where its values are documented, as in the catalo
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -25,6 +24,7 @@ from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
 from stepcast.ir.strategy import ContextKind, Sharding
 
+DATA = Path(__file__).parents[1] / "data"
 DEFAULT = "megatron-core"
 AS_TRAINED = "as trained"
 # Bytes of one parameter, or shares of what is allocated: nothing comes near.
@@ -175,7 +175,7 @@ KEYS = (
 
 
 def framework_names() -> tuple[str, ...]:
-    folder = resources.files("stepcast") / "data" / "frameworks"
+    folder = DATA / "frameworks"
     return tuple(
         sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
     )
@@ -225,7 +225,7 @@ def _known(name: str, named_at: str) -> str:
 
 @lru_cache(maxsize=64)
 def _catalogued(name: str) -> Profile:
-    file = resources.files("stepcast") / "data" / "frameworks" / f"{name}.toml"
+    file = DATA / "frameworks" / f"{name}.toml"
     return _profile(name, file.read_text(encoding="utf-8"), f"{name}.toml", (), None)
 
 

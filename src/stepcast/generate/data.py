@@ -106,19 +106,25 @@ def buckets(limit: int | None, shards: Sequence[Shard]) -> list[tuple[int, Bucke
 
 def _filled(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Buckets]]:
     """(index of the last one in it, contents) of each bucket."""
-    filled = NOTHING
+    if limit is None:
+        filled = sum(shards, start=NOTHING)
+        if filled.total:
+            yield len(shards) - 1, Buckets(filled)
+        return
+    filled, size = NOTHING, 0
     for index, shard in enumerate(shards):
-        filled += shard
-        size, last = filled.total, index == len(shards) - 1
-        if not size or not (last or (limit is not None and size >= limit)):
-            continue
-        count = 1 if limit is None else max(1, size // limit)
-        yield from ((index, cut) for cut in _cut(filled, count))
-        filled = NOTHING
+        filled = filled + shard if size else shard
+        size = filled.dense + filled.experts
+        if size and (size >= limit or index == len(shards) - 1):
+            yield from ((index, cut) for cut in _cut(filled, max(1, size // limit)))
+            size = 0
 
 
 def _cut(shard: Shard, count: int) -> Iterator[Buckets]:
     """*shard* as *count* buckets of whole parameters, the first of them larger by one than the last."""
+    if count == 1:
+        yield Buckets(shard)
+        return
     totals = (shard.dense, shard.experts, shard.unquantised)
     borders = sorted({0, count, *(total % count for total in totals)})
     for start, stop in pairwise(borders):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import partial
 from itertools import accumulate
 
 from stepcast.generate.data import Buckets, as_issued, broadcast_ops, buckets, gather_ops, reduce_ops
@@ -13,10 +13,11 @@ from stepcast.generate.units import Unit, fed
 from stepcast.generate.update import own_parameters
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, plan_of
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import Layer, Op, Variation
+from stepcast.ir.workload import Layer, Op, Phase, Variation
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,22 +236,27 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple
 
 
 # Remembered from one forecast to the next: layers that are one object are worked out once.
-@lru_cache(maxsize=4096)
+LAYERS: ByIdentity[Layer] = ByIdentity(4 * 4096)
+
+
 def _beginning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """*layer* whose forward waits for its *own* gathers and requests the *following* ones."""
-    return replace(layer, forward=fed(made + layer.forward, own, following, begins))
+    key = (Phase.FORWARD, made, own, following, begins)
+    forward = partial(fed, made + layer.forward, own, following, begins)
+    return LAYERS.get((layer,), lambda: replace(layer, forward=forward()), key)
 
 
-@lru_cache(maxsize=4096)
 def _returning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """The same for its backward."""
-    return replace(layer, input_gradient=fed(made + layer.input_gradient, own, following, begins))
+    key = (Phase.INPUT_GRADIENT, made, own, following, begins)
+    backward = partial(fed, made + layer.input_gradient, own, following, begins)
+    return LAYERS.get((layer,), lambda: replace(layer, input_gradient=backward()), key)
 
 
-@lru_cache(maxsize=4096)
 def _ending(layer: Layer, ops: Ops) -> Layer:
     """*layer* with *ops* at the end of its backward."""
-    return replace(layer, weight_gradient=layer.weight_gradient + ops)
+    key = (Phase.WEIGHT_GRADIENT, ops)
+    return LAYERS.get((layer,), lambda: replace(layer, weight_gradient=layer.weight_gradient + ops), key)
 
 
 def _places(units: Sequence[Unit]) -> list[int]:

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from itertools import groupby
 
 from stepcast.generate.attention import attention_layers
 from stepcast.generate.data import StepEnd, epilogue
@@ -44,13 +45,23 @@ MAMBA = (
 
 
 class StageMaker:
+    """Makes stages, one object for all pieces that run the same: what follows from it is worked out once."""
+
     def __init__(self, model: Model, strategy: Strategy, framework: Framework) -> None:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
         self._alike = layer_view(strategy)
         self._known: dict[tuple[Kind, bool, bool], Unit] = {}
+        self._stages: dict[tuple[tuple[Kind, ...], bool, bool], Stage] = {}
 
     def stage(self, piece: Piece) -> Stage:
+        blocks = self.model.blocks[piece.layers.start : piece.layers.stop]
+        key = (blocks, piece.embedding, piece.head)
+        if key not in self._stages:
+            self._stages[key] = self._made(piece)
+        return self._stages[key]
+
+    def _made(self, piece: Piece) -> Stage:
         units = self._units(piece)
         if self.strategy.offload.activations:
             units = offloading(units)
@@ -78,11 +89,11 @@ class StageMaker:
             units.append(self._unit(layers, Piece(none, True, False)))
         whole = self.strategy.recompute.whole_layers(len(piece.layers))
         on_host = self.strategy.offload.layers(len(piece.layers))
-        for layer in piece.layers:
-            key = (self.model.blocks[layer], layer - start < whole, layer - start < on_host)
-            if key not in self._known:
-                self._known[key] = self._layer(layer, *key)
-            units.append(self._known[key])
+        blocks = self.model.blocks[start : piece.layers.stop]
+        # Most layers are like the one before.
+        kinds = ((kind, at < whole, at < on_host) for at, kind in enumerate(blocks))
+        for key, run in groupby(kinds):
+            units += [self._block(*key)] * len(list(run))
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
             shared = self.model.tied and piece.embedding
@@ -97,13 +108,17 @@ class StageMaker:
             units += [self._further()] * self.strategy.further_tokens
         return units
 
-    def _layer(self, layer: int, kind: Kind, whole: bool, on_host: bool) -> Unit:
-        layers = block_layers(self.model, self._alike, self.framework, kind, whole)
-        unit = self._unit(layers, Piece(range(layer, layer + 1), False, False))
-        if not on_host:
-            return unit
-        kept = layer_kept(self.model, self.strategy, kind, self.framework)
-        return replace(unit, leaving=round(kept.after(whole)))
+    def _block(self, kind: Kind, again: bool, on_host: bool) -> Unit:
+        """A layer of *kind*, recomputed as a whole or not, its activations sent to the host or not."""
+        if (kind, again, on_host) not in self._known:
+            layers = block_layers(self.model, self._alike, self.framework, kind, again)
+            at = self.model.blocks.index(kind)
+            unit = self._unit(layers, Piece(range(at, at + 1), False, False))
+            if on_host:
+                kept = layer_kept(self.model, self.strategy, kind, self.framework)
+                unit = replace(unit, leaving=round(kept.after(again)))
+            self._known[kind, again, on_host] = unit
+        return self._known[kind, again, on_host]
 
     def _further(self) -> Unit:
         """One further token; the head's unit holds the module's weights, which all of them share."""

@@ -3,37 +3,24 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from stepcast.generate.sizes import Sizes
 from stepcast.generate.stage import StageMaker
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block
-from stepcast.ir.stages import Piece, pieces
+from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import ScheduleKind, Strategy
-from stepcast.ir.workload import Stage, Workload
+from stepcast.ir.workload import Workload
 
 
 def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_CORE) -> Workload:
     """What *model* must run in one step under *strategy*: one stage per pipeline piece, in model order."""
     check(model, strategy, framework=framework)
-    view = _stage_view(strategy)
-    stages = tuple(
-        _stage(
-            model,
-            view,
-            framework,
-            model.blocks[piece.layers.start : piece.layers.stop],
-            piece.embedding,
-            piece.head,
-        )
-        for piece in pieces(model, strategy)
-    )
+    maker = _maker(model, _stage_view(strategy), framework)
     return Workload(
-        stages=stages,
+        stages=tuple(map(maker.stage, pieces(model, strategy))),
         layout=replace(strategy.layout),
         micro_batches=strategy.micro_batches,
-        boundary_bytes=Sizes(model, strategy, framework).boundary_bytes if strategy.layout.pp > 1 else None,
+        boundary_bytes=maker.sizes.boundary_bytes if strategy.layout.pp > 1 else None,
         name=model.name,
         source="generated",
         notes=(
@@ -56,21 +43,7 @@ def _stage_view(strategy: Strategy) -> Strategy:
     )
 
 
-@lru_cache(maxsize=2048)
-def _stage(
-    model: Model,
-    strategy: Strategy,
-    framework: Framework,
-    blocks: tuple[Block, ...],
-    embedding: bool,
-    head: bool,
-) -> Stage:
-    """The same object for pieces that run the same, so that what follows from it is worked out once."""
-    at = _place(model, blocks)
-    piece = Piece(range(at, at + len(blocks)), embedding, head)
-    return StageMaker(model, strategy, framework).stage(piece)
-
-
-def _place(model: Model, blocks: tuple[Block, ...]) -> int:
-    """Where in the model these *blocks* stand for the first time."""
-    return next(at for at in range(model.layers + 1) if model.blocks[at : at + len(blocks)] == blocks)
+@lru_cache(maxsize=1024)
+def _maker(model: Model, strategy: Strategy, framework: Framework) -> StageMaker:
+    """The same one for strategies whose stages run the same."""
+    return StageMaker(model, strategy, framework)

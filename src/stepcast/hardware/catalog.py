@@ -9,7 +9,6 @@ import tomllib
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from stepcast.inputs.toml import parse_toml
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.units import US
 
+DATA = Path(__file__).parents[1] / "data"
 NOT_INHERITED = ("base", "aliases", "description")
 TRANSPORT = "node.nic.transport"
 OF_TRANSPORT = ("node.nic.latency", "node.nic.efficiency")
@@ -86,7 +86,7 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
 
 def load_fit(name: str) -> dict[str, Any]:
     """The parsed file of learnt constants *name* (``compute``), for the cost model that knows its keys."""
-    text = (resources.files("stepcast") / "data" / "fits" / f"{name}.toml").read_text(encoding="utf-8")
+    text = (DATA / "fits" / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
 
 
@@ -115,7 +115,7 @@ def _aliases() -> dict[str, dict[str, str]]:
 
 @lru_cache(maxsize=2)
 def _names(kind: str) -> tuple[str, ...]:
-    folder = resources.files("stepcast") / "data" / kind
+    folder = DATA / kind
     return tuple(
         sorted(item.name.removesuffix(".toml") for item in folder.iterdir() if item.name.endswith(".toml"))
     )
@@ -172,7 +172,7 @@ def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") ->
 
 @lru_cache(maxsize=256)
 def _catalogued(kind: str, name: str) -> Entries:
-    file = resources.files("stepcast") / "data" / kind / f"{name}.toml"
+    file = DATA / kind / f"{name}.toml"
     return _with_base(kind, _parse(kind, file.read_text(encoding="utf-8"), f"{name}.toml"), ())
 
 

@@ -3,7 +3,6 @@
 A description is flat here: dotted key -> Entry. ``catalog.py`` reads files into that form.
 """
 
-import difflib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -94,7 +93,9 @@ Entries = Mapping[str, Entry]
 
 def nearest(word: str, known: list[str]) -> str:
     """``; did you mean X?`` where something known is close, else nothing."""
-    close = difflib.get_close_matches(word, known, n=3, cutoff=0.5)
+    from difflib import get_close_matches  # wanted for mistakes alone
+
+    close = get_close_matches(word, known, n=3, cutoff=0.5)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

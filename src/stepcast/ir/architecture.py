@@ -98,6 +98,10 @@ class Architecture:
         require(self.parallel_block or not self.shared_norm, "only a parallel block can share its norm")
         self._check_parts()
 
+    def __hash__(self) -> int:
+        """Of what most often differs: hashes are asked for far more often than values are made."""
+        return hash((self.name, self.layers, self.hidden, self.ffn, self.vocab))
+
     def _check_parts(self) -> None:
         if self.latent is not None:
             wide = self.latent.nope_dim + self.latent.rope_dim
@@ -179,6 +183,8 @@ class Architecture:
 def _blocks(
     layers: int, window: Window | None, experts: Experts | None, hybrid: Hybrid | None
 ) -> tuple[Block, ...]:
+    """Layers of a kind are one object, which compares by identity."""
+    known: dict[Block, Block] = {}
     kinds = []
     for layer in range(layers):
         if hybrid:
@@ -188,5 +194,6 @@ def _blocks(
             routed = experts is not None and experts.at(layer)
             feed_forward = FeedForward.EXPERTS if routed else FeedForward.DENSE
         windowed = window.at(layer) if window and mixer is Mixer.ATTENTION else None
-        kinds.append(Block(mixer, feed_forward, windowed))
+        block = Block(mixer, feed_forward, windowed)
+        kinds.append(known.setdefault(block, block))
     return tuple(kinds)

@@ -174,6 +174,10 @@ class Framework:
         )
         require_counts(self, 0, "deferred_gradients")
 
+    def __hash__(self) -> int:
+        """Of what most often differs: hashes are asked for far more often than values are made."""
+        return hash((self.name, self.bucket_bytes, self.kernels, self.execution, self.gradient_dtype))
+
     def bucket_parameters(self, strategy: Strategy, first_piece: bool) -> int | None:
         """Parameters whose gradients are reduced together; None: all of a stage's.
 

@@ -23,6 +23,8 @@ from stepcast.ir.weights import (
 class Model(Architecture):
     """What is simulated: how wide and deep it is stands in Architecture, how many weights that makes here."""
 
+    __hash__ = Architecture.__hash__  # a dataclass would make another
+
     @property
     def parameters(self) -> int:
         """All weights, tied ones once, prediction modules for further tokens left out."""

@@ -230,6 +230,12 @@ class Strategy:
         if self.expert_capacity is not None and self.expert_capacity <= 0:
             raise StrategyError(f"expert capacity is above 0, not {self.expert_capacity}")
 
+    def __hash__(self) -> int:
+        """Of what most often differs: hashes are asked for far more often than values are made."""
+        return hash(
+            (self.layout, self.micro_batch, self.global_batch, self.seq, self.sharding, self.recompute)
+        )
+
     @property
     def micro_batches(self) -> int:
         """Micro-batches each pipeline runs in a step."""
