@@ -1,7 +1,11 @@
 """Many forecasts are as single ones, bit for bit, whatever was forecast before them."""
 
 from itertools import product
+from typing import Any
 
+import pytest
+
+from stepcast.forecast import simulate
 from stepcast.forecast.predict import predict, predict_many
 from stepcast.forecast.simulate import Prediction
 from stepcast.generate import overlap, stage, workload
@@ -12,6 +16,7 @@ from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import usual_kind
 from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.models.catalog import load_model
+from stepcast.simulation.step import Step, build_step
 
 MODEL = load_model("llama-3.2-1b")
 CLUSTER = load_cluster("dgx-h100")
@@ -74,3 +79,16 @@ def test_a_report_on_demand_is_of_the_same_step() -> None:
         assert report.memory_bytes is not None
         assert report.memory_bytes["fits"] is prediction.fits
         assert prediction.times.makespan_s == prediction.step_s
+
+
+def test_a_step_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> Step:
+        built.append(1)
+        return build_step(*args, **options)
+
+    monkeypatch.setattr(simulate, "build_step", counted)
+    prediction = predict(MODEL, CLUSTER, strategies()[0])
+    assert prediction.report.step_s == prediction.step_s == prediction.times.makespan_s
+    assert len(built) == 1

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -77,6 +77,7 @@ Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
 class Prediction:
     """A simulated step: how long it takes and, on demand, its report and all its tasks."""
 
+    # Every slot of it, simulated once.
     whole: Callable[[], tuple[Step, Run]]
     workload: Workload
     cluster: Cluster
@@ -91,17 +92,13 @@ class Prediction:
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
 
-    @cached_property
-    def _whole(self) -> tuple[Step, Run]:
-        return self.whole()
-
     @property
     def step(self) -> Step:
-        return self._whole[0]
+        return self.whole()[0]
 
     @property
     def run(self) -> Run:
-        return self._whole[1]
+        return self.whole()[1]
 
     @property
     def step_s(self) -> float:
@@ -191,6 +188,7 @@ def simulate(
     if not isinstance(schedule, Schedule) and slots_of(*schedule[1:]) > LONG and _alike(workload):
         found = settled(*schedule, built)
 
+    @cache
     def whole() -> tuple[Step, Run]:
         return built(schedule if isinstance(schedule, Schedule) else _written(*schedule))
 
@@ -357,7 +355,7 @@ def _report(prediction: Prediction) -> StepReport:
     """The breakdown of an average stage, which sums to the step because every stage's does."""
     step_s, workload, pricer = prediction.step_s, prediction.workload, prediction.pricer
     found = prediction.settled
-    step, run = found.short if found else prediction._whole
+    step, run = found.short if found else prediction.whole()
     stages = found.stage_times() if found else stage_times(step, run)
     count = len(stages)
     parts = dict.fromkeys(PARTS, 0.0)

@@ -52,6 +52,20 @@ class Calls:
         return len(self.rank_start) - 1
 
     @cached_property
+    def asked(self) -> list[int]:
+        """Of each segment, up to the last that is called, how many outputs it must have."""
+        if len(self.segment) and self.segment.min() < 0:
+            raise ProgramError("a call names a segment that is not there")
+        bound = self.source_call >= 0
+        call, port = self.source_call[bound], self.source_port[bound]
+        if call.size and (call.max() >= len(self.segment) or port.min() < 0):
+            raise ProgramError("an input is bound to an output that is not there")
+        asked = np.zeros(self.segment.max(initial=-1) + 1, np.int64)
+        np.maximum.at(asked, self.segment[call], port + 1)
+        ports: list[int] = asked.tolist()
+        return ports
+
+    @cached_property
     def rank(self) -> Ints:
         """The rank of each call."""
         return np.repeat(np.arange(self.ranks), np.diff(self.rank_start))
@@ -69,15 +83,12 @@ class Program:
     def __post_init__(self) -> None:
         if any(segment.lanes != len(self.lanes) for segment in self.segments):
             raise ProgramError(f"every segment must have the {len(self.lanes)} lanes of the program")
-        if self.calls and not 0 <= self.segment.min() <= self.segment.max() < len(self.segments):
+        asked = self.made.asked
+        if len(asked) > len(self.segments):
             raise ProgramError("a call names a segment that is not there")
         if self.made.source_call.shape[1] != self.inputs:
             raise ProgramError(f"sources must be {self.calls} calls x {self.inputs} inputs")
-        call, port = (part[self.source_call >= 0] for part in (self.source_call, self.source_port))
-        outputs = np.array([segment.outputs for segment in self.segments], np.int64)
-        if call.size and (
-            call.max() >= self.calls or port.min() < 0 or (port >= outputs[self.segment[call]]).any()
-        ):
+        if any(segment.outputs < ports for segment, ports in zip(self.segments, asked, strict=False)):
             raise ProgramError("an input is bound to an output that is not there")
 
     @property
@@ -138,18 +149,16 @@ class Program:
 
     @cached_property
     def _numbered(self) -> tuple[tuple[Cost, ...], Ints]:
-        known: dict[int, int] = {}  # by identity: to compare them takes longer
+        named = [cost for piece in self.pieces for cost in piece.costs]
+        keys = list(map(id, named))  # to compare costs takes longer
         number: dict[Cost, int] = {}
-        places: list[int] = []
-        ops = [np.zeros(0, np.int64)]
-        for piece in self.pieces:
-            ops.append(piece.cost + len(places))
-            for cost in piece.costs:
-                place = known.get(id(cost))
-                if place is None:
-                    place = known[id(cost)] = number.setdefault(cost, len(number))
-                places.append(place)
-        return tuple(number), np.array(places, np.int64)[np.concatenate(ops)]
+        known = dict(zip(keys, named, strict=True)).items()
+        place = {key: number.setdefault(cost, len(number)) for key, cost in known}
+        places = np.array([place[key] for key in keys], np.int64)
+        counts = [len(piece.costs) for piece in self.pieces]
+        first = np.cumsum([0, *counts]).tolist()
+        ops = [piece.cost + start for piece, start in zip(self.pieces, first, strict=False)]
+        return tuple(number), places[np.concatenate([np.zeros(0, np.int64), *ops])]
 
     @cached_property
     def cost_of(self) -> dict[Piece, Ints]:

@@ -63,6 +63,8 @@ class Prices:
     takes: Seconds | None = None
     """Seconds of computing that a work takes for each second beside it."""
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
+    _known: dict[int, tuple[Work, float]] = field(default_factory=dict, init=False, compare=False)
+    """What computing takes, by the identity of works: each is named beside many collectives."""
 
     def __call__(self, cost: Cost) -> float:
         match cost:
@@ -98,7 +100,13 @@ class Prices:
         )
 
     def _computing_s(self, works: Sequence[Work], factor: float) -> float:
-        return sum(map(self.seconds, works)) * factor
+        return sum(map(self._work_s, works)) * factor
+
+    def _work_s(self, work: Work) -> float:
+        known = self._known.get(id(work))
+        if known is None:
+            known = self._known[id(work)] = work, self.seconds(work)
+        return known[1]
 
     def _communication_s(self, work: Communication) -> float:
         slowed = 1.0 if isinstance(work, HostCopy) else self.slow_groups.get(work.group, 1.0)

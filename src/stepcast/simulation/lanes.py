@@ -141,6 +141,7 @@ def _open_names(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
     for layer in layers if kind is Kind.FORWARD else reversed(layers):
         for phase in HANDED_ON[kind]:
             for op in layer.ops(phase):
-                found.update(name for name in op.after if name not in issued)
+                if op.after:
+                    found.update(name for name in op.after if name not in issued)
                 issued.add(op.name)
     return frozenset(found)

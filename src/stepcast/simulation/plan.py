@@ -30,11 +30,12 @@ class Plan:
         *maps* are the matrices of all chains, columns x chains x rows, *chain* the number of each call's.
         """
         values = np.zeros((len(self.order) + 1, maps.shape[2]))
-        flat, done, chain = values.reshape(-1), values[1:], chain[self.order]
+        done, chain = values[1:], chain[self.order]
+        matrices, found, latest = maps.take, values.reshape(-1).take, np.maximum.reduce
         for start, stop, entries in self.levels:
-            terms = maps.take(chain[start:stop], 1)
-            terms += flat.take(entries)
-            np.maximum.reduce(terms, 0, out=done[start:stop])
+            terms = matrices(chain[start:stop], 1)
+            terms += found(entries)
+            latest(terms, 0, out=done[start:stop])
         return values
 
     def entries(self, values: Floats) -> Floats:
