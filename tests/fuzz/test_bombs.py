@@ -11,14 +11,10 @@ from tests.fuzz.bombs import EXAMPLES, Bomb, all_bombs, uses, write
 from tests.fuzz.worker import run_command
 from tests.shared import ROOT
 
-# Of the files that are large to make, one of each kind is enough here; python -m tests.fuzz.bombs runs all.
+# Of the files that are large to make, one of each kind is enough here.
 BOMBS = dict(all_bombs("schedules", "chains", "simais", "tables", "models", "options", "traces", "protobufs"))
-# Counts that the engine still writes out one by one: as many buckets as the parameters fill.
-SLOW = {
-    "models: hidden_size 2e+09": "buckets",
-    "models: intermediate_size 2e+09": "buckets",
-    "models: vocab_size 2e+09": "buckets",
-}
+# Not bounded yet: 10,000 stages of 80,000 micro-batches take the engine minutes.
+SLOW = {"models: pp of layers"}
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,7 @@ def run_bounded(
         child = os.fork()
         if child == 0:
             _child(work, out.fileno(), err.fileno(), most_bytes, seconds, stdin)
-        timed_out = not _ended(child, 6 * seconds)  # by the clock, on a machine that others use too
+        timed_out = not _ended(child, 30 * seconds)  # by the clock, on a machine that others use too
         if timed_out:
             os.kill(child, signal.SIGKILL)
         _, status, used = os.wait4(child, 0)

@@ -50,7 +50,7 @@ def _calibrated(table: dict[str, Any], where: str) -> Calibrated:
         samples = table.get("samples", {})
         in_order, rows_per_text = int(samples.get("in_order", 0)), float(samples.get("rows_per_text", 1))
         require(in_order >= 0 and rows_per_text >= 1, "a text has at least one row")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise FormatError(
             f"holds no OptimusPrime constants ({error}); expected [constants] and sequences", where
         ) from None

@@ -7,7 +7,7 @@ does, by "correlation"), and with ``record_shapes=True`` that operator carries t
 import re
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -46,6 +46,8 @@ class OperatorArgs(msgspec.Struct):
 
 KERNEL_ARGS = msgspec.json.Decoder(KernelArgs, strict=False)
 OPERATOR_ARGS = msgspec.json.Decoder(OperatorArgs, strict=False)
+NO_KERNEL_ARGS, NO_OPERATOR_ARGS = KernelArgs(), OperatorArgs()
+Args = TypeVar("Args")
 CALL = msgspec.json.Decoder(tuple[str, Any, Any, Any])
 Shapes = Sequence[Sequence[int]]
 Make = Callable[[Shapes, DType, Sequence[str]], Compute | None]
@@ -139,6 +141,14 @@ OPERATORS: dict[str, Make] = {
 }
 
 
+def _read(decoder: "msgspec.json.Decoder[Args]", data: bytes | msgspec.Raw, none: Args) -> Args:
+    """What an event says beside its times; *none* where that is not what the profiler writes."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return none
+
+
 class _Collected:
     """Kernel times and operators by the operator's id."""
 
@@ -163,7 +173,7 @@ class _Collected:
             elif role is Role.HOST and event.name in OPERATORS:
                 self._add_operator(event)
             elif role is Role.CALL:
-                args = KERNEL_ARGS.decode(event.args)
+                args = _read(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
                 operator = _first(args.operator, args.old_operator)
                 if args.correlation is not None and operator is not None:
                     self.launched_by[args.correlation] = operator
@@ -173,7 +183,7 @@ class _Collected:
         if duration is None or not duration > 0 or role_of_kernel(event.name) is not Role.KERNEL:
             return
         self.total_us += duration
-        args = KERNEL_ARGS.decode(event.args)
+        args = _read(KERNEL_ARGS, event.args, NO_KERNEL_ARGS)
         operator = _first(args.operator, args.old_operator)
         tensor_cores = TF32_KERNEL.search(event.name) is not None
         if operator is not None:
@@ -191,7 +201,7 @@ class _Collected:
         if b'"Input Dims"' not in raw:
             self.without_shapes += 1
             return
-        args = OPERATOR_ARGS.decode(raw)
+        args = _read(OPERATOR_ARGS, raw, NO_OPERATOR_ARGS)
         operator = _first(args.operator, args.old_operator)
         if operator is not None:
             call = msgspec.json.encode((event.name, args.shapes, args.types, args.values))
