@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     usual = settle(profile, model, cluster.gpu.name, layout, {})
     said = given_by(args)
     # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
-    formats = {name: said[name] for name in ("precision", "autocast") if name in said}
+    formats = {name: value for name, value in said.items() if name in ("precision", "autocast")}
     trained = settle(profile, model, cluster.gpu.name, layout, formats).framework
     given = {**said, **optimizer_of(args, trained.optimizer)}
     settled = settle(profile, model, cluster.gpu.name, layout, given)
