@@ -12,6 +12,7 @@ BENCHMARKS = (
     "simulate",
     "predictions",
     "strategies",
+    "runs",
     "kineto_analysis",
 )
 

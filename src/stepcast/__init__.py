@@ -1,10 +1,8 @@
 """stepcast: forecast a distributed LLM training step, and explain one after it ran."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
 __version__ = "0.1.0.dev0"
 
+TYPE_CHECKING = False  # typing itself takes longer to load than all that stands here
 if TYPE_CHECKING:
     from stepcast.analyze.compare import compare as compare
     from stepcast.forecast.predict import predict as predict
@@ -13,6 +11,11 @@ if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
     from stepcast.frameworks.catalog import load_framework as load_framework
+    from stepcast.goodput.catalog import load_failures as load_failures
+    from stepcast.goodput.operation import Operation as Operation
+    from stepcast.goodput.plan import Phase as Phase
+    from stepcast.goodput.plan import Plan as Plan
+    from stepcast.goodput.plan import plan as plan
     from stepcast.hardware import Cluster as Cluster
     from stepcast.hardware import Place as Place
     from stepcast.hardware import load_cluster as load_cluster
@@ -33,16 +36,21 @@ PUBLIC = {
     "Framework": ("stepcast.ir.framework", "Framework"),
     "Layout": ("stepcast.ir.layout", "Layout"),
     "Model": ("stepcast.ir.model", "Model"),
+    "Operation": ("stepcast.goodput.operation", "Operation"),
     "Options": ("stepcast.forecast.simulate", "Options"),
+    "Phase": ("stepcast.goodput.plan", "Phase"),
     "Place": ("stepcast.hardware", "Place"),
+    "Plan": ("stepcast.goodput.plan", "Plan"),
     "Prediction": ("stepcast.forecast.simulate", "Prediction"),
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
     "Workload": ("stepcast.ir.workload", "Workload"),
     "compare": ("stepcast.analyze.compare", "compare"),
     "load_cluster": ("stepcast.hardware", "load_cluster"),
+    "load_failures": ("stepcast.goodput.catalog", "load_failures"),
     "load_framework": ("stepcast.frameworks.catalog", "load_framework"),
     "load_model": ("stepcast.models.catalog", "load_model"),
+    "plan": ("stepcast.goodput.plan", "plan"),
     "predict": ("stepcast.forecast.predict", "predict"),
     "predict_many": ("stepcast.forecast.predict", "predict_many"),
     "read": ("stepcast.inputs.table", "read"),
@@ -51,8 +59,10 @@ PUBLIC = {
 __all__ = ["__version__", *PUBLIC]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in PUBLIC:
+        from importlib import import_module
+
         module, attribute = PUBLIC[name]
         return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'stepcast' has no attribute {name!r}")

@@ -2,6 +2,6 @@
 
 import sys
 
-from stepcast.cli.main import main
+from stepcast.cli.start import main
 
 sys.exit(main())

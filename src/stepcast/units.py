@@ -14,6 +14,8 @@ NS = 1e-9  # seconds
 KB, MB, GB, TB = 1e3, 1e6, 1e9, 1e12  # bytes
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40  # bytes
 
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0  # seconds
+
 TFLOPS = 1e12  # FLOP per second
 
 SIZE_UNITS: dict[str, float] = {
@@ -44,6 +46,56 @@ def parse_size_bytes(text: str) -> int:
     if not math.isfinite(size):
         raise ValueError(f"{text!r} is too large for a size")
     return round(size)
+
+
+DURATION_UNITS: dict[str, float] = {
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), MS),
+    **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "minute", "minutes"), MINUTE),
+    **dict.fromkeys(("h", "hour", "hours"), HOUR),
+    **dict.fromkeys(("d", "day", "days"), DAY),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * DAY),
+}
+COUNT_UNITS: dict[str, float] = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+
+
+def _number_and_unit(text: str, units: dict[str, float], what: str) -> float:
+    match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].lower() not in units:
+        raise ValueError(f"{text!r} is not {what}")
+    value = float(match[1]) * units[match[2].lower()]
+    if not math.isfinite(value):
+        raise ValueError(f"{text!r} is too large")
+    return value
+
+
+def parse_duration_s(text: str) -> float:
+    """``90``, ``30 s``, ``10m``, ``3 h``, ``54 days``: a duration in seconds."""
+    return _number_and_unit(text, DURATION_UNITS, "a duration; write a number with s, m, h or d")
+
+
+def parse_count(text: str) -> float:
+    """``15T``, ``2.5B``, ``300M``, ``4096``: how many of something."""
+    return _number_and_unit(
+        text, COUNT_UNITS, "a count; write a number, with K, M, B or T behind it if large"
+    )
+
+
+def format_duration(seconds: float) -> str:
+    """A long time, in the unit a person would choose: minutes, hours, days."""
+    for unit, name in ((DAY, "days"), (HOUR, "h"), (MINUTE, "min")):
+        if abs(seconds) >= (2 if unit == DAY else 1) * unit:
+            value = seconds / unit
+            return f"{value:,.1f} {name}" if value < 1e6 else f"{value:.3g} {name}"
+    return format_seconds(seconds)
+
+
+def format_short_count(count: float) -> str:
+    """A large number with one letter for its size: 15.6T, 8.03B."""
+    for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if abs(count) >= unit:
+            return f"{count / unit:.4g}{name}"
+    return f"{count:.4g}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -215,6 +215,7 @@ REQUIRED = {
     "show": ["show", "f"],
     "convert": ["convert", "f", "g", "--to", "json"],
     "predict": list(PREDICT),
+    "plan": ["plan", *PREDICT[1:]],
     "simulate": list(SIMULATE),
     "analyze": ["analyze", "f"],
     "replay": ["replay", "f"],

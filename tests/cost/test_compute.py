@@ -22,6 +22,7 @@ from stepcast.cost.compute import (
 from stepcast.cost.compute_fit import FitError, compute_fit
 from stepcast.cost.fits import default_fit, neusight_fit
 from stepcast.cost.price import Bound, Price, PriceSource
+from stepcast.cost.products import Products
 from stepcast.hardware.catalog import gpu_names, load_fit, load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
@@ -91,6 +92,21 @@ def test_arrays_and_numbers_give_the_same_seconds(shapes: list[tuple[int, int, i
     many = matmul_seconds(m, n, k, np.ones_like(m), dtype, H200, FIT)
     one = [compute_price(Matmul(*shape, 1, dtype), H200, FIT).seconds for shape in shapes]
     np.testing.assert_allclose(many, one, rtol=1e-12)
+
+
+products = st.one_of(
+    st.builds(Matmul, sizes, sizes, sizes, st.integers(1, 3), dtypes),
+    st.builds(GroupedMatmul, sizes, sizes, sizes, st.integers(1, 64), dtypes),
+)
+
+
+@given(st.lists(products, min_size=1, max_size=20))
+@settings(deadline=None)
+def test_products_cost_the_same_in_any_company(works: list[Matmul | GroupedMatmul]) -> None:
+    """Those of a step are priced in columns: to the last bit what each of them is priced alone."""
+    together = Products(H200, FIT)
+    together.learn(works)
+    assert [together.seconds(work) for work in works] == [Products(H200, FIT).seconds(work) for work in works]
 
 
 def test_long_arrays_are_priced_in_pieces_without_a_seam() -> None:

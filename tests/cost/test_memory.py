@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.cost.memory import fits, memory
-from stepcast.cost.memory.activations import layer_kept
 from stepcast.cost.memory.in_flight import default_in_flight
 from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Kernels, SelectiveRule
+from stepcast.ir.framework import Framework, Kernels, LossKernel, SelectiveRule
+from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import check, is_legal
 from stepcast.ir.strategy import (
@@ -80,17 +80,20 @@ def test_fp32_has_no_second_copy() -> None:
     assert stage.parameters + stage.gradients + stage.optimizer == pytest.approx(16 * LLAMA.parameters)
 
 
+@pytest.mark.parametrize("dropout", [True, False])
 @pytest.mark.parametrize(("tp", "split"), [(1, False), (8, False), (8, True)])
-def test_activations_are_korthikantis(tp: int, split: bool) -> None:
+def test_activations_are_korthikantis(tp: int, split: bool, dropout: bool) -> None:
     """Korthikanti et al. 2022, equations 1 to 4: s b h (34 + 5 a s / h) with dropout; without its masks
     (s b h for each of two, a s^2 b for the scores) and the dropped-out copies of the scores, and with the softmax
-    output kept once (2 a s^2 b), s b h (32 + 2 a s / h). Of the 32, eight are outside the tensor-parallel region.
+    output kept once (2 a s^2 b), s b h (32 + 2 a s / h). Of the 34, ten are outside the tensor-parallel region.
     """
     model = load_model("megatron-22b")
     chosen = Strategy(Layout(tp=tp), 4, 4, 2048, sequence_parallel=split)
-    kept = layer_kept(model, chosen, model.blocks[0], Framework(flash_attention=False)).kept
+    framework = Framework(flash_attention=False, dropout=dropout)
+    kept = layer_kept(model, chosen, model.blocks[0], framework).kept
     tokens, hidden, heads = 4 * 2048, model.hidden, model.heads
-    outside, inside = 8 / (tp if split else 1), (24 + 2 * heads * 2048 / hidden) / tp
+    whole, square = (10, 5) if dropout else (8, 2)
+    outside, inside = whole / (tp if split else 1), (24 + square * heads * 2048 / hidden) / tp
     assert kept == pytest.approx(tokens * hidden * (outside + inside))
 
 
@@ -127,14 +130,15 @@ def test_torchtitans_selection_keeps_every_second_matmul_and_the_attention() -> 
     assert layer_kept(LLAMA, chosen, LLAMA.blocks[0], titan).kept == 4096 * (2 * width + 4 * LLAMA.heads)
 
 
-def test_megatrons_loss_holds_the_logits_in_bf16_and_twice_in_fp32() -> None:
-    """Megatron-LM's vocab_parallel_cross_entropy before it subtracted in place: the projection's logits,
-    ``logits.float()``, and these less their maximum, which become the softmax. The loss of a long sequence is
+@pytest.mark.parametrize(("loss", "held"), [(LossKernel.IN_PLACE, 2 + 4), (LossKernel.COMPILED, 2 + 4 + 4)])
+def test_megatrons_loss_holds_the_logits_in_bf16_and_in_fp32(loss: LossKernel, held: int) -> None:
+    """Megatron-LM's vocab_parallel_cross_entropy: the projection's logits, ``logits.float()``, and these less
+    their maximum, which become the softmax: in place since Megatron-Core 0.9. The loss of a long sequence is
     the fullest moment of few layers.
     """
-    model = LLAMA.with_layers(1)
-    short, long = (memory(model, strategy(seq=seq), H100)[0].temporary for seq in (8192, 16384))
-    assert long - short == pytest.approx(8192 * LLAMA.vocab * (2 + 4 + 4))
+    model, framework = LLAMA.with_layers(1), Framework(loss=loss)
+    short, long = (memory(model, strategy(seq=seq), H100, framework)[0].temporary for seq in (8192, 16384))
+    assert long - short == pytest.approx(8192 * LLAMA.vocab * held)
 
 
 def test_sequence_parallelism_gathers_what_a_matmul_needs() -> None:

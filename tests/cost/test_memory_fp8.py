@@ -6,9 +6,9 @@ from dataclasses import replace
 from statistics import mean
 
 from stepcast.cost.memory import memory
+from stepcast.frameworks.catalog import load_framework
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.models.catalog import load_model
@@ -53,9 +53,7 @@ def test_weights_in_fp8_need_what_was_logged() -> None:
             if not row["peak_mem_gib"] or row["precision"] != "fp8" or "fp8_act" in row["flags"]:
                 continue
             model = replace(load_model(row["model"]), vocab=number(row, "vocab"))
-            stage = memory(model, strategy(row), load_gpu(row["gpu"]), Framework(gradient_dtype=DType.BF16))[
-                0
-            ]
+            stage = memory(model, strategy(row), load_gpu(row["gpu"]), load_framework("nemo"))[0]
             errors[row["id"]] = stage.allocated / GIB / float(row["peak_mem_gib"]) - 1
     assert len(errors) >= 10
     assert {name: error for name, error in errors.items() if abs(error) > 0.05} == {}

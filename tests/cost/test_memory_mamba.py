@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from stepcast.cost.memory import memory
-from stepcast.cost.memory.activations import layer_kept
-from stepcast.cost.memory.mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import Framework, Kernels, SelectiveRule
+from stepcast.ir.kept import layer_kept
+from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Block, FeedForward, Mixer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy

@@ -6,12 +6,12 @@ from itertools import combinations
 import pytest
 
 from stepcast.cost.memory import memory
-from stepcast.cost.memory.activations import layer_kept
 from stepcast.cost.memory.loss import loss_bytes
 from stepcast.generate.recompute import recomputed
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
+from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Recompute, RecomputeKind, RecomputeModule, Strategy

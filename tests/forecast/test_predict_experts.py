@@ -100,4 +100,5 @@ def test_chunks_pair_their_micro_batches_too() -> None:
     assert beside.stages[0].peak_in_flight == alone.stages[0].peak_in_flight + 1
     assert beside.memory_bytes is not None
     assert alone.memory_bytes is not None
-    assert beside.memory_bytes["activations"] > alone.memory_bytes["activations"]
+    for paired, single in zip(beside.memory_bytes["stages"], alone.memory_bytes["stages"], strict=True):
+        assert paired["activations"] > single["activations"]

@@ -1,5 +1,7 @@
 """What recipes of mixtures of experts set beyond their tables of results."""
 
+from dataclasses import replace
+
 import pytest
 
 from stepcast.frameworks.catalog import load_profile
@@ -7,7 +9,7 @@ from stepcast.frameworks.profile import Settled, settle
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Execution
 from stepcast.ir.layout import Layout
-from stepcast.ir.strategy import RecomputeModule
+from stepcast.ir.strategy import RecomputeKind, RecomputeModule
 from stepcast.models.catalog import load_model
 
 M = RecomputeModule
@@ -87,3 +89,13 @@ def test_what_is_given_counts_more_than_presets() -> None:
     settled = settle(profile, load_model("deepseek-v3"), "h100-sxm", EXPERTS, said)
     assert settled.framework.execution is Execution.GRAPHS
     assert settled.choices["further_tokens"] == 0
+
+
+def test_olmo_core_recomputes_the_largest_model_alone() -> None:
+    """allenai/OLMo-core, official scripts: no checkpointing for OLMo 3 7B, full for OLMo 2 32B."""
+    profile, model = load_profile("olmo-core"), load_model("llama-3.1-8b")
+    kinds = [
+        settle(profile, replace(model, name=name), "h100-sxm", Layout(dp=64)).choices["recompute"].kind
+        for name in ("OLMo-3-1025-7B", "OLMo-2-0325-32B")
+    ]
+    assert kinds == [RecomputeKind.NONE, RecomputeKind.FULL]

@@ -1,21 +1,37 @@
 """Gradient buckets: how many parameters are reduced together."""
 
-import pytest
+import math
+from dataclasses import replace
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcast.cost.pricing import Pricer
+from stepcast.generate.data import buckets
 from stepcast.generate.workload import generate
+from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import NO_OVERLAP, Sharding, Strategy
-from stepcast.ir.work import Collective
+from stepcast.ir.weights import NOTHING, Shard
+from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.ir.workload import Stage
 from stepcast.models.catalog import load_model
 from tests.generate.test_generate import LLAMA, all_ops, run_of
 
 
+def collectives(stage: Stage) -> list[Collective]:
+    """Those of the last of four micro-batches, each bucket by itself."""
+    works = [op.work for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
+    return [replace(work, times=1) for work in works for _ in range(work.times)]
+
+
 def reductions(stage: Stage) -> list[int]:
-    """Bytes of each reduction of the last of four micro-batches."""
-    return [op.work.size_bytes for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
+    """Bytes of each."""
+    return [work.size_bytes for work in collectives(stage)]
 
 
 def test_buckets_bound_the_reductions() -> None:
@@ -32,8 +48,7 @@ def test_buckets_grow_with_the_ranks_that_reduce_them(
 ) -> None:
     """Megatron-Core: max(40 M, 1 M x dp x cp) parameters, whatever the format of their gradients."""
     stage = run_of(dp=dp, cp=cp, gradient_dtype=gradients).stages[0]
-    collectives = [op.work for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
-    sizes = [work.size_bytes for work in collectives if work.group is Group.DP]
+    sizes = [work.size_bytes for work in collectives(stage) if work.group is Group.DP]
     assert len(sizes) == buckets
     assert sum(sizes) == LLAMA.parameters * gradients.bytes
 
@@ -55,9 +70,9 @@ def test_experts_fill_buckets_of_their_own() -> None:
     model = load_model("qwen3-30b-a3b")
     stage = generate(model, Strategy(Layout(dp=64, ep=8), 1, 256, 4096)).stages[0]
     sizes: dict[Group, list[int]] = {Group.DP: [], Group.EXPERT_DP: []}
-    for op in all_ops(stage, 3):
-        if isinstance(op.work, Collective) and op.work.group in sizes:
-            sizes[op.work.group].append(op.work.size_bytes // 4)
+    for work in collectives(stage):
+        if work.group in sizes:
+            sizes[work.group].append(work.size_bytes // 4)
     assert sum(sum(each) for each in sizes.values()) == model.parameters - 7 * sum(sizes[Group.EXPERT_DP])
     assert all(min(each[:-1]) >= 64e6 for each in sizes.values())
 
@@ -65,3 +80,54 @@ def test_experts_fill_buckets_of_their_own() -> None:
 def test_what_overlaps_nothing_is_one_reduction() -> None:
     layers = {layer.name: layer for layer in run_of(dp=8, overlap=NO_OVERLAP).stages[0].epilogue}
     assert len(layers["gradients"].forward) == 1
+
+
+amounts = st.integers(0, 10**12)
+shards = st.lists(
+    st.builds(
+        lambda dense, experts, share: Shard(dense, experts, dense // share),
+        amounts,
+        amounts,
+        st.integers(1, 9),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(shards, st.integers(1, 10**10))
+def test_buckets_hold_what_they_were_filled_with(filled: list[Shard], limit: int) -> None:
+    found = [bucket for _, bucket in buckets(limit, filled)]
+    held = [
+        Shard(*(each * times for each in (shard.dense, shard.experts, shard.unquantised)))
+        for shard, times in found
+    ]
+    assert sum(held, start=NOTHING) == sum(filled, start=NOTHING)
+    largest = max([limit, *(max(shard.dense, shard.experts) for shard in filled)])
+    assert all(0 < shard.total <= 2 * largest for shard, _ in found)
+
+
+@given(shards, st.integers(1, 10**10))
+def test_equal_buckets_are_counted_not_listed(filled: list[Shard], limit: int) -> None:
+    """However small a bucket is, a shard has those of one more parameter, of one more unquantised, and the others."""
+    assert len(buckets(limit, filled)) <= 2 * 3 * len(filled)
+
+
+@pytest.mark.parametrize("execution", [Execution.GRAPHS, Execution.EAGER])
+def test_a_step_has_no_more_ops_for_smaller_buckets(execution: Execution) -> None:
+    """An eager host issues them in groups of twice as many each."""
+    bytes_each = 1000
+    stage = run_of(dp=8, bucket_bytes=bytes_each, execution=execution).stages[0]
+    ops = [op for op in all_ops(stage, 3) if isinstance(op.work, Collective)]
+    assert sum(op.work.total_bytes for op in ops if isinstance(op.work, Collective)) == 4 * LLAMA.parameters
+    assert sum(op.kernels for op in ops) > LLAMA.parameters * 4 / bytes_each / 2
+    most_of_unit = 3 if execution is Execution.GRAPHS else 3 * math.log2(LLAMA.parameters)
+    assert len(ops) <= most_of_unit * (LLAMA.layers + 2)
+
+
+@given(st.sampled_from(list(CollectiveKind)), st.integers(0, 10**9), st.integers(1, 1000))
+def test_several_collectives_take_as_long_as_each(kind: CollectiveKind, size_bytes: int, times: int) -> None:
+    pricer = Pricer(load_cluster("dgx-h100"), Layout(dp=16))
+    one, all_of_them = (pricer.price(Collective(kind, size_bytes, Group.DP, count)) for count in (1, times))
+    assert all_of_them.seconds == pytest.approx(times * one.seconds, rel=1e-12)
+    assert all_of_them.high_s == pytest.approx(times * one.high_s, rel=1e-12)

@@ -45,7 +45,7 @@ def sent_bytes(run: Workload, group: Group, stage: int = 0) -> float:
             total += count * work.size_bytes
         else:
             factor = 2 if work.kind is CollectiveKind.ALL_REDUCE else 1
-            total += count * factor * work.size_bytes * (ranks - 1) / ranks
+            total += count * factor * work.total_bytes * (ranks - 1) / ranks
     return total
 
 

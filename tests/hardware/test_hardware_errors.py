@@ -143,7 +143,7 @@ def test_another_gpu_drops_what_was_said_of_the_old_one(tmp_path: Path) -> None:
 
 def test_a_binary_file(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(CatalogError, match="is not UTF-8 text"):
+    with pytest.raises(CatalogError, match="is not UTF-16-LE text"):
         load_cluster(str(tmp_path / "x.toml"))
 
 

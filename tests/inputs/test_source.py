@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.source import LONGEST_LINE_BYTES, Source
+from stepcast.inputs.source import Source
 from stepcast.inputs.table import FORMATS, read, read_as_one
+from stepcast.ir.limits import LINE
 from tests.shared import ROOT
 
 GOOD = (ROOT / "examples" / "simai-gpt-13b.txt").read_bytes()
@@ -61,7 +62,7 @@ def test_an_endless_line_is_refused_without_reading_it_all(tmp_path: Path, start
     path = tmp_path / "line"
     with path.open("wb") as file:
         file.write(start)
-        for _ in range(1 + LONGEST_LINE_BYTES // 2**20):
+        for _ in range(1 + LINE.most // 2**20):
             file.write(b"x" * 2**20)
         file.truncate(2 * 2**30)  # sparse: the rest of the 2 GB costs no disk
     message = message_of(path)

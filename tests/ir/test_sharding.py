@@ -39,7 +39,7 @@ def strategy(micro_batches: int = 4, seq: int = 1024, **changes: Any) -> Strateg
 def carried(run: Workload, kind: CollectiveKind, groups: tuple[Group, ...], stage: int = 0) -> int:
     """Bytes of all buffers that the collectives of a step fill or empty on one stage."""
     return sum(
-        count * op.work.size_bytes
+        count * op.work.total_bytes
         for layer, count in run.stages[stage].counted_layers(run.micro_batches)
         for op in (*layer.forward, *layer.input_gradient, *layer.weight_gradient)
         if isinstance(op.work, Collective) and op.work.kind is kind and op.work.group in groups

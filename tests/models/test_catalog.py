@@ -251,7 +251,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
         ("experts = { many = 3 }", "many"),
         ("biases = ['wheels']", "wheels"),
         ("norm = 'batch'", "norm must be one of"),
-        ("layers = ", "not TOML"),
+        ("layers = ", "not valid TOML"),
     ],
 )
 def test_bad_toml_names_the_fault(tmp_path: Path, text: str, message: str) -> None:

@@ -45,7 +45,7 @@ def _scan(groups: int, per_group: int, *sizes: int, backward: bool, dtype: DType
 
 works = st.one_of(
     st.builds(Recorded, times),
-    st.builds(Collective, st.sampled_from(CollectiveKind), sizes, st.sampled_from(Group)),
+    st.builds(Collective, st.sampled_from(CollectiveKind), sizes, st.sampled_from(Group), st.integers(1, 3)),
     st.builds(
         Transfer,
         st.sampled_from(Direction),

@@ -34,7 +34,7 @@ def layer(last: bool) -> Layer:
 
 
 def seconds(work: Work) -> float:
-    return work.duration_s if isinstance(work, Recorded) else LENGTHS[work.group]  # type: ignore[union-attr]
+    return work.duration_s if isinstance(work, Recorded) else LENGTHS[work.group]  # type: ignore[union-attr,index]
 
 
 def built_s(schedule: Schedule) -> float:

@@ -19,7 +19,7 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Biases, Norm, NormKind, Position, PositionKind
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Attention, Collective, Compute, GroupedMatmul, Matmul, Transfer
+from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Phase, Workload
 from stepcast.models.catalog import load_model
 
@@ -165,7 +165,7 @@ def _works(layers: Sequence[Layer], phases: Any) -> list[Compute]:
         for layer in layers
         for phase in phases
         for op in layer.ops(phase)
-        if not isinstance(op.work, Collective | Transfer)
+        if isinstance(op.work, Compute)
     ]
 
 

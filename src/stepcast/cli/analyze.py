@@ -9,6 +9,7 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.inputs.table import FORMATS, Format, read_as_one
+from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         nargs="+",
         help="a measured run: Megatron traces of one, some or all ranks (or their folder), a Kineto trace, "
-        "an OptimusPrime log",
+        "an OptimusPrime log, an nccl-tests or rccl-tests log",
     )
     parser.add_argument(
         "--format",
@@ -34,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read as this format instead of recognising it: one of 'stepcast list formats'",
     )
     parser.add_argument(
-        "--cluster", metavar="C", help="what it ran on: achieved bandwidths are compared with it"
+        "--cluster",
+        metavar="C",
+        help="what it ran on: achieved bandwidths are compared with it (nccl-tests logs need it)",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
     check_applicable(args, format=entry.name, file=args.files[0])
     found = {"format": entry.name, **analyze(document, args)}
+    found["warnings"] = [*found["warnings"], *doubts(found)]
     if args.json:
         print_json(found)
         return 0
@@ -119,6 +123,10 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
     "optimus": (
         _loaded("stepcast.cli.optimus", "optimus_facts"),
         _loaded("stepcast.report.optimus", "optimus_text"),
+    ),
+    "nccl-tests": (
+        _loaded("stepcast.cli.sweeps", "sweep_facts"),
+        _loaded("stepcast.report.sweep", "sweep_text"),
     ),
 }
 

@@ -25,12 +25,13 @@ from stepcast.cli.rules import (
     Facts,
     Rule,
 )
-from stepcast.cli.rules_steps import PREDICT, SIMULATE
+from stepcast.cli.rules_steps import PLAN, PREDICT, SIMULATE
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "show": (EDITS,),
     "convert": (EDITS,),
     "predict": PREDICT,
+    "plan": PLAN,
     "simulate": SIMULATE,
     "analyze": ANALYZE,
     "replay": REPLAY,

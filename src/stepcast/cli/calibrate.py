@@ -3,12 +3,11 @@
 import argparse
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import expand
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import recognise
@@ -31,6 +30,7 @@ CALIBRATIONS = {
     "kineto": Place("stepcast.cli.calibrate_kineto", CLASSES),
     "megatron": Place("stepcast.cli.calibrate_megatron", CLASSES),
     "optimus": Place("stepcast.cli.calibrate_optimus", "stepcast.report.optimus"),
+    "nccl-tests": Place("stepcast.cli.calibrate_collectives", "stepcast.report.sweep"),
 }
 
 
@@ -39,13 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         metavar="RUN",
         nargs="+",
-        help="measured operators (csv), profiler traces, Megatron traces or OptimusPrime logs, or folders",
+        help="measured operators (csv), profiler or Megatron traces, OptimusPrime and nccl-tests logs",
     )
     parser.add_argument("-o", "--output", type=new_file, metavar="C.toml", help="write the constants here")
     parser.add_argument(
         "--gpu", metavar="G", help="what the runs ran on, where they do not tell (csv, Megatron traces)"
     )
-    parser.add_argument("--cluster", metavar="C", help="what the runs ran on (OptimusPrime: a40-pcie)")
+    parser.add_argument(
+        "--cluster",
+        metavar="C",
+        help="what the runs ran on (OptimusPrime: a40-pcie; nccl-tests logs need it)",
+    )
     parser.add_argument("--model", metavar="M", help="what was trained, where the runs do not tell")
     parser.add_argument(
         "--sequence",
@@ -63,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     calibrate: Calibrate = import_module(place.calibrate).calibrate
     found, text = calibrate(paths, args)
     if args.output:
-        Path(args.output).write_text(text, encoding="utf-8")
+        write_file(args.output, text.encode())
     if args.json:
         print_json(found)
         return 0

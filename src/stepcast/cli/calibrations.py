@@ -15,16 +15,10 @@ CLASS = re.compile(r'^\[(?:class\."?[\w.-]+"?|constants)\]', re.MULTILINE)
 
 def load_calibration(path: str) -> "Calibration":
     """A user's measurements of a GPU, as ``profile`` and ``calibrate`` write them."""
-    import tomllib
-
     from stepcast.cost.calibration import calibration
+    from stepcast.inputs.toml import read_toml
 
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}; expected a calibration written by 'stepcast profile'") from None
-    return calibration(table, path)
+    return calibration(read_toml(path), path)
 
 
 def check_gpu(calibration: "Calibration", path: str, gpu: str) -> None:

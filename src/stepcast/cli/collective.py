@@ -7,6 +7,7 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.numbers import amount, gpu_count
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.place import add_place_argument, has_racks
+from stepcast.ir.doubts import doubts
 from stepcast.ir.work import CollectiveKind
 from stepcast.report.text import facts, table
 from stepcast.units import GIB, format_bytes, format_rate, format_seconds, parse_size_bytes
@@ -82,9 +83,9 @@ def run(args: argparse.Namespace) -> int:
         "ranks": route.ranks,
         "nodes": route.nodes,
     }
-    warnings = uneven_warning("a group of", route, cluster, Place(args.place))
+    rows = [_record(each) for each in prices]
+    warnings = [*uneven_warning("a group of", route, cluster, Place(args.place)), *doubts({"rows": rows})]
     if args.json:
-        rows = [_record(each) for each in prices]
         found = {"rows": rows} if args.sweep else rows[0]
         print_json({**about, **found, "warnings": warnings})
         return 0

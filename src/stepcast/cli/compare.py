@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.progress import open_source
+from stepcast.inputs.errors import FormatError
+from stepcast.ir.doubts import doubts
+from stepcast.ir.limits import RESULT
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import Played
@@ -46,6 +49,7 @@ def run(args: argparse.Namespace) -> int:
     if trace:
         _write(args, trace)
     status = 0 if found["same_run"] else NOT_THE_SAME
+    found["warnings"] = [*found["warnings"], *doubts(found)]
     if args.json:
         print_json(found)
         return status
@@ -74,19 +78,22 @@ def _printed(path: str) -> dict[str, Any] | None:
     """A JSON object with a step; None for anything else, which the readers then judge."""
     import msgspec
 
-    if os.path.isdir(path) or (os.path.isfile(path) and os.path.getsize(path) > LARGEST_PRINTED_BYTES):
+    if os.path.isdir(path):
         return None
-    data = open_source(path).data()
-    if not data.lstrip().startswith(b"{") or b'"step_s"' not in data:
+    source = open_source(path)
+    if not source.head.lstrip().startswith("{"):
+        return None
+    try:
+        data = source.data(RESULT)
+    except FormatError:  # larger than any result: a trace
+        return None
+    if b'"step_s"' not in data:
         return None
     try:
         found = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: is not whole JSON: {error}") from None
     return found if isinstance(found, dict) and "step_s" in found else None
-
-
-LARGEST_PRINTED_BYTES = 256 * 2**20
 
 
 def _write(args: argparse.Namespace, path: str) -> None:

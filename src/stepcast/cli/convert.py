@@ -1,14 +1,12 @@
 """``stepcast convert IN OUT --to FORMAT``."""
 
 import argparse
-import os
-import sys
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.documents import add_edit_arguments, expand, read_document
-from stepcast.cli.output import print_json, print_warnings, write_file
-from stepcast.inputs.table import set_files
+from stepcast.cli.documents import add_edit_arguments, read_document
+from stepcast.cli.output import print_data, print_json, print_warnings, write_files
 from stepcast.outputs.table import TARGETS, target_named
+from stepcast.report.visible import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,14 +34,9 @@ def run(args: argparse.Namespace) -> int:
     document = read_document([args.input], args)
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(args.to)
-    names, size = [], 0
-    inputs = [] if args.input == "-" else expand([args.input])
-    read = {os.path.realpath(file) for path in inputs for file in set_files(path)}
-    for name, data in target.files(document, args.output):
-        if os.path.realpath(name) in read:
-            raise ValueError(f"{name}: is a file to read; give another name to write")
-        size += sys.stdout.buffer.write(data) if name == "-" else write_file(name, data)
-        names.append(name)
+    files = target.files(document, args.output)
+    sizes = {name: print_data(data) for name, data in files} if to_stdout else write_files(files)
+    names, size = list(sizes), sum(sizes.values())
     warnings = [*getattr(document, "warnings", ()), *target.losses(document)]
     if args.json:
         result = {"format": target.name, "output": args.output, "files": names, "bytes": size}
@@ -51,6 +44,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_warnings(warnings)
         if not to_stdout:
-            written = f"{names[0]} to {names[-1]}" if len(names) > 1 else names[0]
+            written = " to ".join(visible(name) for name in dict.fromkeys((names[0], names[-1])))
             print(f"wrote {written}: {target.title}, {size:,} bytes")
     return 0

@@ -5,12 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepcast.cli.output import heading, print_json, terminal_width
+from stepcast.cli.output import print_json, terminal_width, write_trace
 from stepcast.cli.show import facts_of, warnings_of
+from stepcast.cli.streams import heading
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_sources, recognise
-from stepcast.ir.timeline import Timeline
-from stepcast.outputs.table import target_named
 from stepcast.report.text import bullet, table, wrap
 from stepcast.units import format_seconds
 
@@ -78,16 +77,11 @@ def _document(path: Path) -> dict[str, Any]:
     return {"file": str(path), "format": entry.name, **facts_of(document), "warnings": warnings_of(document)}
 
 
-def _write(timeline: Timeline, path: Path) -> None:
-    for name, data in target_named("perfetto").files(timeline, str(path)):
-        Path(name).write_bytes(data)
-
-
 def _write_trace(folder: Path, output: Path) -> Path:
     source = Source(folder / "megatron-rank7.txt")
     timeline = read_sources([source], recognise(source))
     path = output / "megatron-rank7.perfetto.json"
-    _write(timeline, path)
+    write_trace(timeline, str(path))
     return path
 
 
@@ -101,7 +95,7 @@ def _forecast(folder: Path, output: Path, width: int) -> tuple[Path, str]:
     source = Source(folder / "simai-llama-405b.txt")
     prediction = simulate(read_sources([source], recognise(source)), load_cluster("dgx-h100"))
     path = output / "simai-llama-405b.perfetto.json"
-    _write(prediction.timeline, path)
+    write_trace(prediction.timeline, str(path))
     found = prediction.report.facts() | {"stages": []}
     return path, step_text(found, width) + "\n\n" + gantt(prediction.timeline, width)
 

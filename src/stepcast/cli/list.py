@@ -1,4 +1,4 @@
-"""``stepcast list formats|gpus|clusters|models|frameworks``."""
+"""``stepcast list formats|gpus|clusters|models|frameworks|failures``."""
 
 import argparse
 from collections.abc import Callable
@@ -89,6 +89,33 @@ def _frameworks() -> Listing:
     return all_frameworks(), framework_row
 
 
+def _failures() -> Listing:
+    from stepcast.goodput.catalog import failure_names, load_failures
+
+    found: list[Facts] = []
+    for name in failure_names():
+        failures, restart = load_failures(name)
+        between = {part: getattr(failures, f"{part}_s") for part in ("gpu", "node", "link")}
+        found.append(
+            {
+                "failures": name,
+                **{f"{part}_s": value if value < float("inf") else None for part, value in between.items()},
+                "restart_s": restart.total_s,
+                "description": failures.description,
+                "sources": dict(failures.sources),
+            }
+        )
+    return found, _failure_row
+
+
+def _failure_row(found: Facts) -> Facts:
+    from stepcast.units import HOUR
+
+    shown = {part: found[f"{part}_s"] for part in ("gpu", "node", "link")}
+    hours = {f"{part} h": f"{value / HOUR:,.0f}" if value else "-" for part, value in shown.items()}
+    return {"failures": found["failures"], **hours, "what it is": found["description"]}
+
+
 def _models() -> Listing:
     from stepcast.models.catalog import load_model, model_names
 
@@ -124,4 +151,5 @@ LISTED: dict[str, Callable[[], Listing]] = {
     "clusters": _clusters,
     "models": _models,
     "frameworks": _frameworks,
+    "failures": _failures,
 }

@@ -1,9 +1,7 @@
 """The command ``stepcast``: finds the verb, loads only that verb's module, reports errors in one line."""
 
 import argparse
-import contextlib
 import gc
-import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,6 +10,9 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from stepcast import __version__
+from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
+from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams
+from stepcast.report.visible import message as one_line
 
 DESCRIPTION = (
     "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
@@ -31,6 +32,7 @@ class Verb:
 VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
     Verb("predict", "run a model under a strategy on a cluster"),
+    Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
     Verb("analyze", "where a measured run's time went"),
     Verb("replay", "a measured run under changed conditions"),
@@ -41,7 +43,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("calibrate", "fit named constants to measured runs"),
     Verb("validate", "the accuracy scoreboard: predictions against measurements"),
     Verb("profile", "measure this GPU and write a calibration"),
-    Verb("list", "the formats, GPUs, clusters, models and frameworks stepcast knows"),
+    Verb("list", "the formats, GPUs, clusters, models, frameworks and failures stepcast knows"),
     Verb("demo", "a first look on the shipped examples"),
     Verb("completion", "print a completion script for your shell"),
 )
@@ -51,8 +53,9 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with the arguments in one line, like every other mistake."""
 
     def error(self, message: str) -> NoReturn:
-        end = "" if message.endswith("?") else ";"
-        self.exit(2, f"stepcast: {message}{end} usage: {self.prog} --help\n")
+        shown = one_line(message)
+        end = "" if shown.endswith("?") else ";"
+        self.exit(2, f"stepcast: {shown}{end} usage: {self.prog} --help\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As ever, and in *given* the options of the verb that were set to something else than usual."""
@@ -96,26 +99,37 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; 0 on success, 2 for bad input, 130 when interrupted."""
     if argv is None:
+        end_on_interrupt()
         gc.disable()  # a command makes no reference cycles that matter, and looking for them takes a tenth
-        _open_closed_streams()
+        open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    with shown_streams():
+        return _answered(arguments)
+
+
+def _answered(arguments: list[str]) -> int:
+    """The status of a verb; what goes wrong is told in one line."""
     try:
         try:
             return _run(arguments)
         finally:
             sys.stdout.flush()  # here, where what goes wrong can be told, and not when Python ends
     except BrokenPipeError:
-        _discard_output()  # the reader has gone, as ``head`` does, and needs no more
+        discard_output()  # the reader has gone, as ``head`` does, and needs no more
         return 0
     except KeyboardInterrupt:
         print("stepcast: interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning) as error:
+        return INTERRUPTED
+    except (ValueError, OSError, MemoryError, ArithmeticError, RuntimeWarning, RecursionError) as error:
+        show_status("")
         if "--debug" in arguments:
-            raise
-        print(f"stepcast: {_one_line(error)}", file=sys.stderr)
+            import traceback
+
+            traceback.print_exc()
+        else:
+            print(f"stepcast: {one_line(_said(error))}", file=sys.stderr)
         if isinstance(error, OSError) and not error.filename:
-            _discard_output()
+            discard_output()
         return 2
 
 
@@ -138,20 +152,7 @@ def _run(arguments: list[str]) -> int:
         return int(import_module(named[0].module).run(args))
 
 
-def _open_closed_streams() -> None:
-    """A stream that was closed before the start, as by ``>&-``, is None in Python."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # open until the end
-
-
-def _discard_output() -> None:
-    """Nothing more can be written; keep the interpreter from trying, and complaining, at its end."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _one_line(error: BaseException) -> str:
+def _said(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {(error.strerror or 'cannot be used').lower()}"
     if isinstance(error, OSError) and error.strerror:
@@ -162,7 +163,9 @@ def _one_line(error: BaseException) -> str:
         return f"a number is too large to compute with ({error}); look for a nonsense value in the input"
     if isinstance(error, MemoryError):
         return "out of memory; try a smaller input"
-    return " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, RecursionError):
+        return "a file nests its values too deeply to be read"
+    return str(error) or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ import argparse
 import math
 from collections.abc import Callable
 
-# Far beyond what anyone builds, and little enough to be answered in seconds.
-MOST_GPUS = 10_000_000
-MOST_SEQUENCES = 1_000_000_000
-MOST_TOKENS = 1_000_000_000
-MOST_LAYERS = 10_000
-MOST_RUNS = 1_000_000
-MOST_ELEMENTS = 1_000_000_000_000
+from stepcast.ir.limits import ELEMENTS, GPUS, LAYERS, RUNS, SEQUENCES, TOKENS
+
+MOST_SEQUENCES = SEQUENCES.most
+MOST_TOKENS = TOKENS.most
+MOST_LAYERS = LAYERS.most
+MOST_RUNS = RUNS.most
+MOST_ELEMENTS = ELEMENTS.most
 
 
 def count(least: int, most: int) -> Callable[[str], int]:
@@ -30,7 +30,7 @@ def count(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-gpu_count = count(1, MOST_GPUS)
+gpu_count = count(1, GPUS.most)
 
 
 def rate(text: str) -> float:
@@ -39,6 +39,26 @@ def rate(text: str) -> float:
     if not value:
         raise argparse.ArgumentTypeError(f"expected a number above zero, not {text!r}")
     return value
+
+
+def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
+    """*meaning*, which raises ValueErrors, as an argparse type of values above zero."""
+
+    def read(text: str) -> float:
+        try:
+            value = meaning(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+        return value
+
+    return read
+
+
+def price(text: str) -> float:
+    """Of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``, as an argparse type."""
+    return amount(text.lower().removesuffix("/gpu-hour").removesuffix("/gpu-h").lstrip("$"))
 
 
 def check_multiple(gpus: int, model_gpus: int) -> None:

@@ -9,6 +9,7 @@ from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.numbers import MOST_ELEMENTS, count
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import sizes_of
+from stepcast.ir.doubts import doubts
 from stepcast.ir.dtype import DType
 from stepcast.ir.kernels import cast, usual_kernel
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
@@ -87,6 +88,7 @@ def run(args: argparse.Namespace) -> int:
     warnings = _format_warnings(works[0], gpu)
     about = {"operator": args.kind, "gpu": gpu.name, "dtype": args.dtype, "backward": args.backward}
     records = [_record(work, price) for work, price in zip(works, prices, strict=True)]
+    warnings += doubts({"rows": records}) + _speed_warnings(works, prices, gpu)
     if args.json:
         results: dict[str, Any] = {"rows": records} if args.sweep else records[0]
         print_json({**about, **results, "warnings": warnings})
@@ -117,6 +119,19 @@ def _format_warnings(work: Operator, gpu: "Gpu") -> list[str]:
         f"{gpu.name} has no {work.dtype} matrix units: priced as multiplied in {used}, with {work.dtype} "
         f"operands in memory; it has {', '.join(gpu.matrix_flops)}"
     ]
+
+
+def _speed_warnings(works: list[Operator], prices: list["Price"], gpu: "Gpu") -> list[str]:
+    """A calibration can say that products are faster than the GPU multiplies."""
+    for work, price in zip(works, prices, strict=True):
+        if not isinstance(work, Elementwise):
+            peak = gpu.matrix_peak_flops(str(work.dtype))
+            if work.flops > peak * price.seconds:
+                return [
+                    f"{work.flops / price.seconds / TFLOPS:.4g} TFLOP/s is more than the peak of {gpu.name}, "
+                    f"{peak / TFLOPS:.4g} TFLOP/s: look for a nonsense value in the calibration"
+                ]
+    return []
 
 
 def _swept(args: argparse.Namespace) -> str:

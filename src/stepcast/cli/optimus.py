@@ -14,6 +14,7 @@ def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
     """
     from stepcast.hardware import load_cluster
     from stepcast.inputs.source import Source
+    from stepcast.ir.limits import DESCRIPTION
     from stepcast.optimus.analysis import analyze_optimus
     from stepcast.optimus.calibration import calibrated_of, shipped
     from stepcast.optimus.machine import machine_of
@@ -22,6 +23,6 @@ def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
     cluster = load_cluster(args.cluster or CLUSTER, args.set)
     used, lengths = shipped(), lengths_of(log)
     if args.calibration:
-        used = calibrated_of(Source(args.calibration).text(), args.calibration)
+        used = calibrated_of(Source(args.calibration).text(DESCRIPTION), args.calibration)
         lengths = used.lengths_of(log)
     return analyze_optimus(log, planned(log, lengths), machine_of(cluster), used.constants).facts()

@@ -1,7 +1,6 @@
 """``stepcast profile -o my-gpu.toml``: measure this machine's GPU and write a calibration."""
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -9,16 +8,17 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.streams import show_status
 from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu
-    from stepcast.profile.corrections import Fitted
-    from stepcast.profile.document import Document
-    from stepcast.profile.measure import Progress
-    from stepcast.profile.torch_backend import TorchBackend
+    from stepcast.pytorch.profile.corrections import Fitted
+    from stepcast.pytorch.profile.document import Document
+    from stepcast.pytorch.profile.measure import Progress
+    from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; what is left is measured when the command runs again
 
@@ -38,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepcast.cost.fits import default_fit
-    from stepcast.profile.cases import gpu_cases
-    from stepcast.profile.corrections import fit_classes
-    from stepcast.profile.document import Document
-    from stepcast.profile.measure import Points, measure
-    from stepcast.profile.torch_backend import TorchBackend, load_torch
+    from stepcast.pytorch.profile.cases import gpu_cases
+    from stepcast.pytorch.profile.corrections import fit_classes
+    from stepcast.pytorch.profile.document import Document
+    from stepcast.pytorch.profile.measure import Points, measure
+    from stepcast.pytorch.profile.torch_backend import TorchBackend, load_torch
 
     torch = load_torch()
     backend = TorchBackend(torch)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
     keep = _Keeper(args.output, document)
     points = measure(cases, backend, document.points, limit_s, time.monotonic, keep)
-    _end_progress()
+    show_status("")
     # Points of an earlier run with other options count too.
     every = {case.name: case for quick in (False, True)
              for case in gpu_cases(gpu, default_fit(), backend.formats, quick)}  # fmt: skip
@@ -84,11 +84,13 @@ def _gpu(name: str | None, device: str) -> "Gpu":
 
 def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     """What an earlier run measured on the same GPU with the same software."""
-    from stepcast.profile.document import read_document
+    from stepcast.inputs.source import Source
+    from stepcast.ir.limits import DESCRIPTION
+    from stepcast.pytorch.profile.document import read_document
 
     if not path.exists():
         return None
-    document = read_document(path.read_text(encoding="utf-8"), str(path))
+    document = read_document(Source(path).text(DESCRIPTION), str(path))
     for what, old, new in (
         ("GPU", document.device, backend.device),
         ("software", document.software, backend.software),
@@ -102,7 +104,7 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
 
 def _with_collectives(document: "Document", torch: Any) -> "Document":
     """All-reduce over the GPUs here, where there are several and an earlier run has not timed it."""
-    from stepcast.profile.torch_collectives import all_reduce_points
+    from stepcast.pytorch.profile.torch_collectives import all_reduce_points
 
     ranks = int(torch.cuda.device_count())
     if ranks < 2 or document.collectives:
@@ -115,13 +117,9 @@ def _with_collectives(document: "Document", torch: Any) -> "Document":
 
 
 def _write(path: str, document: "Document") -> None:
-    """Whole or not at all: a run cut short must not leave half a file."""
-    from stepcast.profile.document import to_toml
+    from stepcast.pytorch.profile.document import to_toml
 
-    beside = f"{path}.part"
-    with open(beside, "w", encoding="utf-8") as file:
-        file.write(to_toml(document))
-    os.replace(beside, path)
+    write_file(path, to_toml(document).encode(), resumes=True)
 
 
 class _Keeper:
@@ -141,20 +139,15 @@ def _show_progress(progress: "Progress") -> None:
     took = "failed" if progress.seconds is None else format_seconds(progress.seconds)
     line = f"{progress.done}/{progress.total}  {progress.elapsed_s:.0f} s  {progress.case.name}  {took}"
     if sys.stderr.isatty():
-        print(f"\r\033[K{line[: terminal_width() - 1]}", end="", file=sys.stderr, flush=True)
+        show_status(line)
     elif progress.done % 25 == 0 or progress.done == progress.total:
         print(line, file=sys.stderr, flush=True)
-
-
-def _end_progress() -> None:
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr, flush=True)
 
 
 def _show(
     args: argparse.Namespace, document: "Document", fitted: Sequence["Fitted"], backend: "TorchBackend"
 ) -> None:
-    from stepcast.profile.torch_collectives import bus_bytes_per_s
+    from stepcast.pytorch.profile.torch_collectives import bus_bytes_per_s
 
     points = document.points
     about = {

@@ -6,7 +6,9 @@ import time
 from functools import lru_cache
 from typing import BinaryIO
 
-from stepcast.inputs.source import Progress, Source
+from stepcast.cli.streams import show_status
+from stepcast.inputs.source import Progress, Source, read_most
+from stepcast.ir.limits import PIPE
 
 # Smaller files are read before anybody wonders.
 SMALLEST_BYTES = 32 * 2**20
@@ -29,7 +31,7 @@ def open_source(path: str) -> Source:
 @lru_cache(maxsize=1)
 def _whole(stream: BinaryIO) -> bytes:
     """All of *stream*, which can be read only once and is asked for by name more than once."""
-    return stream.read()
+    return read_most(stream, PIPE, "standard input")
 
 
 def _bar(path: str) -> Progress | None:
@@ -44,8 +46,7 @@ def _bar(path: str) -> Progress | None:
         last[0] = now
         filled = BAR_WIDTH * done // size
         bar = "#" * filled + "." * (BAR_WIDTH - filled)
-        end = "\r\033[K" if done >= size else ""
-        text = f"\r{os.path.basename(path)[:30]} {bar} {done / 1e6:,.0f} of {size / 1e6:,.0f} MB"
-        print(text, end=end, file=sys.stderr, flush=True)
+        text = f"{os.path.basename(path)[:30]} {bar} {done / 1e6:,.0f} of {size / 1e6:,.0f} MB"
+        show_status("" if done >= size else text)
 
     return show

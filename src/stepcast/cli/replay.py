@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
+from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:
     from stepcast.analyze.replay import Replay
@@ -63,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trace:
         _write(result, args.trace)
     found = result.facts()
+    found["warnings"] = [*found["warnings"], *doubts(found)]
     if args.json:
         print_json(found)
         return 0

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.numbers import MOST_RUNS, count
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
+from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
@@ -32,9 +33,13 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def show_prediction(prediction: "Prediction", args: argparse.Namespace) -> None:
-    """Print the report, and write or draw what was asked for."""
+def show_prediction(
+    prediction: "Prediction", args: argparse.Namespace, training: dict[str, Any] | None = None
+) -> None:
+    """Print the report, and write or draw what was asked for; *training* is what a whole run takes."""
     found = prediction.report.facts()
+    if training is not None:
+        found["training"] = training
     if args.jitter is not None:
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:
@@ -62,7 +67,7 @@ def show_prediction(prediction: "Prediction", args: argparse.Namespace) -> None:
 
         print("\n" + gantt(prediction.timeline, width))
     if args.trace:
-        print(f"\nwrote {args.trace}: open it at ui.perfetto.dev")
+        print(f"\nwrote {visible(args.trace)}: open it at ui.perfetto.dev")
     print_warnings(found["warnings"])
 
 

@@ -1,4 +1,4 @@
-"""What options of ``predict`` and ``simulate`` need to have an effect."""
+"""What options of ``predict``, ``plan`` and ``simulate`` need to have an effect."""
 
 from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, PLACE, Facts, Rule
 from stepcast.cli.strategy import AUTOCASTS, MODULES
@@ -42,7 +42,7 @@ def _again(f: Facts) -> set[str]:
     return set(words.split(",")) & set(MODULES) if kind == "selective" else set()
 
 
-PREDICT = (
+STRATEGY = (
     Rule(
         ("context",),
         lambda f: f["cp"] > 1,
@@ -156,9 +156,12 @@ PREDICT = (
     ),
     PLACE,
     CORRECTIONS,
-    JITTER,
-    DRAWING,
 )
+PRICE = Rule(
+    ("price",), lambda f: f["tokens"] is not None, "it is of a whole run; give --tokens as well, such as 1T"
+)
+PREDICT = (*STRATEGY, PRICE, JITTER, DRAWING)
+PLAN = STRATEGY
 
 SIMULATE = (
     Rule(

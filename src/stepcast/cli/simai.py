@@ -5,6 +5,7 @@ from typing import Any
 
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cost.simai import SimaiOverlap, SimaiPrice, SimaiSystem, simai_price
+from stepcast.ir.doubts import doubts
 from stepcast.ir.workload import Workload
 from stepcast.report.text import table
 from stepcast.units import US, format_percent
@@ -17,8 +18,10 @@ def run_simai(workload: Workload, args: argparse.Namespace) -> int:
     system = SimaiSystem(args.nvlink_gb_per_s, args.nic_gb_per_s, args.gpus_per_server, args.nics_per_server)
     price = simai_price(workload, args.gpus, system, _overlap(args.overlap))
     warnings = [*workload.warnings, *price.warnings]
+    found = _facts(price, warnings)
+    warnings += doubts(found)
     if args.json:
-        print_json(_facts(price, warnings))
+        print_json(found)
         return 0
     rows = [
         (part.replace("_", "-"), f"{seconds / US:,.0f}", format_percent(seconds / price.total_s))

@@ -182,12 +182,13 @@ def _schedule(name: str | None) -> Any:
     """A schedule's name, or what a schedule file describes."""
     if name is None or name in SCHEDULES:
         return name
-    if not Path(name).is_file():
+    if not Path(name).exists():
         raise ValueError(f"--schedule {name}: no such schedule or file; known: {', '.join(SCHEDULES)}")
     from stepcast.inputs.source import Source
+    from stepcast.ir.limits import SCHEDULE_FILE
     from stepcast.simulation.schedule_file import parse_schedule
 
-    text = Source(name).text()
+    text = Source(name).text(SCHEDULE_FILE)
     try:
         return parse_schedule(text, Path(name).stem)
     except ValueError as error:

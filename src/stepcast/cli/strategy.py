@@ -14,6 +14,7 @@ from stepcast.cli.numbers import (
     count,
     gpu_count,
 )
+from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.schedules import ScheduleKind, usual_kind
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ DISPATCHERS = ("all-to-all", "forwarding")
 EXECUTIONS = ("graphs", "partial-graphs", "eager")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
-MOST_MICRO_BATCHES = 1_000_000
+MOST_MICRO_BATCHES = MICRO_BATCHES.most
 MOST_FURTHER_TOKENS = 64
 
 
@@ -111,6 +112,11 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
         "--recompute",
         metavar="KIND",
         help="none, selective, full, block:N, or selective:A,B,... with modules out of " + ", ".join(MODULES),
+    )
+    how.add_argument(
+        "--offload",
+        metavar="A[=X],B[=X]",
+        help="optimizer, activations, or a share X of either, kept in the memory of the host",
     )
     how.add_argument("--context", choices=CONTEXTS, help="how context parallel ranks exchange")
     for word, what in (
@@ -219,7 +225,7 @@ def layout_of(args: argparse.Namespace, profile: "Profile", model: "Model", gpu:
 
 def given_by(args: argparse.Namespace) -> dict[str, Any]:
     """What *args* say themselves, by fields of a Strategy or a Framework."""
-    from stepcast.frameworks.words import overlap_of, recompute_of
+    from stepcast.frameworks.words import offload_of, overlap_of, recompute_of
     from stepcast.ir.dtype import DType
     from stepcast.ir.framework import Dispatcher, Execution, Kernels, LossKernel
     from stepcast.ir.strategy import ContextKind, Sharding
@@ -230,6 +236,7 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
         "sharding": (args.sharding, Sharding),
         "context": (args.context, ContextKind),
         "recompute": (args.recompute, lambda text: _said("--recompute", recompute_of, text)),
+        "offload": (args.offload, lambda text: _said("--offload", offload_of, text)),
         "overlap": (args.overlap, lambda text: _said("--overlap", overlap_of, _words(text))),
         "sequence_parallel": (args.no_sequence_parallel, lambda no: not no),
         "further_tokens": (args.further_tokens, int),
@@ -259,7 +266,8 @@ def optimizer_of(args: argparse.Namespace, usual: "Optimizer") -> dict[str, "Opt
         return {}
     chosen = usual
     if args.optimizer is not None:
-        chosen = optimizer_named(args.optimizer, usual.master_weights, usual.clips)
+        named = optimizer_named(args.optimizer, usual.master_weights, usual.clips)
+        chosen = replace(named, fused=usual.fused)
     return {"optimizer": replace(chosen, **changed)}
 
 

@@ -1,14 +1,14 @@
 """``stepcast validate``: the accuracy scoreboard, our predictions against measurements."""
 
 import argparse
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.output import heading, new_file, print_json, terminal_width
+from stepcast.cli.output import new_file, print_json, terminal_width, write_file
+from stepcast.cli.streams import heading, show_status
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -68,8 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _progress(name: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{name}", end="", file=sys.stderr, flush=True)
+    show_status(name)
 
 
 # ---- where the rows are --------------------------------------------------------------------------------
@@ -204,20 +203,22 @@ def _signed(error: float) -> str:
 def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str, str]) -> None:
     """Sets of one unit share its two columns; those of the other are blank."""
     import csv
+    import io
 
     tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        known = [unit for unit in ("s", "bytes") if unit in units.values()]
-        heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]
-        writer.writerow(("set", "name", *tags, *heads, "error"))
-        for name, columns in measured.items():
-            blanks = [unit != units[name] for unit in known for _ in range(2)]
-            labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
-            times = zip(columns.measured_s.tolist(), columns.predicted_s.tolist(), strict=True)
-            for at, (measured_s, predicted_s) in enumerate(times):
-                own = ("" if label is None else label[at] for label in labels)
-                error = f"{predicted_s / measured_s - 1:.6g}"
-                pair = (f"{measured_s:.9g}", f"{predicted_s:.9g}") * len(known)
-                values = ["" if blank else value for blank, value in zip(blanks, pair, strict=True)]
-                writer.writerow((name, columns.name(at), *own, *values, error))
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    known = [unit for unit in ("s", "bytes") if unit in units.values()]
+    heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]
+    writer.writerow(("set", "name", *tags, *heads, "error"))
+    for name, columns in measured.items():
+        blanks = [unit != units[name] for unit in known for _ in range(2)]
+        labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
+        times = zip(columns.measured_s.tolist(), columns.predicted_s.tolist(), strict=True)
+        for at, (measured_s, predicted_s) in enumerate(times):
+            own = ("" if label is None else label[at] for label in labels)
+            error = f"{predicted_s / measured_s - 1:.6g}"
+            pair = (f"{measured_s:.9g}", f"{predicted_s:.9g}") * len(known)
+            values = ["" if blank else value for blank, value in zip(blanks, pair, strict=True)]
+            writer.writerow((name, columns.name(at), *own, *values, error))
+    write_file(path, text.getvalue().encode())

@@ -5,6 +5,7 @@ factor, a slope with size, and the least time any operator of the class takes. F
 points are enough and cannot be followed one by one.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,8 @@ from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Mat
 
 PIVOT_S = 1e-3  # the slope turns around this time, where factor alone counts
 SHARPNESS = 8  # of the smooth maximum of the model and the least time
+# What corrections of real measurements lie far within: seconds, and ratios of measured to predicted ones.
+PLAUSIBLE = {"factor": (1e-3, 1e3), "least_s": (0.0, 10.0), "spread": (0.0, 100.0)}
 
 
 class CalibrationError(ValueError):
@@ -39,6 +42,16 @@ class Correction:
     def __post_init__(self) -> None:
         if not (self.factor > 0 and self.least_s >= 0 and -0.5 <= self.slope <= 0.5 and self.spread >= 0):
             raise CalibrationError(f"a correction needs a factor above 0 and a slope within 0.5, not {self}")
+
+    def checked(self) -> "Correction":
+        """The same, if a measurement can have said so: a price that is off by more was of something else."""
+        for name, (least, most) in PLAUSIBLE.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                raise CalibrationError(
+                    f"{name} = {value:.6g} is no measurement of this GPU; expected {least:g} to {most:,g}"
+                )
+        return self
 
     def applied_s(self, predicted_s: Number) -> Number:
         scaled = self.factor * predicted_s * (predicted_s / PIVOT_S) ** self.slope
@@ -138,12 +151,13 @@ def calibration(table: Mapping[str, Any], where: str = "calibration") -> Calibra
         )
     for name, entry in classes.items():
         try:
-            corrections[str(name)] = Correction(**{key: float(value) for key, value in entry.items()})
+            correction = Correction(**{key: float(value) for key, value in entry.items()})
+            corrections[str(name)] = correction.checked()
         except (TypeError, ValueError, AttributeError) as error:
             raise CalibrationError(f"{where}: class {name!r}: {error}") from None
     constants = table.get("constants", {})
     if not isinstance(constants, Mapping) or not all(
-        isinstance(value, int | float) for value in constants.values()
+        isinstance(value, int | float) and math.isfinite(value) for value in constants.values()
     ):
-        raise CalibrationError(f"{where}: [constants] holds names and numbers alone")
+        raise CalibrationError(f"{where}: [constants] holds names and finite numbers alone")
     return Calibration(str(table["gpu"]), corrections, dict(constants))

@@ -1,7 +1,8 @@
 """How long an operator takes on a GPU: the physical bound first, then what is learnt.
 
 ``compute_price`` prices one operator and says how sure it is; ``matmul_seconds``, ``attention_seconds`` and
-``stream_seconds`` take arrays and price a million operators a second. All of them share the same formulas.
+``stream_seconds`` take arrays and price a million operators a second. All of them share the same formulas;
+``products`` knows the matrix products that were priced before.
 
 A ``Load`` says what the operator is part of: ALONE for one measured by itself, SUSTAINED for endless matrix
 work, ``step_load(...)`` for a training step.
@@ -17,12 +18,12 @@ import numpy as np
 
 from stepcast.cost.attention import AttentionFit, attention_s
 from stepcast.cost.compute_fit import ComputeFit
-from stepcast.cost.matmul import matmul_s, products_s
 from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.moved import moved_bytes
 from stepcast.cost.power import heated_s, slowdown
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.cost.rates import SIMT, Number, Rates, matrix_rates, matrix_unit, vector_rates
+from stepcast.cost.products import fit_of, matrix_of, product_s, products_of, scaled
+from stepcast.cost.rates import Number, Rates, matrix_unit, vector_rates
 from stepcast.cost.scan import scan_bytes, scan_s
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
@@ -55,6 +56,7 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float
 def counted_load(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
     """The same of operators that each run a number of times."""
     total_s = matrix_s = 0.0
+    products_of(gpu, fit).learn(works)
     price = priced_once(gpu, fit, Load(math.inf, 0.0))
     for work, count in works.items():
         seconds = count * price(work).seconds
@@ -79,13 +81,11 @@ def priced_once(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Pr
 def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
     """The price of one operator."""
     match work:
-        case Matmul():
-            seconds = matmul_seconds(work.m, work.n, work.k, work.batch, work.dtype, gpu, fit, load)
-            rates, unit = _matrix(gpu, work.dtype), matrix_unit(gpu, work.dtype)
-            return _priced(unit, float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
-        case GroupedMatmul():
-            seconds = grouped_seconds(work.m, work.n, work.k, work.groups, work.dtype, gpu, fit, load)
-            rates, unit = _matrix(gpu, work.dtype), matrix_unit(gpu, work.dtype)
+        case Matmul() | GroupedMatmul():
+            seconds = _loaded_s(products_of(gpu, fit).seconds(work), work.flops, work.dtype, gpu, fit, load)
+            if isinstance(work, GroupedMatmul):
+                seconds = seconds + fit.grouped_s * work.groups
+            rates, unit = matrix_of(gpu, work.dtype), matrix_unit(gpu, work.dtype)
             return _priced(unit, float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
         case Attention():
             return _attention_price(work, gpu, fit, load)
@@ -114,31 +114,8 @@ def matmul_seconds(
     load: Load = ALONE,
 ) -> Number:
     """Seconds of *batch* products (m, k) by (k, n); sizes are numbers or arrays of one length."""
-    return _matmul_seconds(m, n, k, batch, dtype, gpu, fit, load)
-
-
-def _matmul_seconds(
-    m: Number,
-    n: Number,
-    k: Number,
-    batch: Number,
-    dtype: DType,
-    gpu: Gpu,
-    fit: ComputeFit,
-    load: Load,
-    grouped: bool = False,
-) -> Number:
-    rates = _matrix(gpu, dtype)
-    peak_share = fit.grouped_efficiency if grouped else 1.0
-    own = fit.tensor_fit(gpu.architecture)
-    if matrix_unit(gpu, dtype) == SIMT:
-        own = fit.simt_fit(gpu.architecture)
-    reached = _scaled(rates, gpu, fit, peak_share * fit.efficiency_of(gpu.architecture, gpu.runs_as(dtype)))
-    seconds_of = matmul_s if grouped else products_s
-    seconds = seconds_of(m, n, k, batch, dtype.bytes, reached, own)
-    flops = 2.0 * m * n * k * batch
-    seconds = _under_power(seconds, flops, gpu, dtype, fit, load)
-    return seconds + _launch_s(rates, own.latency_s, fit, load)
+    seconds = product_s(m, n, k, batch, dtype, gpu, fit)
+    return _loaded_s(seconds, 2.0 * m * n * k * batch, dtype, gpu, fit, load)
 
 
 def grouped_seconds(
@@ -152,7 +129,14 @@ def grouped_seconds(
     load: Load = ALONE,
 ) -> Number:
     """Seconds of one kernel over *groups* equal slices of *m* rows in all, each with its own weight."""
-    return _matmul_seconds(m / groups, n, k, groups, dtype, gpu, fit, load, True) + fit.grouped_s * groups
+    seconds = product_s(m / groups, n, k, groups, dtype, gpu, fit, grouped=True)
+    return _loaded_s(seconds, 2.0 * m * n * k, dtype, gpu, fit, load) + fit.grouped_s * groups
+
+
+def _loaded_s(seconds: Number, flops: Number, dtype: DType, gpu: Gpu, fit: ComputeFit, load: Load) -> Number:
+    """*seconds* of products under the power that *load* leaves, and with their launch."""
+    seconds = _under_power(seconds, flops, gpu, dtype, fit, load)
+    return seconds + _launch_s(matrix_of(gpu, dtype), fit_of(gpu, dtype, fit).latency_s, fit, load)
 
 
 # Attention by a mask, over that to all pairs without one: cuDNN's kernels in steps of Mistral, Phi-3 and
@@ -176,10 +160,10 @@ def attention_seconds(
     load: Load = ALONE,
 ) -> Number:
     """Seconds of fused attention; sizes are numbers or arrays of one length."""
-    rates = _matrix(gpu, dtype)
+    rates = matrix_of(gpu, dtype)
     own: AttentionFit = fit.attention_backward if backward else fit.attention_forward
     sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
-    seconds = attention_s(*sizes, causal, backward, dtype.bytes, _scaled(rates, gpu, fit), own)
+    seconds = attention_s(*sizes, causal, backward, dtype.bytes, scaled(rates, gpu, fit), own)
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
     flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
     seconds = _under_power(seconds, flops, gpu, dtype, fit, load, attention=True)
@@ -199,7 +183,7 @@ def stream_seconds(
     """Seconds of a memory-bound kernel of the kind *key* (see ``stream_key``)."""
     rates = vector_rates(gpu)
     own = fit.stream(key)
-    seconds = stream_s(rows, columns, read_bytes, write_bytes, _scaled(rates, gpu, fit), own)
+    seconds = stream_s(rows, columns, read_bytes, write_bytes, scaled(rates, gpu, fit), own)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
 
 
@@ -235,14 +219,14 @@ def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> 
     seconds = attention_seconds(*sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
     if work.masked:
         seconds = seconds * MASKED_SLOWDOWN
-    rates = _matrix(gpu, work.dtype)
+    rates = matrix_of(gpu, work.dtype)
     return _priced("attention", float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
 
 
 def _scan_price(work: Scan, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     """Each of its kernels is launched by itself; they are too far from the peak to heat the GPU."""
-    own, rates = fit.scan(work.backward), _matrix(gpu, work.dtype)
-    seconds = scan_s(work, rates.peak_flops, _scaled(vector_rates(gpu), gpu, fit), own)
+    own, rates = fit.scan(work.backward), matrix_of(gpu, work.dtype)
+    seconds = scan_s(work, rates.peak_flops, scaled(vector_rates(gpu), gpu, fit), own)
     seconds = seconds + own.kernels * _launch_s(rates, 0.0, fit, load)
     return _priced("scan", float(seconds), work.flops, scan_bytes(work), rates, gpu, fit)
 
@@ -285,18 +269,3 @@ def _under_power(
 
 def _launch_s(rates: Rates, latency_s: float, fit: ComputeFit, load: Load) -> Number:
     return fit.step_launch_s if load.busy_s > 0 else rates.launch_s + latency_s
-
-
-@lru_cache(maxsize=256)
-def _matrix(gpu: Gpu, dtype: DType) -> Rates:
-    return matrix_rates(gpu, dtype)
-
-
-def _scaled(rates: Rates, gpu: Gpu, fit: ComputeFit, peak_share: float = 1.0) -> Rates:
-    """*rates* with what the architecture reaches of its memory bandwidth and the format of its peak."""
-    share = fit.memory_share(gpu.architecture)
-    if share == 1.0 and peak_share == 1.0:
-        return rates
-    return rates._replace(
-        peak_flops=rates.peak_flops * peak_share, bandwidth_bytes_per_s=rates.bandwidth_bytes_per_s * share
-    )

@@ -12,7 +12,6 @@ The tile shapes are those seen in a PyTorch trace of an H200 (nvjet kernels) and
 for ordinary cores those that NeuSight recorded.
 """
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,42 +62,44 @@ class MatmulFit:
 
 
 def products_s(
-    m: Number, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
-) -> Number:
+    m: Array, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
+) -> Array:
     """Seconds of *batch* products (m, k) by (k, n), by the constants for batched ones where these differ."""
     own = fit.batched
     if own is None:
         return matmul_s(m, n, k, batch, element_bytes, rates, fit)
-    if not isinstance(m, np.ndarray):
-        return matmul_s(m, n, k, batch, element_bytes, rates, own if batch > 1 else fit)
-    columns = np.broadcast_arrays(m, n, k, batch, element_bytes)
-    batched = columns[3] > 1.0
-    if batched.all() or not batched.any():
-        return matmul_s(m, n, k, batch, element_bytes, rates, own if batched.any() else fit)
+    batched = batch > 1.0
+    if not isinstance(batched, np.ndarray) or batched.all() or not batched.any():
+        return matmul_s(m, n, k, batch, element_bytes, rates, own if np.any(batched) else fit)
     seconds = np.empty(m.shape)
     for part, kind in ((batched, own), (~batched, fit)):
-        sizes = [column[part] for column in columns]
-        seconds[part] = matmul_s(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], _part(rates, part), kind)
+        columns, depth, count, size = (_part(each, part) for each in (n, k, batch, element_bytes))
+        own_rates = _part_of_rates(rates, part)
+        seconds[part] = matmul_s(m[part], columns, depth, count, size, own_rates, kind)
     return seconds
 
 
 def matmul_s(
-    m: Number, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
-) -> Number:
-    """Seconds of *batch* products (m, k) by (k, n), launch latency left out."""
-    if not isinstance(m, np.ndarray):
-        return _fastest_of_one_s(float(m), float(n), float(k), float(batch), float(element_bytes), rates, fit)
-    columns = np.broadcast_arrays(m, n, k, batch, element_bytes)
+    m: Array, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
+) -> Array:
+    """Seconds of *batch* products (m, k) by (k, n), launch latency left out; all but m may be numbers."""
+    if m.size <= CHUNK:
+        return _fastest_s(m, n, k, batch, element_bytes, rates, fit)
     pieces = []
-    for start in range(0, max(1, m.size), CHUNK):
+    for start in range(0, m.size, CHUNK):
         part = slice(start, start + CHUNK)
-        sizes = [column[part] for column in columns]
-        pieces.append(_fastest_s(sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], _part(rates, part), fit))
+        columns, depth, count, size = (_part(each, part) for each in (n, k, batch, element_bytes))
+        own_rates = _part_of_rates(rates, part)
+        pieces.append(_fastest_s(m[part], columns, depth, count, size, own_rates, fit))
     return np.concatenate(pieces)
 
 
-def _part(rates: Rates, part: Any) -> Rates:
-    return Rates(*(value[part] if isinstance(value, np.ndarray) else value for value in rates))
+def _part(value: Number, part: Any) -> Number:
+    return value[part] if isinstance(value, np.ndarray) else value
+
+
+def _part_of_rates(rates: Rates, part: Any) -> Rates:
+    return Rates(*(_part(rate, part) for rate in rates))
 
 
 @lru_cache(maxsize=64)
@@ -109,7 +110,7 @@ def _candidates(tiles: tuple[tuple[int, int], ...]) -> tuple[Array, Array, Array
 
 
 def _fastest_s(
-    m: Number, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
+    m: Array, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
 ) -> Array:
     """The fastest candidate, one result per size."""
     height, width, area, side = _candidates(fit.tiles)
@@ -151,53 +152,6 @@ def _fastest_s(
     return np.minimum(seconds, fastest_split)
 
 
-def _fastest_of_one_s(
-    m: float, n: float, k: float, batch: float, element_bytes: float, rates: Rates, fit: MatmulFit
-) -> float:
-    """``_fastest_s`` of one size in plain numbers, which are twice as quick as arrays of one."""
-    peak, bandwidth, sms, l2_bytes, clock_hz = (float(rate) for rate in rates[:5])
-    partial_wave, k_step = fit.partial_wave, fit.k_step
-    operands, memory = (float(factor) for factor in _alignment(n, k, element_bytes, fit))
-    per_area_s = 2.0 * k_step * sms / (peak * fit.efficiency)
-    per_side_s = k_step * fit.operand_clocks * operands * element_bytes / clock_hz
-    store_s = fit.store_exposure * element_bytes * sms / bandwidth
-    memory_rate = bandwidth * fit.memory_efficiency * memory
-    least = (m * k + k * n + m * n) * batch * element_bytes
-    steps = math.ceil(k / k_step)
-    area_s, side_s = steps * per_area_s + store_s, steps * per_side_s
-    shortest_s = fastest_s = math.inf
-    for height, width in fit.tiles:
-        tiles = math.ceil(m / height) * math.ceil(n / width) * batch
-        rounds = waves = tiles / sms if tiles > sms else 1.0
-        if partial_wave:
-            waves += partial_wave * (math.ceil(waves) - waves)
-        compute_s = waves * (height * width * area_s + (height + width) * side_s)
-        moved = least
-        if fit.reread:
-            panels = tiles * (height + width) * (k * element_bytes)
-            wave = panels / math.sqrt(tiles / rounds) / rounds
-            moved += fit.reread * panels * wave / (wave + 2.0 * l2_bytes)
-            fastest_s = min(fastest_s, _longer_s(compute_s, moved / memory_rate))
-        elif compute_s < shortest_s:
-            shortest_s = compute_s
-        if 2.0 * tiles <= sms and k >= 2 * SMALLEST_SPLIT:
-            pieces = min(sms // tiles, k // SMALLEST_SPLIT)
-            steps = math.ceil(k / (k_step * pieces))
-            waves = tiles * pieces / sms
-            waves = max(1.0, waves + partial_wave * (math.ceil(waves) - waves))
-            compute_s = waves * (
-                height * width * (steps * per_area_s + store_s) + (height + width) * steps * per_side_s
-            )
-            moved += pieces * (8.0 * m * n * batch)
-            fastest_s = min(fastest_s, _longer_s(compute_s, moved / memory_rate) + fit.split_s)
-    return fastest_s if fit.reread else min(fastest_s, _longer_s(shortest_s, least / memory_rate))
-
-
-def _longer_s(compute_s: float, memory_s: float) -> float:
-    """``_either_s`` of numbers."""
-    return math.sqrt(math.sqrt(compute_s**4 + memory_s**4))
-
-
 def _waves(waves: Array, fit: MatmulFit) -> Array:
     """How many tiles one multiprocessor works through."""
     if fit.partial_wave:
@@ -215,13 +169,7 @@ def _either_s(compute_s: Array, memory_s: Number) -> Array:
 def _alignment(n: Number, k: Number, element_bytes: Number, fit: MatmulFit) -> tuple[Number, Number]:
     """Factors on operand clocks and memory rate: the result's rows have n elements, an operand's k."""
     result, operand = n * element_bytes % 16, k * element_bytes % 16
-    if not isinstance(result, np.ndarray):
-        if result == 0 and operand == 0:
-            return 1.0, 1.0
-        if result % 4 == 0 and operand % 4 == 0:
-            return fit.unaligned_operands, fit.unaligned_memory
-        return fit.odd_operands, fit.odd_memory
-    if not (result.any() or np.any(operand)):
+    if not (np.any(result) or np.any(operand)):
         return 1.0, 1.0
     aligned, narrow = (result == 0) & (operand == 0), (result % 4 == 0) & (operand % 4 == 0)
     operands = np.where(aligned, 1.0, np.where(narrow, fit.unaligned_operands, fit.odd_operands))

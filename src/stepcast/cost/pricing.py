@@ -14,12 +14,22 @@ from stepcast.cost.collectives import (
     send_receive_s,
     uneven_warning,
 )
+from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster, Place, group_path, neighbour_path
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import RankGrid, grid_of
-from stepcast.ir.work import Collective, CollectiveKind, Compute, Recorded, Transfer, Work
+from stepcast.ir.work import (
+    Collective,
+    CollectiveKind,
+    Compute,
+    HostCopy,
+    HostUpdate,
+    Recorded,
+    Transfer,
+    Work,
+)
 
 # Nine rows in ten of nccl-tests lie within this, on the cluster the constants were fitted to.
 COLLECTIVE_SPREAD = 0.15
@@ -81,17 +91,22 @@ class Pricer:
             case Collective():
                 route = self.route(work.group)
                 if self.ideal:
-                    return _communication(ideal_s(work, route), spread=0.0)
-                exchange = work.kind is CollectiveKind.ALL_TO_ALL
-                if exchange and self.once_per_node and work.group is Group.EP:
-                    route = forwarding_route(route, self.once_per_node)
+                    return _communication(ideal_s(work, route) * work.times, spread=0.0)
+                if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP:
+                    route = replace(route, exchange_share=self.cluster.communication.expert_share)
+                    if self.once_per_node:
+                        route = forwarding_route(route, self.once_per_node)
                 found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
-                return _communication(found.seconds)
+                return _communication(found.seconds * work.times)
             case Transfer():
                 route = self.neighbour_route(work.group)
                 if self.ideal:
                     return _communication(work.size_bytes / _slowest_bytes_per_s(route), spread=0.0)
                 return _communication(send_receive_s(work.size_bytes, route))
+            case HostCopy():
+                return copy_price(work, host_of(self.cluster), self.node_gpus)
+            case HostUpdate():
+                return update_price(work, host_of(self.cluster), self.node_gpus)
             case _:
                 return self.compute(work)
 
@@ -123,6 +138,11 @@ class Pricer:
             return []
         group = max(routes, key=lambda name: routes[name].unevenness)
         return uneven_warning(f"a {group} group of", routes[group], self.cluster, self.place)
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of a node that the job has."""
+        return min(self.cluster.node.gpus, self.layout.gpus)
 
     @property
     def grid(self) -> RankGrid:

@@ -190,6 +190,8 @@ def _checked(op: Op, layer: Layer) -> Collective:
         )
     if op.work.group not in GROUPS:
         raise ValueError(f"{layer.op_name(op)}: SimAI has no group {op.work.group}")
+    if op.work.times > 1:
+        raise ValueError(f"{layer.op_name(op)}: SimAI knows single collectives, not {op.work.times} in a row")
     return op.work
 
 

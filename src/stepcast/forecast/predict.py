@@ -31,10 +31,10 @@ from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Collective, Compute, GroupedMatmul, Transfer, Work
+from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Work
 from stepcast.ir.workload import Manner, Workload
 from stepcast.simulation.messages import Send
-from stepcast.units import TFLOPS
+from stepcast.units import TFLOPS, format_bytes
 
 
 def predict(
@@ -90,6 +90,7 @@ def _with_model(
     )
     per_gpu = flops / report.step_s / strategy.layout.gpus
     split = assumed_split(model, strategy)
+    host = _host_facts(stages, cluster, strategy)
     return replace(
         report,
         throughput=Throughput(
@@ -98,11 +99,12 @@ def _with_model(
             mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
         ),
         run={**report.run, **_run_facts(model, strategy, framework)},
-        memory_bytes=memory_facts(stages),
+        memory_bytes={**memory_facts(stages), **host},
         warnings=(
             *report.warnings,
             *_precision_warnings(cluster, str(strategy.precision)),
             *_transfer_warnings(strategy),
+            *_host_warnings(host),
             *_scaled_warnings(report, cluster, str(strategy.precision)),
         ),
         assumptions=(*((split,) if split else ()), *report.assumptions),
@@ -195,6 +197,25 @@ def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
     }
 
 
+def _host_facts(stages: Sequence[StageMemory], cluster: Cluster, strategy: Strategy) -> dict[str, Any]:
+    """What is offloaded to the hosts, by the GPU and the node that need the most there."""
+    most, node = max(stage.host for stage in stages), cluster.node
+    if not most or node.host is None:
+        return {}
+    gpus = min(node.gpus, strategy.layout.gpus)
+    return {"host": {"gpu": most, "node": most * gpus, "capacity": node.host.memory_bytes}}
+
+
+def _host_warnings(facts: dict[str, Any]) -> list[str]:
+    host = facts.get("host")
+    if not host or host["node"] <= host["capacity"]:
+        return []
+    return [
+        f"{format_bytes(host['node'])} are offloaded to the host of each node, which has "
+        f"{format_bytes(host['capacity'])}: lower --offload"
+    ]
+
+
 def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
     if framework.modules is Modules.TRANSFORMERS and framework.kernels is Kernels.PLAIN:
         return _written_issue_s
@@ -204,7 +225,7 @@ def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
 def _written_issue_s(work: Work, backward: bool) -> float:
     """Modules of which every kernel is counted; all experts are one product."""
     dispatch = default_dispatch("transformers")
-    if isinstance(work, Collective | Transfer):
+    if isinstance(work, HostUpdate | Communication):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)
 
@@ -214,7 +235,7 @@ def _eager_issue_s(work: Work, backward: bool) -> float:
     dispatch = default_dispatch()
     if isinstance(work, GroupedMatmul):
         return dispatch.issue_s(work, backward) + work.groups * EXPERT_ISSUE_S
-    if isinstance(work, Collective | Transfer):
+    if isinstance(work, HostUpdate | Communication):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)
 
@@ -232,7 +253,7 @@ def compute_pricer(
     for block in stage.body:
         for layer in block.layers:
             for op in layer.all_ops:
-                if not isinstance(op.work, Collective | Transfer):
+                if isinstance(op.work, Compute):
                     works[op.work] += block.repeat
     load = counted_load(works, gpu, fit)
     current = priced_once(gpu, fit, load)

@@ -11,13 +11,14 @@ import numpy as np
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.hardware import Cluster, Place
+from stepcast.ir.doubts import doubts
 from stepcast.ir.edits import with_layout
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import CollectiveKind, Direction, Transfer
-from stepcast.ir.workload import Workload
+from stepcast.ir.workload import Stage, Workload
 from stepcast.simulation.arrays import Times
 from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.chunks import Body
@@ -26,11 +27,12 @@ from stepcast.simulation.critical import CriticalPath, critical_path
 from stepcast.simulation.engine import Run, makespans_s, task_times
 from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
-from stepcast.simulation.schedule import Schedule
+from stepcast.simulation.schedule import Schedule, ScheduleError
 from stepcast.simulation.schedule_check import peak_in_flight
 from stepcast.simulation.schedules.paired import paired
-from stepcast.simulation.schedules.table import schedule_for, usual_schedule
+from stepcast.simulation.schedules.table import chunks_for, make_schedule, usual_schedule
 from stepcast.simulation.spans import timeline_of
+from stepcast.simulation.steady import LONG, MOST, Settled, settled, slots_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
@@ -75,8 +77,7 @@ Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
 class Prediction:
     """A simulated step: how long it takes and, on demand, its report and all its tasks."""
 
-    step: Step
-    run: Run
+    whole: Callable[[], tuple[Step, Run]]
     workload: Workload
     cluster: Cluster
     pricer: Pricer
@@ -87,10 +88,24 @@ class Prediction:
     # Of each stage; nothing where no model is known.
     memory: "tuple[StageMemory, ...]" = ()
     finish: Finish | None = None
+    # Of very many micro-batches, which tell the step and its report without all of them.
+    settled: Settled | None = None
+
+    @cached_property
+    def _whole(self) -> tuple[Step, Run]:
+        return self.whole()
+
+    @property
+    def step(self) -> Step:
+        return self._whole[0]
+
+    @property
+    def run(self) -> Run:
+        return self._whole[1]
 
     @property
     def step_s(self) -> float:
-        return self.run.makespan_s
+        return self.settled.makespan_s if self.settled else self.run.makespan_s
 
     @property
     def fits(self) -> bool:
@@ -100,7 +115,8 @@ class Prediction:
     @cached_property
     def report(self) -> StepReport:
         report = _report(self)
-        return self.finish(report, self.memory) if self.finish else report
+        report = self.finish(report, self.memory) if self.finish else report
+        return replace(report, warnings=(*report.warnings, *doubts(report.facts())))
 
     def noting(self, assumptions: Sequence[str] = (), warnings: Sequence[str] = ()) -> "Prediction":
         """The same with more said in its report: *assumptions* first, *warnings* last."""
@@ -156,19 +172,57 @@ def simulate(
 
     takes = pricer.lost_share if options.contention else None
     prices = Prices(pricer.seconds, options.issue_s, takes)
-    step = build_step(
-        workload,
-        schedule,
-        prices,
-        message,
-        body=options.body,
-        send=options.send or Send.EAGER,
-        conditions=conditions,
-        alone=frozenset(group for group in Group if workload.layout.size(group) == 1),
-    )
-    run = run_program(step.program, step.seconds)
+    alone = frozenset(group for group in Group if workload.layout.size(group) == 1)
+
+    def built(schedule: Schedule) -> tuple[Step, Run]:
+        step = build_step(
+            _shortened(workload, schedule.micro_batches),
+            paired(schedule) if options.pairs and not isinstance(options.schedule, Schedule) else schedule,
+            prices,
+            message,
+            body=options.body,
+            send=options.send or Send.EAGER,
+            conditions=conditions,
+            alone=alone,
+        )
+        return step, run_program(step.program, step.seconds)
+
+    found = None
+    if not isinstance(schedule, Schedule) and slots_of(*schedule[1:]) > LONG and _alike(workload):
+        found = settled(*schedule, built)
+
+    def whole() -> tuple[Step, Run]:
+        return built(schedule if isinstance(schedule, Schedule) else _written(*schedule))
+
     place = _place(slow_ranks or {}, workload.layout)
-    return Prediction(step, run, workload, cluster, pricer, options, place, tuple(assumptions))
+    prediction = Prediction(
+        whole, workload, cluster, pricer, options, place, tuple(assumptions), settled=found
+    )
+    if found is None:
+        _ = prediction.run  # what cannot run is told now
+    return prediction
+
+
+def _alike(workload: Workload) -> bool:
+    """Whether no micro-batch differs from the usual but the first and the last."""
+    return all(stage.in_turn or not stage.variations for stage in workload.stages)
+
+
+def _shortened(workload: Workload, micro_batches: int) -> Workload:
+    """*workload* with fewer micro-batches, the last of which is as its last."""
+    if micro_batches == workload.micro_batches:
+        return workload
+    last = workload.micro_batches - 1
+    stages: dict[int, Stage] = {}
+    for stage in workload.stages:
+        if id(stage) not in stages:
+            variations = tuple(
+                replace(each, micro_batch=micro_batches - 1 if each.micro_batch == last else each.micro_batch)
+                for each in stage.variations
+            )
+            stages[id(stage)] = replace(stage, variations=variations) if variations else stage
+    shorter = tuple(stages[id(stage)] for stage in workload.stages)
+    return replace(workload, stages=shorter, micro_batches=micro_batches)
 
 
 def _place(slow_ranks: Mapping[int, float], layout: Layout) -> int:
@@ -189,14 +243,14 @@ def _as_workload_says(options: Options, workload: Workload) -> Options:
     )
 
 
-def _band(step: Step, pricer: Pricer, step_s: float) -> tuple[float, float]:
+def _band(step: Step, pricer: Pricer) -> tuple[float, float]:
     """The step when every price is at the low or the high end of its range."""
     ends = [
         step.program.priced(replace(step.prices, seconds=seconds))
         for seconds in (pricer.low_s, pricer.high_s)
     ]
     low_s, high_s = makespans_s(step.program, np.stack(ends)).tolist()
-    return min(step_s, low_s), max(step_s, high_s)
+    return low_s, high_s
 
 
 def _with_slow_ranks(
@@ -246,7 +300,10 @@ def _check_room(layout: Layout, cluster: Cluster) -> None:
         raise ValueError(f"the layout needs {layout.gpus} GPUs and cluster {cluster.name} has {cluster.gpus}")
 
 
-def _schedule(workload: Workload, options: Options, assumptions: list[str]) -> Schedule:
+def _schedule(
+    workload: Workload, options: Options, assumptions: list[str]
+) -> Schedule | tuple[str, int, int, int]:
+    """The schedule, or its name, stages, micro-batches and chunks."""
     if isinstance(options.schedule, Schedule):
         return options.schedule
     layout, micro_batches = workload.layout, workload.micro_batches
@@ -256,8 +313,17 @@ def _schedule(workload: Workload, options: Options, assumptions: list[str]) -> S
             f"interleaving needs as many micro-batches as stages ({layout.pp}) and there are "
             f"{micro_batches}: all forwards run before the backwards"
         )
-    made = schedule_for(layout, micro_batches, options.schedule)
-    return paired(made) if options.pairs else made
+    return name, layout.pp, micro_batches, chunks_for(layout, name)
+
+
+def _written(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
+    """Slot by slot, as long as that is possible."""
+    if slots_of(stages, micro_batches, chunks) > MOST:
+        raise ScheduleError(
+            f"{micro_batches:,} micro-batches of schedule {name} on {stages} stage(s) are more than the "
+            f"{MOST:,} slots that are run one by one; use fewer"
+        )
+    return make_schedule(name, stages, micro_batches, chunks)
 
 
 def _boundary_bytes(workload: Workload, assumptions: list[str]) -> int:
@@ -289,9 +355,10 @@ def _body_warnings(workload: Workload, options: Options) -> list[str]:
 
 def _report(prediction: Prediction) -> StepReport:
     """The breakdown of an average stage, which sums to the step because every stage's does."""
-    step, run, workload = prediction.step, prediction.run, prediction.workload
-    pricer = prediction.pricer
-    stages = stage_times(step, run)
+    step_s, workload, pricer = prediction.step_s, prediction.workload, prediction.pricer
+    found = prediction.settled
+    step, run = found.short if found else prediction._whole
+    stages = found.stage_times() if found else stage_times(step, run)
     count = len(stages)
     parts = dict.fromkeys(PARTS, 0.0)
     totals: dict[str, float] = defaultdict(float)
@@ -307,18 +374,21 @@ def _report(prediction: Prediction) -> StepReport:
             totals[group] += each.communication_s[group] / count
     # Sums of floats in another order: let the largest part carry the last bit.
     largest = max(parts, key=lambda part: parts[part])
-    parts[largest] += run.makespan_s - sum(parts.values())
+    parts[largest] += step_s - sum(parts.values())
     in_flight = peak_in_flight(step.schedule)
-    low_s, high_s = _band(step, pricer, run.makespan_s)
+    low_s, high_s = _band(step, pricer)
+    if found:
+        further = _band(found.longer[0], pricer)
+        low_s, high_s = found.extended(low_s, further[0]), found.extended(high_s, further[1])
     return StepReport(
-        step_s=run.makespan_s,
+        step_s=step_s,
         breakdown_s=parts,
         communication_s={
             str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0
         },
         stages=tuple(_stage_report(each, in_flight[each.stage]) for each in stages),
-        low_s=low_s,
-        high_s=high_s,
+        low_s=min(step_s, low_s),
+        high_s=max(step_s, high_s),
         gpus=workload.layout.gpus,
         schedule=step.schedule.name,
         micro_batches=workload.micro_batches,

@@ -4,37 +4,31 @@ A profile may build on another with ``extends``; what it says itself wins, and i
 the other. ``[sources]`` names where its values are documented, as in the catalogue of clusters.
 """
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from stepcast.frameworks.profile import FILLED, Defaults, Preset, Profile
 from stepcast.frameworks.words import overlap_of, recompute_of
 from stepcast.hardware.described import flat, line_of, source_of
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.schema import CatalogError, nearest
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+from stepcast.inputs.toml import parse_toml
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import (
-    AttentionKernel,
-    Dispatcher,
-    Execution,
-    Framework,
-    Kernels,
-    LossKernel,
-    Modules,
-    Overhead,
-    Peak,
-    SelectiveRule,
-)
+from stepcast.ir.framework import Framework, Overhead
+from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
 from stepcast.ir.strategy import ContextKind, Sharding
 
 DEFAULT = "megatron-core"
 AS_TRAINED = "as trained"
+# Bytes of one parameter, or shares of what is allocated: nothing comes near.
+MOST_PER_PARAMETER = 1000
 
 Read = Callable[[Any], Any]
 
@@ -62,6 +56,8 @@ def _one_of(kind: Any) -> Read:
 def _number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
+    if not value <= MOST_PER_PARAMETER:
+        raise ValueError(f"{value!r} is not at most {MOST_PER_PARAMETER}")
     return float(value)
 
 
@@ -103,29 +99,23 @@ def _filled(value: Any) -> str:
     return FILLED
 
 
+def _software() -> dict[str, tuple[str, Read]]:
+    """A key for each field of a Framework: switches and words by their type, the rest by hand."""
+    kinds = get_type_hints(Framework)
+    apart: dict[str, tuple[str, Read]] = {
+        "gradient_dtype": ("gradients", _format),
+        "bucket_bytes": ("bucket", _bucket),
+    }
+    found: dict[str, tuple[str, Read]] = {}
+    for name in kinds.keys() - {"name", "optimizer", "overhead"}:
+        plain = _kind(kinds[name]) if kinds[name] in (bool, int) else _one_of(kinds[name])
+        key, read = apart.get(name, (name, plain))
+        found[key] = (name, read)
+    return dict(sorted(found.items()))
+
+
 # Key -> the field it sets and how its value is read.
-SOFTWARE: Mapping[str, tuple[str, Read]] = {
-    "kernels": ("kernels", _one_of(Kernels)),
-    "execution": ("execution", _one_of(Execution)),
-    "modules": ("modules", _one_of(Modules)),
-    "gradients": ("gradient_dtype", _format),
-    "bucket": ("bucket_bytes", _bucket),
-    "flash_attention": ("flash_attention", _kind(bool)),
-    "attention": ("attention", _one_of(AttentionKernel)),
-    "selective": ("selective", _one_of(SelectiveRule)),
-    "stops_early": ("stops_early", _kind(bool)),
-    "keeps_logits": ("keeps_logits", _kind(bool)),
-    "loss": ("loss", _one_of(LossKernel)),
-    "fp8_activations": ("fp8_activations", _kind(bool)),
-    "deferred_gradients": ("deferred_gradients", _kind(int)),
-    "dropout": ("dropout", _kind(bool)),
-    "fused_accumulation": ("fused_accumulation", _kind(bool)),
-    "boundary_scattered": ("boundary_scattered", _kind(bool)),
-    "owners_broadcast": ("owners_broadcast", _kind(bool)),
-    "fused_experts": ("fused_experts", _kind(bool)),
-    "dispatcher": ("dispatcher", _one_of(Dispatcher)),
-    "peak": ("peak", _one_of(Peak)),
-}
+SOFTWARE: Mapping[str, tuple[str, Read]] = _software()
 OPTIMIZER: Mapping[str, tuple[str, Read]] = {
     "name": ("kind", _one_of(OptimizerKind)),
     "moment_format": ("moment_dtype", _format),
@@ -215,12 +205,12 @@ def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     path = Path(name)
     if str(path.resolve()) in chain:
         raise CatalogError(named_at, "extends", f"{path.name} builds on itself")
+    if len(chain) == BASES.most:
+        raise CatalogError(named_at, "extends", BASES.said)
     try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise CatalogError(name, "", f"cannot be read: {(error.strerror or 'unknown').lower()}") from None
-    except UnicodeDecodeError:
-        raise CatalogError(name, "", "is not UTF-8 text") from None
+        text = Source(path).text(DESCRIPTION)
+    except FormatError as error:
+        raise CatalogError(name, "", error.message) from None
     return _profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
 
 
@@ -241,9 +231,9 @@ def _catalogued(name: str) -> Profile:
 
 def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CatalogError(file, "", f"not valid TOML: {error}") from None
+        table = parse_toml(text)
+    except FormatError as error:
+        raise CatalogError(file, "", error.message) from None
     sources, presets = flat(table.pop("sources", {})), table.pop("presets", [])
     entries = flat(table)
     for key in entries:

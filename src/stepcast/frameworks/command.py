@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from stepcast.frameworks.profile import DECISIONS, Profile, settle
-from stepcast.frameworks.words import overlap_words, recompute_word
+from stepcast.frameworks.words import offload_word, overlap_words, recompute_word
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import ScheduleKind, Strategy
@@ -40,6 +40,7 @@ SPELLED: dict[str, Callable[[Any], list[str]]] = {
     "context": _word("context"),
     "sequence_parallel": _flag("sequence-parallel"),
     "recompute": lambda value: ["--recompute", recompute_word(value)],
+    "offload": lambda value: ["--offload", offload_word(value)],
     "overlap": lambda value: ["--overlap", ",".join(overlap_words(value)) or "none"],
     "further_tokens": _word("further-tokens"),
     "stage_layers": lambda layers: ["--stage-layers", ",".join(map(str, layers))],

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable
 
-from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, RecomputeModule
+from stepcast.ir.strategy import Offload, Overlap, Recompute, RecomputeKind, RecomputeModule
 
+OFFLOADS = ("optimizer", "activations")
 OVERLAPS = ("gradients", "parameters", "tensor", "tensor-gradients", "transfers", "experts")
 
 
@@ -21,6 +22,26 @@ def recompute_word(recompute: Recompute) -> str:
     if recompute.kind is RecomputeKind.BLOCK:
         return f"{recompute.kind}:{recompute.layers}"
     return f"{recompute.kind}:{','.join(recompute.modules)}" if recompute.modules else str(recompute.kind)
+
+
+def offload_of(text: str) -> Offload:
+    """``none``, or ``optimizer`` and ``activations``, each alone or with a share of it: ``optimizer=0.5``."""
+    shares: dict[str, float] = {}
+    for word in [] if text == "none" else text.split(","):
+        name, equals, share = word.partition("=")
+        if name not in OFFLOADS or name in shares:
+            raise ValueError(f"{text!r}: expected {' or '.join(OFFLOADS)}, each once, with =SHARE or without")
+        try:
+            shares[name] = float(share) if equals else 1.0
+        except ValueError:
+            raise ValueError(f"{text!r}: expected a share between 0 and 1, such as {name}=0.5") from None
+    return Offload(**shares)
+
+
+def offload_word(offload: Offload) -> str:
+    shares = {name: getattr(offload, name) for name in OFFLOADS}
+    words = [name if share == 1 else f"{name}={share!r}" for name, share in shares.items() if share]
+    return ",".join(words) or "none"
 
 
 def overlap_of(words: Iterable[str]) -> Overlap:

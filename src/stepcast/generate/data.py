@@ -5,15 +5,20 @@ or (ZeRO 1, 2) their reduce-scatter and an all-gather of the parameters, which i
 two all-gathers and a reduce-scatter for every micro-batch, half as much again. ``ir.sharding`` says when.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
 
-from stepcast.generate.parts import K, Ops, collective
+from stepcast.generate.offload import fetched_weights
+from stepcast.generate.parts import K, Ops, collective, layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER
 from stepcast.generate.update import own_parameters, update_ops
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution
 from stepcast.ir.group import Group
+from stepcast.ir.role import Role
 from stepcast.ir.sharding import gathered_bytes, plan_of
 from stepcast.ir.trainable import Matrices
 from stepcast.ir.weights import NOTHING, Shard
@@ -21,52 +26,73 @@ from stepcast.ir.work import CollectiveKind, Elementwise
 from stepcast.ir.workload import Layer, Op
 
 
-def reduce_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
-    """The gradients of *shard* summed over the ranks that hold the same weights."""
+class Buckets(NamedTuple):
+    """*times* buckets of the same contents, one after another."""
+
+    shard: Shard
+    times: int = 1
+
+
+def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
+    """The gradients of each bucket summed over the ranks that hold the same weights."""
     ops: list[Op] = []
+    shard, times = filled
     for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard):
         size = each.total * sizes.gradient
         if part.ways > 1:
-            ops.append(
-                collective(f"{part.within} reduce-scatter {name}", SCATTER, size, part.within, blocking)
-            )
+            called = f"{part.within} reduce-scatter {name}"
+            ops.append(collective(called, SCATTER, size, part.within, blocking, times))
         if part.copies > 1:
-            size //= part.ways
-            ops.append(collective(f"{part.between} all-reduce {name}", REDUCE, size, part.between, blocking))
+            called, size = f"{part.between} all-reduce {name}", size // part.ways
+            ops.append(collective(called, REDUCE, size, part.between, blocking, times))
     return tuple(ops)
 
 
-def gather_ops(sizes: Sizes, name: str, shard: Shard, blocking: bool) -> Ops:
-    """The parameters of *shard* collected from the ranks that share them."""
-    strategy = sizes.strategy
-    return tuple(
-        collective(
-            f"{part.within} all-gather {name}", GATHER, gathered_bytes(strategy, each), part.within, blocking
-        )
-        for part, each in plan_of(strategy, sizes.framework).kinds(shard)
-        if part.ways > 1
-    )
+def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
+    """The parameters of each bucket collected from the ranks that share them."""
+    strategy, ops = sizes.strategy, list[Op]()
+    shard, times = filled
+    for part, each in plan_of(strategy, sizes.framework).kinds(shard):
+        fetched = fetched_weights(sizes, name, part, each.total * times, blocking)
+        ops += fetched
+        if part.ways > 1:
+            size = gathered_bytes(strategy, each)
+            gather = collective(
+                f"{part.within} all-gather {name}", GATHER, size, part.within, blocking, times
+            )
+            ops.append(replace(gather, after=tuple(op.name for op in fetched)))
+    return tuple(ops)
 
 
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
     """The parameters of *shard* from the ranks that own them, one after the other."""
-    ops: list[Op] = []
-    for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard):
-        if part.ways > 1:
-            size = -(-gathered_bytes(sizes.strategy, each) // part.ways)
-            ops += [
-                collective(
-                    f"{part.within} broadcast parameters {owner}",
-                    CollectiveKind.BROADCAST,
-                    size,
-                    part.within,
-                )
-                for owner in range(part.ways)
-            ]
-    return tuple(ops)
+    return tuple(
+        collective(
+            f"{part.within} broadcast parameters {number}",
+            CollectiveKind.BROADCAST,
+            -(-gathered_bytes(sizes.strategy, each) // part.ways),
+            part.within,
+            times=owners.times,
+        )
+        for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard)
+        if part.ways > 1
+        for number, owners in enumerate(as_issued(sizes, [Buckets(each, part.ways)]))
+    )
 
 
-def buckets(limit: int | None, shards: Sequence[Shard]) -> list[tuple[int, Shard]]:
+def as_issued(sizes: Sizes, filled: Iterable[Buckets]) -> Iterator[Buckets]:
+    """Equal buckets count as one message that is issued with all their kernels. An eager host issues the
+    later ones while the first are under way: so one, two, four and so on at a time.
+    """
+    for shard, times in filled:
+        run = times if sizes.framework.execution is Execution.GRAPHS else 1
+        while times:
+            run = min(run, times)
+            yield Buckets(shard, run)
+            times, run = times - run, 2 * run
+
+
+def buckets(limit: int | None, shards: Sequence[Shard]) -> list[tuple[int, Buckets]]:
     """(index of the last of its shards, contents) of each bucket of at most *limit* parameters or one
     shard's, filled in the given order.
 
@@ -78,7 +104,7 @@ def buckets(limit: int | None, shards: Sequence[Shard]) -> list[tuple[int, Shard
     return sorted([*dense, *experts], key=lambda bucket: bucket[0])
 
 
-def _filled(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Shard]]:
+def _filled(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, Buckets]]:
     """(index of the last one in it, contents) of each bucket."""
     filled = NOTHING
     for index, shard in enumerate(shards):
@@ -87,17 +113,16 @@ def _filled(limit: int | None, shards: Sequence[Shard]) -> Iterator[tuple[int, S
         if not size or not (last or (limit is not None and size >= limit)):
             continue
         count = 1 if limit is None else max(1, size // limit)
-        yield from ((index, _part(filled, count, part)) for part in range(count))
+        yield from ((index, cut) for cut in _cut(filled, count))
         filled = NOTHING
 
 
-def _part(shard: Shard, count: int, part: int) -> Shard:
-    """Whole shares that add up to *shard*."""
-
-    def share(total: int) -> int:
-        return total * (part + 1) // count - total * part // count
-
-    return Shard(share(shard.dense), share(shard.experts), share(shard.unquantised))
+def _cut(shard: Shard, count: int) -> Iterator[Buckets]:
+    """*shard* as *count* buckets of whole parameters, the first of them larger by one than the last."""
+    totals = (shard.dense, shard.experts, shard.unquantised)
+    borders = sorted({0, count, *(total % count for total in totals)})
+    for start, stop in pairwise(borders):
+        yield Buckets(Shard(*(total // count + (start < total % count) for total in totals)), stop - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +147,12 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
         size = end.tied_embedding * sizes.gradient
         sums.append(collective("embedding all-reduce", REDUCE, size, Group.EMBEDDING))
     if sums:
-        layers.append(Layer("gradients", tuple(sums)))
+        layers.append(layer(Role.GRADIENTS, tuple(sums)))
     layers.append(
-        Layer("optimizer", (*_gradient_norm(sizes, end), *update_ops(sizes, end.trained, end.matrices)))
+        layer(Role.OPTIMIZER, (*_gradient_norm(sizes, end), *update_ops(sizes, end.trained, end.matrices)))
     )
     if gather:
-        layers.append(Layer("parameters", gather))
+        layers.append(layer(Role.PARAMETERS, gather))
     return tuple(layers)
 
 

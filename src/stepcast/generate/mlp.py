@@ -4,13 +4,14 @@ from dataclasses import replace
 
 from stepcast.generate.by_operation import grouped_masks, written_gelu
 from stepcast.generate.expert_bias import clamped, weighted_bias
-from stepcast.generate.parts import K, Linear, Ops, add, collective, norm_layer, with_sums
+from stepcast.generate.parts import K, Linear, Ops, add, collective, layer, norm_layer, with_sums
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Activation, Experts
+from stepcast.ir.role import OpPart, Role
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
@@ -37,19 +38,19 @@ def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
     layers = [
         norm_layer(
             sizes,
-            "mlp norm",
+            Role.MLP_NORM,
             sizes.outer_tokens,
-            column_waits(sizes, "mlp up"),
+            column_waits(sizes, Role.MLP_UP),
             products=2 if sizes.model.gated else 1,
         ),
-        *_mlp(sizes, "mlp", sizes.model.ffn, ends=True),
+        *_mlp(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True),
     ]
     if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, "mlp post norm", sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.MLP_POST_NORM, sizes.outer_tokens))
     return tuple(layers)
 
 
-def _mlp(sizes: Sizes, name: str, ffn: int, ends: bool) -> tuple[Layer, Layer]:
+def _mlp(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> tuple[Layer, Layer]:
     inner, model = ffn // sizes.tp, sizes.model
     sides = 2 if model.gated else 1
     bias = model.biases.mlp
@@ -59,10 +60,10 @@ def _mlp(sizes: Sizes, name: str, ffn: int, ends: bool) -> tuple[Layer, Layer]:
     firsts: tuple[Linear, ...] = (up,)
     if sizes.separate and model.gated:
         firsts = (replace(up, name="gate", outputs=inner), replace(up, outputs=inner))
-    first = column_layer(sizes, f"{name} up", firsts, forward, backward)
+    first = column_layer(sizes, roles[0], firsts, forward, backward)
     return (
         with_sums(sizes, first, len(firsts)),
-        row_layer(sizes, f"{name} down", down, ends),
+        row_layer(sizes, roles[1], down, ends),
     )
 
 
@@ -76,18 +77,18 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
         return written_gelu(sizes, rows, inner)
     if not sizes.model.gated:
         return (
-            (Op("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
+            (_activated("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
             (Op("activation gradient", streamed(kind, rows, inner, 2, 1, dtype, backward=True)),),
         )
     if sizes.framework.kernels is Kernels.FUSED:
         passes = GATE_BACKWARD_PASSES + (GATE_WEIGHT_PASSES if weighted else 0)
         return (
-            (Op("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
+            (_activated("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
             (Op("activation gradient", streamed(K.MUL, rows, inner, passes - 2, 2, dtype)),),
         )
     if sizes.fused:
         return (
-            (Op("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
+            (_activated("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
             (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
         )
     joined: Ops = (Op("join gradients", streamed(K.COPY, rows, 2 * inner, 1, 1, dtype)),)
@@ -95,8 +96,8 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
         joined = ()
     return (
         (
-            Op("activation", streamed(K.SWIGLU, rows, inner, 1, 1, dtype)),
-            Op("gate", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
+            _activated("activation", streamed(K.SWIGLU, rows, inner, 1, 1, dtype)),
+            _activated("gate", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
         ),
         (
             Op("gate gradient", streamed(K.MUL, rows, inner, 2, 1, dtype)),
@@ -105,6 +106,10 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
             *joined,
         ),
     )
+
+
+def _activated(name: str, work: Elementwise) -> Op:
+    return Op(name, work, part=OpPart.ACTIVATION)
 
 
 def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
@@ -116,17 +121,17 @@ def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
     experts = sizes.model.experts
     assert experts is not None
     layers = [
-        norm_layer(sizes, "experts norm", sizes.outer_tokens),
+        norm_layer(sizes, Role.EXPERTS_NORM, sizes.outer_tokens),
         _router(sizes, experts),
         _dispatch(sizes, experts),
         *_routed(sizes, experts),
         _combine(sizes, experts),
     ]
     if experts.shared_ffn:
-        layers += _mlp(sizes, "shared experts", experts.shared_ffn, ends=False)
+        layers += _mlp(sizes, (Role.SHARED_UP, Role.SHARED_DOWN), experts.shared_ffn, ends=False)
         layers.append(_sum(sizes))
     if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, "experts post norm", sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.EXPERTS_POST_NORM, sizes.outer_tokens))
     return tuple(layers)
 
 
@@ -163,8 +168,8 @@ def _router(sizes: Sizes, experts: Experts) -> Layer:
         weight += down.weight_gradient(sizes)
     choice = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32)
     back = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32, backward=True)
-    return Layer(
-        "experts router",
+    return layer(
+        Role.ROUTER,
         (*forward, Op("choice", choice, kernels=ROUTER_KERNELS, host_reads=experts_counted(sizes))),
         (Op("choice gradient", back), *backward),
         weight,
@@ -227,8 +232,8 @@ def _sort(sizes: Sizes, experts: Experts, name: str, backward: bool = False) -> 
 
 def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-    return Layer(
-        "experts dispatch",
+    return layer(
+        Role.DISPATCH,
         (
             _permute(sizes, "permute"),
             *_exchange(sizes, "ep all-to-all dispatch"),
@@ -282,14 +287,14 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
             forward, backward = clamp + forward, backward + clamp_gradient
         added = weighted_bias(sizes, rows, width, groups)
     return (
-        Layer(
-            "experts up",
+        layer(
+            Role.EXPERTS_UP,
             up.forward(sizes) + forward,
             backward + up.input_gradient(sizes),
             up.weight_gradient(sizes),
         ),
-        Layer(
-            "experts down",
+        layer(
+            Role.EXPERTS_DOWN,
             down.forward(sizes) + added[0],
             added[1] + down.input_gradient(sizes),
             down.weight_gradient(sizes),
@@ -304,14 +309,14 @@ def _fused_experts(sizes: Sizes, up: Linear, down: Linear) -> tuple[Layer, Layer
     """
     quantised = replace(down, quantises_input=False), replace(up, quantises_gradient=False)
     return (
-        Layer(
-            "experts up",
+        layer(
+            Role.EXPERTS_UP,
             up.forward(sizes),
             quantised[1].input_gradient(sizes),
             up.weight_gradient(sizes),
         ),
-        Layer(
-            "experts down",
+        layer(
+            Role.EXPERTS_DOWN,
             quantised[0].forward(sizes),
             down.input_gradient(sizes),
             down.weight_gradient(sizes),
@@ -328,15 +333,15 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
         if experts.latent
         else None
     )
-    return Layer(
-        "experts combine",
+    return layer(
+        Role.COMBINE,
         (
             *_sort(sizes, experts, "unsort"),
             *_split_experts(sizes, "combine expert-tp", scatter),
             *_exchange(sizes, "ep all-to-all combine"),
             _permute(sizes, "unpermute"),
             *(up.forward(sizes) if up else ()),
-            add(sizes, "residual", outer, hidden),
+            add(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
         ),
         (
             *(up.input_gradient(sizes) if up else ()),
@@ -352,8 +357,8 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
 def _sum(sizes: Sizes) -> Layer:
     """Shared and routed experts added up; the backward adds the gradients of both inputs."""
     outer, hidden = sizes.outer_tokens, sizes.model.hidden
-    return Layer(
-        "experts sum",
-        (add(sizes, "shared sum", outer, hidden),),
+    return layer(
+        Role.EXPERTS_SUM,
+        (add(sizes, "shared sum", outer, hidden, OpPart.SUM),),
         (add(sizes, "shared gradient sum", outer, hidden),),
     )

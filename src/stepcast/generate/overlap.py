@@ -5,24 +5,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 
-from stepcast.generate.data import broadcast_ops, buckets, gather_ops, reduce_ops
-from stepcast.generate.parts import K, Ops, waiting
+from stepcast.generate.data import Buckets, as_issued, broadcast_ops, buckets, gather_ops, reduce_ops
+from stepcast.generate.offload import sent_gradients
+from stepcast.generate.parts import K, Ops
 from stepcast.generate.sizes import Sizes
+from stepcast.generate.units import Unit, fed
+from stepcast.generate.update import own_parameters
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, plan_of
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Variation
-
-
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Layers that are gathered, reduced and recomputed together: a transformer layer, or an end."""
-
-    layers: tuple[Layer, ...]
-    held: Shard
-    trained: Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +46,7 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
             return ()
         key = (f"{phase} first" if ahead and index == first else phase, units[index].held)
         if key not in requests:
-            requests[key] = gather_ops(sizes, *key, not ahead)
+            requests[key] = gather_ops(sizes, key[0], Buckets(key[1]), not ahead)
         return requests[key]
 
     def gathered(index: int) -> Unit:
@@ -95,16 +89,17 @@ def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
     """The gradients of one unit, in buckets of its own."""
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece=False)
-    return _reductions(sizes, [shard for _, shard in buckets(limit, [unit.trained])])
+    return _reductions(sizes, [filled for _, filled in buckets(limit, [unit.trained])])
 
 
-def _reductions(sizes: Sizes, filled: Sequence[Shard]) -> Ops:
-    blocking = not sizes.strategy.overlap.gradients
-    return tuple(
-        op
-        for number, shard in enumerate(filled)
-        for op in (*_copied_in(sizes, shard), *reduce_ops(sizes, f"gradients {number}", shard, blocking))
-    )
+def _reductions(sizes: Sizes, filled: Sequence[Buckets]) -> Ops:
+    blocking, ops = not sizes.strategy.overlap.gradients, list[Op]()
+    for number, each in enumerate(as_issued(sizes, filled)):
+        reduced = reduce_ops(sizes, f"gradients {number}", each, blocking)
+        ops += [*_copied_in(sizes, each), *reduced]
+        own = own_parameters(sizes, each.shard) * each.times
+        ops += sent_gradients(sizes, number, own, reduced, blocking)
+    return tuple(ops)
 
 
 def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
@@ -126,11 +121,11 @@ def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
     return tuple(ops)
 
 
-def _copied_in(sizes: Sizes, shard: Shard) -> Ops:
+def _copied_in(sizes: Sizes, filled: Buckets) -> Ops:
     """FSDP2: gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
     if sizes.framework.kernels is not Kernels.COMPILED:
         return ()
-    split = plan_of(sizes.strategy, sizes.framework).unreduced(shard).total
+    split = plan_of(sizes.strategy, sizes.framework).unreduced(filled.shard).total * filled.times
     if not split:
         return ()
     read, write = float(split * sizes.element), float(split * sizes.gradient)
@@ -144,10 +139,10 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Onc
     plan = plan_of(sizes.strategy, sizes.framework)
     # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not plan.splits_gradients)
-    filled: dict[int, tuple[Shard, ...]] = {}
-    for index, shard in buckets(limit, [unit.trained for unit in reversed(units)]):
+    filled: dict[int, tuple[Buckets, ...]] = {}
+    for index, each in buckets(limit, [unit.trained for unit in reversed(units)]):
         unit = len(units) - 1 - index
-        filled[unit] = (*filled.get(unit, ()), shard)
+        filled[unit] = (*filled.get(unit, ()), each)
     first: dict[int, Layer] = {}
     last: dict[int, Layer] = {}
     reduce: Ops = ()
@@ -183,7 +178,7 @@ def _both(first: Mapping[int, Layer], last: Mapping[int, Layer]) -> dict[int, La
     return found
 
 
-Filled = Mapping[int, tuple[Shard, ...]]
+Filled = Mapping[int, tuple[Buckets, ...]]
 """The buckets that a unit's backward completes, and with which its forward begins."""
 
 
@@ -227,8 +222,8 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple
         if key not in known:
             ops = tuple(
                 replace(op, early=beside)
-                for number, shard in enumerate(reversed(filled[index]))
-                for op in gather_ops(sizes, f"parameters {number}", shard, blocking=not beside)
+                for number, each in enumerate(as_issued(sizes, reversed(filled[index])))
+                for op in gather_ops(sizes, f"parameters {number}", each, blocking=not beside)
             )
             known[key] = (ops, _beginning(layer, (), ops, (), True))
         ops, beginning = known[key]
@@ -239,25 +234,17 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple
     return first, alone
 
 
-def _fed(ops: Ops, own: Ops, following: Ops, begins: bool) -> Ops:
-    """*ops* that wait for their *own* gathers, requested here if a unit *begins* with them, and then request
-    those of what runs next.
-    """
-    names = tuple(op.name for op in own)
-    return (*(own if begins else ()), *waiting(ops[:1], names), *following, *ops[1:])
-
-
 # Remembered from one forecast to the next: layers that are one object are worked out once.
 @lru_cache(maxsize=4096)
 def _beginning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """*layer* whose forward waits for its *own* gathers and requests the *following* ones."""
-    return replace(layer, forward=_fed(made + layer.forward, own, following, begins))
+    return replace(layer, forward=fed(made + layer.forward, own, following, begins))
 
 
 @lru_cache(maxsize=4096)
 def _returning(layer: Layer, made: Ops, own: Ops, following: Ops, begins: bool) -> Layer:
     """The same for its backward."""
-    return replace(layer, input_gradient=_fed(made + layer.input_gradient, own, following, begins))
+    return replace(layer, input_gradient=fed(made + layer.input_gradient, own, following, begins))
 
 
 @lru_cache(maxsize=4096)

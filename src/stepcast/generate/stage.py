@@ -10,25 +10,37 @@ from stepcast.generate.ends import embedding_layers, head_layers
 from stepcast.generate.further import entry_layers, exit_layers
 from stepcast.generate.mamba import mamba_layers
 from stepcast.generate.mlp import dense_layers, expert_layers
-from stepcast.generate.overlap import Unit, gathering, once_per_step, reducing
+from stepcast.generate.offload import offloading
+from stepcast.generate.overlap import gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, collective, renamed
 from stepcast.generate.recompute import before, recomputed, run_again
 from stepcast.generate.sizes import Sizes
+from stepcast.generate.units import Unit
 from stepcast.ir.framework import Execution, Framework, SelectiveRule
 from stepcast.ir.group import Group
+from stepcast.ir.kept import layer_kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
+from stepcast.ir.role import OpPart, Role
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
-from stepcast.ir.strategy import RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
+from stepcast.ir.strategy import NO_OFFLOAD, RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import NOTHING, Part, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Stage, folded
 
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
-UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine")
+UNCAPTURED = (Role.DISPATCH, Role.EXPERTS_UP, Role.EXPERTS_DOWN, Role.COMBINE)
+MAMBA = (
+    Role.MAMBA_NORM,
+    Role.MAMBA_IN,
+    Role.MAMBA_SCAN,
+    Role.MAMBA_GROUP_NORM,
+    Role.MAMBA_OUT,
+    Role.MAMBA_POST_NORM,
+)
 
 
 class StageMaker:
@@ -36,10 +48,12 @@ class StageMaker:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
         self._alike = layer_view(strategy)
-        self._known: dict[tuple[Kind, bool], Unit] = {}
+        self._known: dict[tuple[Kind, bool, bool], Unit] = {}
 
     def stage(self, piece: Piece) -> Stage:
         units = self._units(piece)
+        if self.strategy.offload.activations:
+            units = offloading(units)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
         plan = plan_of(self.strategy, self.framework)
@@ -63,11 +77,11 @@ class StageMaker:
             layers = end_layers(self.model, self._alike, self.framework, embedding=True)
             units.append(self._unit(layers, Piece(none, True, False)))
         whole = self.strategy.recompute.whole_layers(len(piece.layers))
+        on_host = self.strategy.offload.layers(len(piece.layers))
         for layer in piece.layers:
-            key = (self.model.blocks[layer], layer - start < whole)
+            key = (self.model.blocks[layer], layer - start < whole, layer - start < on_host)
             if key not in self._known:
-                layers = block_layers(self.model, self._alike, self.framework, *key)
-                self._known[key] = self._unit(layers, Piece(range(layer, layer + 1), False, False))
+                self._known[key] = self._layer(layer, *key)
             units.append(self._known[key])
         if piece.head:
             # A tied head that shares its stage with the embedding has no weights of its own.
@@ -82,6 +96,14 @@ class StageMaker:
             units.append(unit)
             units += [self._further()] * self.strategy.further_tokens
         return units
+
+    def _layer(self, layer: int, kind: Kind, whole: bool, on_host: bool) -> Unit:
+        layers = block_layers(self.model, self._alike, self.framework, kind, whole)
+        unit = self._unit(layers, Piece(range(layer, layer + 1), False, False))
+        if not on_host:
+            return unit
+        kept = layer_kept(self.model, self.strategy, kind, self.framework)
+        return replace(unit, leaving=round(kept.after(whole)))
 
     def _further(self) -> Unit:
         """One further token; the head's unit holds the module's weights, which all of them share."""
@@ -131,6 +153,7 @@ def layer_view(strategy: Strategy) -> Strategy:
         stage_layers=(),
         sharding=Sharding.NONE,
         reshard=None,
+        offload=NO_OFFLOAD,
         overlap=replace(strategy.overlap, gradients=True, parameters=True, transfers=True, experts=False),
     )
 
@@ -150,7 +173,7 @@ def block_layers(
     sizes = Sizes(model, strategy, framework)
     layers = _recomputed(sizes, _halves(sizes, kind), whole)
     if framework.execution is Execution.PARTIAL_GRAPHS:
-        layers = tuple(replace(layer, captured=not layer.name.startswith(UNCAPTURED)) for layer in layers)
+        layers = tuple(replace(layer, captured=layer.role not in UNCAPTURED) for layer in layers)
     return layers
 
 
@@ -167,7 +190,7 @@ def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:
         case FeedForward.EXPERTS:
             layers += expert_layers(sizes)
     if sizes.model.shared_norm and kind.mixer is Mixer.ATTENTION:
-        layers = tuple(layer for layer in layers if layer.name not in ("mlp norm", "experts norm"))
+        layers = tuple(layer for layer in layers if layer.role not in (Role.MLP_NORM, Role.EXPERTS_NORM))
     return layers
 
 
@@ -188,18 +211,19 @@ def _cheap_half(sizes: Sizes, layers: tuple[Layer, ...]) -> Ops:
     blocks, which keep everything.
     """
     again: list[Op] = []
-    for op in (op for layer in layers if not layer.name.startswith("mamba") for op in layer.forward):
+    for role, op in ((layer.role, op) for layer in layers if layer.role not in MAMBA for op in layer.forward):
         match op.work:
-            case Elementwise() if op.name not in ("residual", "shared sum"):
+            case Elementwise() if op.part not in (OpPart.RESIDUAL, OpPart.SUM):
                 again.append(op)
             case Collective(kind=CollectiveKind.ALL_GATHER):
                 again.append(op)
-            case Matmul() if op.name == "qkv":
-                again.append(replace(op, work=replace(op.work, n=sizes.key_width)))
-            case Matmul() if op.name == "output":
-                again.append(op)
-            case Matmul() | GroupedMatmul() if op.name == "up" and sizes.model.gated:
-                again.append(replace(op, work=replace(op.work, n=op.work.n // 2)))
+            case Matmul() | GroupedMatmul() if op.part is OpPart.PRODUCT:
+                if role is Role.QKV:
+                    again.append(replace(op, work=replace(op.work, n=sizes.key_width)))
+                elif role is Role.ATTENTION_OUTPUT:
+                    again.append(op)
+                elif role in (Role.MLP_UP, Role.EXPERTS_UP, Role.SHARED_UP) and sizes.model.gated:
+                    again.append(replace(op, work=replace(op.work, n=op.work.n // 2)))
     return tuple(again)
 
 

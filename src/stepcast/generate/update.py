@@ -8,6 +8,7 @@ default --muon-tp-mode blockwise).
 
 from collections.abc import Iterator, Sequence
 
+from stepcast.generate.offload import updated_on_host
 from stepcast.generate.parts import K, Ops, collective
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
@@ -30,6 +31,10 @@ def update_ops(sizes: Sizes, trained: Shard, matrices: Sequence[Matrices]) -> Op
     """The update of what a rank owns of *trained*, of which *matrices* are some."""
     optimizer, own = sizes.framework.optimizer, own_parameters(sizes, trained)
     copied = gathered_bytes(sizes.strategy, trained) / max(1, trained.total)
+    if sizes.strategy.offload.optimizer:
+        on_host = round(own * sizes.strategy.offload.optimizer)
+        kept = (_streamed(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
+        return updated_on_host(sizes, on_host, _moved(sizes, optimizer, copied), kept)
     if optimizer.kind is not OptimizerKind.MUON:
         return (_streamed(sizes, "update", optimizer, max(1, own), copied),)
     inside = [each for each in matrices if each.inside]
@@ -51,8 +56,18 @@ def _streamed(
     copied: float,
     passes_of: Optimizer | None = None,
 ) -> Op:
-    """Reads and writes of *elements* weights; of a master copy also the training copy's, *copied* bytes each,
-    if that is kept.
+    """Reads and writes of *elements* weights."""
+    read, write = _moved(sizes, optimizer, copied, passes_of)
+    return Op(
+        name, Elementwise(K.OPTIMIZER, 1, elements, read * elements, write * elements, dtype=DType.FP32)
+    )
+
+
+def _moved(
+    sizes: Sizes, optimizer: Optimizer, copied: float, passes_of: Optimizer | None = None
+) -> tuple[float, float]:
+    """Bytes read and written for a weight; of a master copy also the training copy's, *copied* bytes, if that
+    is kept.
     """
     strategy, passes = sizes.strategy, (passes_of or optimizer).passes
     master = optimizer.master_weights and strategy.weights is not DType.FP32
@@ -68,9 +83,7 @@ def _streamed(
     read += passes.gradient * gradient
     if master and not sizes.framework.keeps_fp32_weights(strategy):
         write += copied
-    return Op(
-        name, Elementwise(K.OPTIMIZER, 1, elements, read * elements, write * elements, dtype=DType.FP32)
-    )
+    return read, write
 
 
 def _orthogonalised(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:

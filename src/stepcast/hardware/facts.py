@@ -1,12 +1,14 @@
 """What GPUs and clusters are, as facts for JSON and reports; and how a description of one looks."""
 
-import tomllib
 from typing import Any
 
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
+from stepcast.hardware.node import Host
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.toml import parse_toml
 
 Facts = dict[str, Any]
 CLUSTER_KEYS = {"base", "node", "gpu", "network", "communication"}
@@ -15,8 +17,8 @@ CLUSTER_KEYS = {"base", "node", "gpu", "network", "communication"}
 def looks_like_cluster(head: str) -> bool:
     """Whether a file that begins so is a TOML description of a cluster."""
     try:
-        return bool(CLUSTER_KEYS & set(tomllib.loads(head)))
-    except tomllib.TOMLDecodeError:
+        return bool(CLUSTER_KEYS & set(parse_toml(head)))
+    except FormatError:
         # A mistake in the file is reported when it is loaded; here only its look counts.
         return any(
             line.strip().startswith(("[node", "[gpu", "[network", 'base = "')) for line in head.splitlines()
@@ -37,6 +39,8 @@ def cluster_facts(cluster: Cluster) -> Facts:
         "in_switch_reduction": node.fabric.in_switch_reduction,
         "nics_per_node": node.nics,
         "nic": _link(node.nic),
+        "transport": node.transport or None,
+        "host": _host(node.host),
         "network": str(topology.kind),
         "scale_up_gpus": cluster.domain_gpus,
         "communication": {
@@ -72,6 +76,17 @@ def _link(link: Link | None) -> Facts:
         "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
         "latency_s": link.latency_s,
         "efficiency": link.efficiency,
+    }
+
+
+def _host(host: Host | None) -> Facts:
+    if host is None:
+        return {}
+    return {
+        "memory_bytes": host.memory_bytes,
+        "memory_bandwidth_bytes_per_s": host.memory_bandwidth_bytes_per_s,
+        "links": host.links,
+        "link": _link(host.link),
     }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from stepcast.hardware.check import require_count
+from stepcast.hardware.check import require_count, require_positive
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
 
@@ -31,6 +31,7 @@ class Fabric:
     socket_link: Link | None = None
     sockets: int = 1
     in_switch_reduction: bool = False  # the switch adds (NVLink SHARP)
+    reduction_share: float = 1.0  # of a ring's rate that a port keeps while the switch adds
 
     def __post_init__(self) -> None:
         require_count(self, "sockets")
@@ -38,6 +39,10 @@ class Fabric:
             raise ValueError("an nvlink-pairs fabric needs host_link, the way between GPUs without a bridge")
         if self.in_switch_reduction and self.kind is not FabricKind.NVSWITCH:
             raise ValueError(f"in_switch_reduction needs an nvswitch fabric, not {self.kind}")
+        if not 0 < self.reduction_share <= 1:
+            raise ValueError(
+                f"reduction_share must lie above 0 and be at most 1, not {self.reduction_share!r}"
+            )
 
     def between(self, a: int, b: int, gpus: int) -> Link:
         """The way from GPU *a* to GPU *b* of a node that has *gpus*."""
@@ -69,12 +74,28 @@ class Fabric:
 
 
 @dataclass(frozen=True, slots=True)
+class Host:
+    """The processors of a node as GPUs see them: memory, and *links* to it that the GPUs share evenly."""
+
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float  # of all sockets, reads and writes together
+    link: Link
+    links: int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s")
+        require_count(self, "links")
+
+
+@dataclass(frozen=True, slots=True)
 class Node:
     gpu: Gpu
     gpus: int
     fabric: Fabric
     nics: int = 0  # that carry training traffic; storage and management NICs are not counted
     nic: Link | None = None
+    transport: str = ""  # what the NICs speak, where it is told
+    host: Host | None = None  # where it is known
 
     def __post_init__(self) -> None:
         require_count(self, "gpus")

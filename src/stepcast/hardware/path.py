@@ -15,7 +15,7 @@ from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.link import Link
 from stepcast.hardware.placement import FILLED, Place, Placement, placed
 from stepcast.hardware.topology import NetworkKind, Topology
-from stepcast.ir.ranks import RankGrid
+from stepcast.ir.ranks import Copies, RankGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,9 @@ def resolve(
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
     nodes = placement.spread(members, size)
-    most = max(map(len, nodes.values()))
-    aligned = len({tuple(local) for local in nodes.values()}) == 1
-    intra = _slowest(cluster.node.fabric.among(local, size) for local in nodes.values() if len(local) > 1)
+    held = dict.fromkeys(map(tuple, nodes.values()))
+    most, aligned = max(map(len, held)), len(held) == 1
+    intra = _slowest(cluster.node.fabric.among(local, size) for local in held if len(local) > 1)
     inter, exchange, hops = None, None, 0
     if len(nodes) > 1:
         active = max(most, size if active_per_node is None else active_per_node)
@@ -70,7 +70,7 @@ def resolve(
         ranks=len(members),
         nodes=len(nodes),
         ranks_per_node=most,
-        fewest_per_node=min(map(len, nodes.values())),
+        fewest_per_node=min(map(len, held)),
         intra=intra,
         inter=inter,
         exchange_bytes_per_s=exchange,
@@ -99,7 +99,7 @@ def job_path(
 @lru_cache(maxsize=4096)
 def group_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
     """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
-    return _slowest_path(cluster, grid, grid.groups(family), place)
+    return _slowest_path(cluster, grid, grid.copies(family), place)
 
 
 @lru_cache(maxsize=4096)
@@ -111,9 +111,7 @@ def neighbour_path(cluster: Cluster, grid: RankGrid, family: str, place: Place =
     return _slowest_path(cluster, grid, pairs, place)
 
 
-def _slowest_path(
-    cluster: Cluster, grid: RankGrid, groups: Iterable[tuple[int, ...]], place: Place
-) -> GroupPath:
+def _slowest_path(cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], place: Place) -> GroupPath:
     layout = grid.layout
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = placed(place, cluster, layout.gpus, whole)
@@ -121,18 +119,27 @@ def _slowest_path(
     return max((resolve(cluster, ranks, placement=placement) for ranks in distinct), key=_slowness)
 
 
-def _distinct(
-    groups: Iterable[tuple[int, ...]], cluster: Cluster, placement: Placement
-) -> list[tuple[int, ...]]:
-    """One group of each shape: those of a family are shifted copies, the same again whole leaves apart."""
-    period = placement.period
-    if cluster.topology.kind is NetworkKind.TORUS or period is None:
-        return list(groups)
-    period = (period or cluster.domain_gpus) * _leaf_domains(cluster.topology)
-    shapes: dict[int, tuple[int, ...]] = {}
-    for ranks in groups:
-        shapes.setdefault(ranks[0] % period, ranks)
-    return list(shapes.values())
+def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> list[tuple[int, ...]]:
+    """One group of each shape: copies are the same again whole leaves apart, and where all their members sit
+    on the same GPU of different domains, it makes no difference on which.
+    """
+    unit = placement.period
+    alike = cluster.topology.kind is not NetworkKind.TORUS and unit is not None
+    domain = unit or cluster.domain_gpus
+    leaf = domain * _leaf_domains(cluster.topology)
+    known: dict[tuple[int, ...], dict[int, int]] = {}
+    for firsts, offsets in groups:
+        step = 1 if any(offset % domain for offset in offsets) else domain
+        shapes = known.get(offsets, {})
+        # Of each shape the first.
+        known[offsets] = {
+            first % leaf // step if alike else first: first for first in reversed(firsts)
+        } | shapes
+    return sorted(
+        tuple([first + offset for offset in offsets])
+        for offsets, shapes in known.items()
+        for first in shapes.values()
+    )
 
 
 def _slowness(path: GroupPath) -> tuple[float, ...]:

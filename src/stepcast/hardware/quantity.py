@@ -41,6 +41,15 @@ EXAMPLES = {
     Dimension.FREQUENCY: "1980 MHz",
     Dimension.POWER: "700 W",
 }
+# Orders of magnitude around all hardware there is: beyond them no time or share is a number to go by.
+LIMITS = {
+    Dimension.SIZE: (1.0, 1e18, "1 B to 1,000,000 TB"),
+    Dimension.RATE: (KB, 1e18, "1 kB/s to 1,000,000 TB/s"),
+    Dimension.TIME: (1e-15, 100.0, "0, or 0.000001 ns to 100 s"),
+    Dimension.FLOPS: (1e6, 1e21, "0.001 GFLOP/s to 1,000,000 PFLOP/s"),
+    Dimension.FREQUENCY: (1e3, 1e12, "1,000 Hz to 1,000 GHz"),
+    Dimension.POWER: (1e-3, 1e6, "0.001 W to 1,000 kW"),
+}
 
 
 def parse_quantity(value: object, dimension: Dimension) -> float:
@@ -58,4 +67,7 @@ def parse_quantity(value: object, dimension: Dimension) -> float:
     number = float(match[1])
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"{value!r} must not be negative or infinite")
-    return number * UNITS[dimension][match[2]]
+    size, (least, most, told) = number * UNITS[dimension][match[2]], LIMITS[dimension]
+    if size and not least <= size <= most:
+        raise ValueError(f"{value!r} is beyond anything built; expected {told}")
+    return size

@@ -8,17 +8,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from stepcast.hardware.cluster import Cluster, Communication
+from stepcast.hardware.cluster import USUAL_EXCHANGE_SHARE, USUAL_LAUNCH_S, Cluster, Communication
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
-from stepcast.hardware.node import Fabric, FabricKind, Node
+from stepcast.hardware.node import Fabric, FabricKind, Host, Node
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.topology import NetworkKind, Topology
+from stepcast.hardware.transport import USUAL_TRANSPORT, Transports
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
 UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
 
 Kind = Dimension | type
+LARGEST_COUNT = 10_000_000
+SMALLEST_RATIO = 1e-4
 
 GPU_KEYS: dict[str, Kind] = {
     "base": str,
@@ -36,7 +39,7 @@ GPU_KEYS: dict[str, Kind] = {
     **{f"{unit}.{dtype}": Dimension.FLOPS for unit in UNITS for dtype in DTYPES},
 }
 LINK_KEYS: dict[str, Kind] = {"bandwidth": Dimension.RATE, "latency": Dimension.TIME, "efficiency": float}
-LINKS = ("node.nic", "node.fabric.link", "node.fabric.host_link", "node.fabric.socket_link")
+LINKS = ("node.nic", "node.fabric.link", "node.fabric.host_link", "node.fabric.socket_link", "node.host.link")
 CLUSTER_KEYS: dict[str, Kind] = {
     "base": str,
     "aliases": list,
@@ -44,9 +47,14 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "nodes": int,
     "node.gpus": int,
     "node.nics": int,
+    "node.host.memory": Dimension.SIZE,
+    "node.host.memory_bandwidth": Dimension.RATE,
+    "node.host.links": int,
     "node.fabric.kind": str,
     "node.fabric.sockets": int,
     "node.fabric.in_switch_reduction": bool,
+    "node.fabric.reduction_share": float,
+    "node.nic.transport": str,
     "network.kind": str,
     "network.switch_latency": Dimension.TIME,
     "network.leaf_nodes": int,
@@ -57,6 +65,8 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "communication.launch_overhead": Dimension.TIME,
     "communication.channel_overhead": Dimension.TIME,
     "communication.exchange_share": float,
+    "communication.expert_share": float,
+    "communication.library": str,
     **{f"{link}.{key}": kind for link in LINKS for key, kind in LINK_KEYS.items()},
     **{f"gpu.{key}": kind for key, kind in GPU_KEYS.items()},
 }
@@ -117,6 +127,8 @@ class Reader:
                 return parse_quantity(entry.value, kind)
             except ValueError as error:
                 raise CatalogError(entry.where, key, str(error)) from None
+        if kind in (int, float) and type(entry.value) in (int, float):
+            self._check_number(key, entry)
         if kind is float and type(entry.value) is int:
             return float(entry.value)
         if type(entry.value) is not kind:
@@ -129,6 +141,15 @@ class Reader:
             }
             raise CatalogError(entry.where, key, f"{entry.value!r} is not {expected[kind]}")
         return entry.value
+
+    def _check_number(self, key: str, entry: Entry) -> None:
+        """Shares, ratios and counts beyond anything built; that none is below zero its noun checks."""
+        value = entry.value
+        assert isinstance(value, (int, float))
+        small = self.keys[key] is float and 0 < value < SMALLEST_RATIO
+        if small or abs(value) > LARGEST_COUNT:
+            limit = f"at least {SMALLEST_RATIO}" if small else f"at most {LARGEST_COUNT:,}"
+            raise CatalogError(entry.where, key, f"{value:.6g} is beyond anything built; expected {limit}")
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)
@@ -216,7 +237,7 @@ def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
         )
 
 
-def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
+def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str, transports: Transports) -> Cluster:
     """The cluster of *entries*, whose ``gpu.*`` keys have already become *gpu*."""
     read = Reader(entries, CLUSTER_KEYS, where)
     with read.section("node"):
@@ -225,13 +246,17 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
             gpus=read.count("node.gpus"),
             fabric=_fabric(read),
             nics=read.count("node.nics", 0),
-            nic=_link(read, "node.nic") if read.has("node.nic") else None,
+            nic=_nic(read, transports) if read.has("node.nic") else None,
+            transport=read.text("node.nic.transport", ""),
+            host=_host(read) if read.has("node.host") else None,
         )
     with read.section("communication"):
         communication = Communication(
-            launch_overhead_s=read.number("communication.launch_overhead"),
+            launch_overhead_s=read.number("communication.launch_overhead", USUAL_LAUNCH_S),
             channel_overhead_s=read.number("communication.channel_overhead", 0.0),
-            exchange_share=read.number("communication.exchange_share", 1.0),
+            exchange_share=read.number("communication.exchange_share", USUAL_EXCHANGE_SHARE),
+            expert_share=read.number("communication.expert_share", 0.0),
+            library=read.text("communication.library", ""),
         )
     with read.section(""):
         cluster = Cluster(
@@ -243,7 +268,8 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
             description=read.text("description", ""),
         )
     gpu_sources = {f"gpu.{key}": source for key, source in gpu.sources.items()}
-    return replace(cluster, sources=gpu_sources | read.sources())
+    usual_sources = _usual_sources(read, transports)
+    return replace(cluster, sources=gpu_sources | read.sources() | usual_sources)
 
 
 def _link(read: Reader, prefix: str) -> Link:
@@ -252,6 +278,44 @@ def _link(read: Reader, prefix: str) -> Link:
             bandwidth_bytes_per_s=read.number(f"{prefix}.bandwidth"),
             latency_s=read.number(f"{prefix}.latency"),
             efficiency=read.number(f"{prefix}.efficiency", 1.0),
+        )
+
+
+def _nic(read: Reader, transports: Transports) -> Link:
+    """What a description does not say of a NIC is its transport's."""
+    prefix = "node.nic"
+    word = read.text(f"{prefix}.transport", USUAL_TRANSPORT)
+    if word not in transports:
+        key = f"{prefix}.transport"
+        known = ", ".join(transports)
+        raise CatalogError(
+            read.entries[key].where, key, f"unknown transport {word!r}, expected one of {known}"
+        )
+    usual = transports[word]
+    with read.section(prefix):
+        return Link(
+            bandwidth_bytes_per_s=read.number(f"{prefix}.bandwidth"),
+            latency_s=read.number(f"{prefix}.latency", usual.latency_s),
+            efficiency=read.number(f"{prefix}.efficiency", usual.efficiency),
+        )
+
+
+def _usual_sources(read: Reader, transports: Transports) -> dict[str, str]:
+    """Where a NIC's constants come from that its description leaves to its transport."""
+    if not read.has("node.nic"):
+        return {}
+    source = transports[read.text("node.nic.transport", USUAL_TRANSPORT)].source
+    return {key: source for key in ("node.nic.latency", "node.nic.efficiency") if not read.has(key)}
+
+
+def _host(read: Reader) -> Host:
+    prefix = "node.host"
+    with read.section(prefix):
+        return Host(
+            memory_bytes=read.number(f"{prefix}.memory"),
+            memory_bandwidth_bytes_per_s=read.number(f"{prefix}.memory_bandwidth"),
+            link=_link(read, f"{prefix}.link"),
+            links=read.count(f"{prefix}.links"),
         )
 
 
@@ -270,6 +334,7 @@ def _fabric(read: Reader) -> Fabric:
             socket_link=links.get("socket_link"),
             sockets=read.count(f"{prefix}.sockets", 1),
             in_switch_reduction=read.flag(f"{prefix}.in_switch_reduction"),
+            reduction_share=read.number(f"{prefix}.reduction_share", 1.0),
         )
 
 

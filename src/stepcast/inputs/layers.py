@@ -1,4 +1,4 @@
-"""Layers and recorded times by the million, without the cost of a frozen dataclass's constructor.
+"""Layers and other values by the million, without the cost of a frozen dataclass's constructor.
 
 Such a constructor sets every field through a function call. Here the fields are assigned to an object with
 the same slots that can still change, which then becomes what it looks like. The parts must have been checked.
@@ -11,12 +11,12 @@ from stepcast.ir.work import Recorded
 from stepcast.ir.workload import Layer, Op
 
 
-def _draft_of(kind: Any) -> Any:
+def draft_of(kind: Any) -> Any:
     """A plain class with the slots of the dataclass *kind*, whose objects may become that."""
     return type(f"{kind.__name__}Draft", (), {"__slots__": tuple(field.name for field in fields(kind))})
 
 
-_LayerDraft, _OpDraft, _RecordedDraft = map(_draft_of, (Layer, Op, Recorded))
+_LayerDraft, _OpDraft, _RecordedDraft = map(draft_of, (Layer, Op, Recorded))
 
 
 def layer_of(

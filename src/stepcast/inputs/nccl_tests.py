@@ -7,10 +7,12 @@ mpirun and srun put before each line.
 
 import math
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.kineto.process_groups import dtype_named
+from stepcast.inputs.layers import draft_of
 from stepcast.inputs.source import Source
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
@@ -26,6 +28,9 @@ SHAPE = re.compile(r"#\s*nThreads?:?\s+(\d+)\s+nGpus:?\s+(\d+)\b")
 PROGRAM = re.compile(
     r"\b(all_reduce|all_gather|reduce_scatter|alltoallv?|broadcast|reduce|gather|scatter|sendrecv|hypercube)_perf"
 )
+WRONG = re.compile(r"Out of bounds values\s*:\s*([1-9]\d*)")
+# Lines beside the table that are looked at; a log may hold any number of others.
+TELLING = re.compile("|".join(pattern.pattern for pattern in (DEVICE, SHAPE, PROGRAM, WRONG)))
 KIND_OF_PROGRAM = {
     "all_reduce": CollectiveKind.ALL_REDUCE,
     "all_gather": CollectiveKind.ALL_GATHER,
@@ -75,50 +80,84 @@ class _Table:
 
 def read(source: Source) -> CollectiveSweep:
     """The first table of the log; a warning says how many follow it."""
-    lines = source.lines(errors="replace")
-    before, start = _find_table(lines, source)
-    table, tagged = _Table.of(_untagged(lines[start])), TAG.match(lines[start]) is not None
-    width, time_at, other_time_at = table.width, table.times_at[0], table.times_at[-1]
-    rows: list[SweepRow] = []
-    # The fields of the largest size: its bandwidths have the most digits.
-    telling: list[str] = []
-    largest, others, last = -1, 0, start
-    for number, line in enumerate(lines[start + 1 :], start + 2):
-        fields = (_untagged(line) if tagged else line).split()
-        if len(fields) == width and fields[0].isdecimal() and fields[other_time_at] != "N/A" and not others:
-            try:
-                row = SweepRow(int(fields[0]), float(fields[time_at]) * US, float(fields[other_time_at]) * US)
-            except ValueError as error:
-                raise FormatError(f"{error}; {ROW_EXPECTED}", source.path, number) from None
-        elif not fields or not fields[0].isdecimal():
-            others += HEADER.match(_untagged(line)) is not None
-            continue
-        elif others:
-            continue
-        else:
-            row, fields = _odd_row(fields, table, source, number)
-        rows.append(row)
-        last = number
-        if row.size_bytes > largest:
-            largest, telling = row.size_bytes, fields
-    if not rows:
-        raise FormatError("has a table header but no rows; expected sizes and times", source.path, start + 1)
-    after = [_untagged(line) for line in lines[last : last + 1000]] if not others else []
-    del lines
-    return _sweep(source, before, after, table, rows, telling, others)
+    lines = enumerate(source.each_line(errors="replace"), 1)
+    before, header, start = _find_table(lines, source)
+    table = _Table.of(_untagged(header))
+    rows = _Rows(table, source, tagged=TAG.match(header) is not None)
+    after, others = rows.read(lines)
+    if not rows.found:
+        raise FormatError("has a table header but no rows; expected sizes and times", source.path, start)
+    return _sweep(source, before, after, table, rows.found, rows.telling, others)
 
 
-def _find_table(lines: list[str], source: Source) -> tuple[list[str], int]:
-    """The untagged lines before the header, and the header's index."""
+def _find_table(lines: Iterator[tuple[int, str]], source: Source) -> tuple[list[str], str, int]:
+    """The untagged lines before the header that say something, the header and its number."""
     before: list[str] = []
-    for index, line in enumerate(lines):
+    for number, line in lines:
         text = _untagged(line)
         if HEADER.match(text):
-            return before, index
-        before.append(text)
+            return before, line, number
+        if TELLING.search(text):
+            before.append(text)
     raise FormatError(
         "has no table; expected a header line with size, count, time, algbw and busbw", source.path
     )
+
+
+class _Rows:
+    """The rows of one table."""
+
+    def __init__(self, table: _Table, source: Source, tagged: bool) -> None:
+        self._table, self._source, self._tagged = table, source, tagged
+        self.found: list[SweepRow] = []
+        # The fields of the largest size: its bandwidths have the most digits.
+        self.telling: list[str] = []
+
+    def read(self, lines: Iterable[tuple[int, str]]) -> tuple[list[str], int]:
+        """All rows; the lines after them that say something, and how many other tables follow."""
+        table, tagged, add = self._table, self._tagged, self.found.append
+        width, time_at, other_time_at = table.width, table.times_at[0], table.times_at[-1]
+        largest, others = -1, 0
+        after: list[str] = []
+        for number, line in lines:
+            fields = (_untagged(line) if tagged else line).split()
+            if not fields or not fields[0].isdecimal():
+                text = _untagged(line)
+                others += HEADER.match(text) is not None
+                if TELLING.search(text):
+                    after.append(text)
+                continue
+            if others:
+                continue
+            if len(fields) == width and fields[other_time_at] != "N/A":
+                try:
+                    row = sweep_row(
+                        int(fields[0]), float(fields[time_at]) * US, float(fields[other_time_at]) * US
+                    )
+                except ValueError as error:
+                    raise FormatError(f"{error}; {ROW_EXPECTED}", self._source.path, number) from None
+            else:
+                row, fields = _odd_row(fields, table, self._source, number)
+            add(row)
+            if row.size_bytes > largest:
+                largest, self.telling = row.size_bytes, fields
+        return [] if others else after, others
+
+
+_RowDraft = draft_of(SweepRow)
+
+
+def sweep_row(size_bytes: int, out_of_place_s: float, in_place_s: float) -> SweepRow:
+    """``SweepRow(...)`` of numbers read from text, twice as fast."""
+    if not (0.0 <= out_of_place_s < math.inf and 0.0 <= in_place_s < math.inf):
+        return SweepRow(size_bytes, out_of_place_s, in_place_s)  # says what is wrong
+    row = _RowDraft()
+    row.size_bytes = size_bytes
+    row.out_of_place_s = out_of_place_s
+    row.in_place_s = in_place_s
+    row.__class__ = SweepRow
+    finished: SweepRow = row
+    return finished
 
 
 def _untagged(line: str) -> str:
@@ -167,7 +206,7 @@ def _sweep(
     type_name = telling[table.kind_at] if telling and table.kind_at is not None else ""
     if others:
         warnings.append(f"{others} more tables follow the first; only the first is read")
-    wrong = re.search(r"Out of bounds values\s*:\s*([1-9]\d*)", "\n".join(after))
+    wrong = next((match for match in map(WRONG.search, after) if match), None)
     if wrong:
         warnings.append(f"the test found {wrong[1]} wrong values")
     return CollectiveSweep(

@@ -10,13 +10,13 @@ from typing import NamedTuple, TypeVar
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.layers import layer_of, recorded_op
-from stepcast.inputs.numbers import parse_amount, parse_count, shorten
+from stepcast.inputs.numbers import check_different, parse_amount, parse_count, shorten
 from stepcast.inputs.simai.reader import KINDS
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.edits import LAYER_BLOCK
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Communication, Direction, Recorded, Transfer
+from stepcast.ir.work import Collective, Direction, Recorded, Transfer
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import MS
 
@@ -77,8 +77,7 @@ def _columns(names: list[str]) -> tuple[list[str], list[str]]:
     missing = [name for name in COLUMNS if name not in names]
     if missing:
         raise FormatError(f"header lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}", line=1)
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise FormatError(f"header repeats {', '.join(map(shorten, repeated))}", line=1)
+    check_different(names)
     if names[0] != "name":
         raise FormatError(f"first column is {shorten(names[0])}; expected 'name'", line=1)
     extra = [name for name in names if name not in COLUMNS]
@@ -163,7 +162,7 @@ def _message(phase: int, word: str, size: str, line: int) -> tuple[Op, ...]:
     return (Op(name, work, blocking),)
 
 
-def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Communication | None:
+def _communication(word: str, size_bytes: int, phase: int, blocking: bool) -> Collective | Transfer | None:
     """Blocking exchanges outside the weight gradient are tensor parallel, the others reduce gradients."""
     if word == "SENDRECV":
         return Transfer(Direction.SEND, size_bytes)

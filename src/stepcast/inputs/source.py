@@ -1,20 +1,24 @@
 """A file as readers see it: decompressed, decoded, with lines of bounded length."""
 
 import codecs
+import contextlib
 import gzip
 import io
 import os
+import stat
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from stepcast.inputs.errors import FormatError
+from stepcast.ir.limits import LINE, PIPE, UNPACKED, UNPACKED_TIMES, Limit
 
 HEAD_BYTES = 64 * 1024
-# No format here has longer lines (JSON traces, which may be one line, are not read by line).
-LONGEST_LINE_BYTES = 16 * 2**20
 CHUNK_BYTES = 2**20
+# A named pipe that nobody opens to write into would be waited for without end.
+WRITER_S = 10.0
 
 GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARKS = (
@@ -24,6 +28,7 @@ BYTE_ORDER_MARKS = (
 )
 
 
+Piece = TypeVar("Piece", bytes, str)
 Progress = Callable[[int], None]
 """Told how many bytes of the file have been read."""
 
@@ -41,14 +46,30 @@ class Source:
     def _open_raw(self) -> BinaryIO:
         if self._data is not None:
             return io.BytesIO(self._data)
-        if self._progress is not None:
-            return _Watched(self.path, self._progress)
-        file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
-        if file.seekable():
-            return file
-        with file:  # a pipe gives its bytes once, and readers look at the beginning first
-            self._data = file.read()
+        mode = os.stat(self.path).st_mode
+        if stat.S_ISREG(mode):
+            if self._progress is not None:
+                return _Watched(self.path, self._progress)
+            return open(self.path, "rb")
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError
+        with self._opened_pipe(mode) as pipe:  # gives its bytes once, and readers look at the beginning first
+            self._data = read_most(pipe, PIPE, self.path)
         return io.BytesIO(self._data)
+
+    def _opened_pipe(self, mode: int) -> BinaryIO:
+        if stat.S_ISFIFO(mode):
+            return _opened(self.path)
+        if stat.S_ISCHR(mode):
+            file = open(self.path, "rb")  # noqa: SIM115  # the caller closes it
+            if file.isatty():
+                return file
+            file.close()
+        raise FormatError("is a device or socket; expected a file or a pipe", self.path)
+
+    @property
+    def _packed_bytes(self) -> int:
+        return len(self._data) if self._data is not None else os.stat(self.path).st_size
 
     def open(self) -> BinaryIO:
         """The decompressed bytes as a stream."""
@@ -96,8 +117,14 @@ class Source:
     def chunks(self) -> Iterator[bytes]:
         """The decompressed bytes, piece by piece."""
         with self._translated(), self.open() as stream:
+            left = self._most_unpacked() if isinstance(stream, gzip.GzipFile) else None
             while chunk := stream.read(CHUNK_BYTES):
+                if left is not None and (left := left - len(chunk)) < 0:
+                    raise FormatError(UNPACKED.said, self.path)
                 yield chunk
+
+    def _most_unpacked(self) -> int:
+        return max(UNPACKED.most, UNPACKED_TIMES * self._packed_bytes)
 
     def salvaged_chunks(self, damage: list[str], chunk_bytes: int = CHUNK_BYTES) -> Iterator[bytes]:
         """Like chunks; but where a gzip file is cut off or damaged, gives what comes before and notes why."""
@@ -109,6 +136,7 @@ class Source:
                     packed = raw.read(chunk_bytes)
                 return
             member = zlib.decompressobj(wbits=31)
+            left = self._most_unpacked()
             while packed or not member.eof:
                 try:
                     piece = member.decompress(packed, chunk_bytes)
@@ -116,6 +144,8 @@ class Source:
                     damage.append(f"the gzip file is damaged: {error}")
                     return
                 if piece:
+                    if (left := left - len(piece)) < 0:
+                        raise FormatError(UNPACKED.said, self.path)
                     yield piece
                 packed = member.unconsumed_tail or member.unused_data
                 if member.eof:
@@ -129,22 +159,41 @@ class Source:
                         damage.append("the gzip file is cut off")
                         return
 
-    def data(self) -> bytes:
-        """All decompressed bytes, without a byte-order mark, as UTF-8 where the file was UTF-16."""
+    def data(self, limit: Limit) -> bytes:
+        """All decompressed bytes up to *limit*, without a byte-order mark, as UTF-8 where it was UTF-16."""
+        self._check_size(limit)
         name, skip = self.encoding
         if name != "utf-8":
-            return "".join(self.slabs(longest_line=None)).encode()
-        if self._data is not None and not self._data.startswith(GZIP_MAGIC):
-            data = self._data
-        else:
-            data = b"".join(self.chunks())
-        return data[skip:] if skip else data
+            return self.text(limit).encode()
+        return b"".join(self._limited(self.chunks(), limit))[skip:]
 
-    def slabs(self, errors: str = "strict", longest_line: int | None = LONGEST_LINE_BYTES) -> Iterator[str]:
+    def raw(self, limit: Limit) -> bytes:
+        """All decompressed bytes up to *limit*, as they are."""
+        self._check_size(limit)
+        return b"".join(self._limited(self.chunks(), limit))
+
+    def _check_size(self, limit: Limit) -> None:
+        """A file that is too large is refused before it is read."""
+        if self._data is None and os.path.isfile(self.path):
+            self._check(os.path.getsize(self.path), limit)
+
+    def _limited(self, pieces: Iterator[Piece], limit: Limit) -> Iterator[Piece]:
+        read = 0
+        for piece in pieces:
+            read += len(piece)
+            self._check(read, limit)
+            yield piece
+
+    def _check(self, found: int, limit: Limit) -> None:
+        if found > limit.most:
+            raise FormatError(limit.said, self.path)
+
+    def slabs(self, errors: str = "strict", limit: Limit = LINE) -> Iterator[str]:
         """The text in pieces of whole lines with plain line feeds. Refuses lines no format here has."""
         name, skip = self.encoding
         decoder = codecs.getincrementaldecoder(name)(errors)
-        rest, line = "", 1
+        rest: list[str] = []  # pieces of the line that has not ended; joined once
+        length, line = 0, 1
         for chunk in self.chunks():
             try:
                 piece = decoder.decode(chunk[skip:] if skip else chunk)
@@ -153,25 +202,29 @@ class Source:
             skip = 0
             last = piece.rfind("\n") + 1
             if last:
-                slab = rest + piece[:last]
-                rest = piece[last:]
+                slab = "".join((*rest, piece[:last]))
+                rest, length = [], 0
                 line += slab.count("\n")
                 yield slab.replace("\r\n", "\n") if "\r" in slab else slab
-            else:
-                rest += piece
-            if longest_line is not None and len(rest) > longest_line:
-                size = f"{longest_line // 2**20} MiB"
-                raise FormatError(f"line is longer than {size}; expected lines of text", self.path, line)
+            rest.append(piece[last:])
+            length += len(piece) - last
+            if length > limit.most:
+                if limit is not LINE:
+                    raise FormatError(limit.said, self.path)
+                raise FormatError(
+                    f"line is longer than {limit.shown}; expected lines of text", self.path, line
+                )
         try:
-            rest += decoder.decode(b"", final=True)
+            rest.append(decoder.decode(b"", final=True))
         except UnicodeDecodeError as error:
             raise self._not_text(error, line) from None
-        if rest:
-            yield rest.replace("\r\n", "\n").replace("\r", "\n")
+        if end := "".join(rest):
+            yield end.replace("\r\n", "\n").replace("\r", "\n")
 
-    def text(self, errors: str = "strict") -> str:
-        """All text, with plain line feeds."""
-        return "".join(self.slabs(errors))
+    def text(self, limit: Limit, errors: str = "strict") -> str:
+        """All text up to *limit*, with plain line feeds."""
+        self._check_size(limit)
+        return "".join(self._limited(self.slabs(errors, limit), limit))
 
     def each_line(self, errors: str = "strict") -> Iterator[str]:
         """The lines without their ends; a final line end adds no empty line."""
@@ -180,10 +233,6 @@ class Source:
             if not lines[-1]:
                 lines.pop()
             yield from lines
-
-    def lines(self, errors: str = "strict") -> list[str]:
-        """All lines at once."""
-        return list(self.each_line(errors))
 
     def _not_text(self, error: UnicodeDecodeError, line: int) -> FormatError:
         line += error.object.count(b"\n", 0, error.start)
@@ -194,6 +243,32 @@ class Source:
 
     def _translated(self) -> "_Translated":
         return _Translated(self.path)
+
+
+def read_most(stream: BinaryIO, limit: Limit, path: str) -> bytes:
+    """All of a *stream* that may have no end, up to *limit*."""
+    data = bytearray()
+    while chunk := stream.read(CHUNK_BYTES):
+        data += chunk
+        if len(data) > limit.most:
+            raise FormatError(limit.said, path)
+    return bytes(data)
+
+
+def _opened(path: str) -> BinaryIO:
+    """A pipe, once somebody has opened it to write into."""
+    found: list[BinaryIO] = []
+
+    def wait() -> None:
+        with contextlib.suppress(OSError):
+            found.append(open(path, "rb"))  # noqa: SIM115  # the caller closes it
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(WRITER_S)
+    if not found:
+        raise FormatError(f"is a pipe that no program writes into (waited {WRITER_S:.0f} s)", path)
+    return found[0]
 
 
 class _Watched(io.FileIO):

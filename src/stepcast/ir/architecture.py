@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import Self
 
 from stepcast.ir.check import require, require_amounts, require_counts
+from stepcast.ir.limits import LAYERS, WIDTH
 from stepcast.ir.model_parts import (
     HYBRID_BLOCKS,
     Activation,
@@ -22,9 +23,8 @@ from stepcast.ir.model_parts import (
     Window,
 )
 
-# Far above any model built, far below what would exhaust memory while counting one.
-MOST_LAYERS = 10_000
-MOST_WIDTH = 2**31
+MOST_LAYERS = LAYERS.most
+MOST_WIDTH = WIDTH.most
 
 RMS_NORM = Norm()
 NO_BIASES = Biases()

@@ -48,3 +48,4 @@ ELEMENT_BYTES: dict[DType, float] = {
     DType.INT8: 1,
     DType.BOOL: 1,
 }
+FP32_BYTES = ELEMENT_BYTES[DType.FP32]

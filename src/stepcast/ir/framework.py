@@ -46,6 +46,17 @@ class Dispatcher(StrEnum):
     FORWARDING = "forwarding"  # once for each node, where ranks hand them on: DeepEP, HybridEP
 
 
+class Offloaded(StrEnum):
+    """What leaves the GPU where the optimizer is offloaded to the host."""
+
+    # Megatron-Core's HybridDeviceOptimizer: gradients are copied out once they are reduced.
+    STATES = "states"
+    # DeepSpeed's ZeRO-Offload: gradients that ranks split leave as they are reduced, beside the backward.
+    GRADIENTS = "gradients"
+    # FSDP's CPUOffload: the weights that ranks split, too; each comes back before it is gathered.
+    WEIGHTS = "weights"
+
+
 class SelectiveRule(StrEnum):
     """What selective recomputation runs again."""
 
@@ -152,6 +163,7 @@ class Framework:
     # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or further kernels do.
     fused_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    offloaded: Offloaded = Offloaded.STATES
     overhead: Overhead = USUAL_OVERHEAD
     peak: Peak = Peak.ALLOCATED
 

@@ -25,6 +25,16 @@ class Group(StrEnum):
     EXPERT_REPLICA = "expert-replica"  # ranks of an expert-dp group that hold the same shard
 
 
+class HostWay(StrEnum):
+    """The two directions of the link between a GPU and the memory of its host; each carries by itself."""
+
+    OUT = "to-host"
+    IN = "from-host"
+
+
+Channel = Group | HostWay
+"""What communication goes over: each has a lane of its own."""
+
 MODEL = "model"
 """All ranks that hold one copy of the model: they agree on the norm of the gradients."""
 

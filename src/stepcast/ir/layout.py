@@ -5,6 +5,7 @@ from math import prod
 
 from stepcast.ir.check import require_counts
 from stepcast.ir.group import FAMILIES, PARTS, SHARDS, Group
+from stepcast.ir.limits import CHUNKS, GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Layout:
     def __post_init__(self) -> None:
         require_counts(self, 1, "tp", "cp", "ep", "dp", "pp", "vpp")
         require_counts(self, 0, "expert_tp", "shard")
+        GPUS.check(self.gpus)
+        CHUNKS.check(self.pp * self.vpp)
 
     def facts(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("tp", "cp", "ep", "dp", "pp", "vpp", "gpus")}

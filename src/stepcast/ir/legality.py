@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
@@ -33,7 +33,7 @@ def check(
         message = rule(model, strategy)
         if message:
             raise StrategyError(message)
-    for with_software in (_ring, _autocast, _adapters):
+    for with_software in (_ring, _autocast, _adapters, _offload):
         message = with_software(strategy, framework)
         if message:
             raise StrategyError(message)
@@ -164,6 +164,28 @@ def _autocast(strategy: Strategy, framework: Framework) -> str:
     ):
         return "autocast is plain PyTorch's: use plain or compiled kernels, gradients in fp32"
     return ""
+
+
+def _offload(strategy: Strategy, framework: Framework) -> str:
+    """Hosts update AdamW and SGD alone, states in fp32 or bf16 (Megatron-Core's HybridDeviceOptimizer,
+    DeepSpeed's CPUAdam); FSDP's CPUOffload takes all of what ranks split.
+    """
+    share, optimizer = strategy.offload.optimizer, framework.optimizer
+    if not share:
+        return ""
+    if optimizer.knows_matrices or optimizer.moment_dtype not in (DType.FP32, DType.BF16):
+        return (
+            f"no host updates {optimizer.kind} with moments in {optimizer.moment_dtype}: offload adamw, "
+            "sgd or sgd-momentum with moments in fp32 or bf16"
+        )
+    if framework.offloaded is not Offloaded.WEIGHTS:
+        return ""
+    if not strategy.sharding.splits_parameters:
+        return (
+            f"{framework.name} offloads the optimizer together with weights that ranks split, and sharding "
+            f"is {strategy.sharding}: choose fsdp or zero-3"
+        )
+    return "" if share == 1 else f"{framework.name} offloads the optimizer as a whole, not {share:g} of it"
 
 
 def _adapters(strategy: Strategy, framework: Framework) -> str:

@@ -1,7 +1,8 @@
 """Measured operators: what ran and how long it took, without when."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
 
 from stepcast.ir.check import require
 from stepcast.ir.work import Compute
@@ -21,12 +22,19 @@ class OperatorTime:
         require(0 < self.seconds < float("inf"), f"{self.name}: a time must be above zero")
 
 
+@runtime_checkable
+class Grouped(Protocol):
+    """Operators that are kept by their kinds."""
+
+    def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorTimes:
     """Operators of one GPU. *matrix_share* says what they are part of: None where each was timed by itself,
     else the share of a step's kernel time that matrix kernels take."""
 
-    operators: tuple[OperatorTime, ...]
+    operators: Sequence[OperatorTime]
     source: str = ""
     device: str = ""  # the name that the driver gives the GPU; empty where the file does not tell
     matrix_share: float | None = None
@@ -35,3 +43,13 @@ class OperatorTimes:
 
     def __post_init__(self) -> None:
         require(self.matrix_share is None or 0 <= self.matrix_share <= 1, "a share must lie within 0 and 1")
+
+    def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]:
+        """An operator, and the seconds of all of its name and formats; some come in several parts.
+
+        A long table knows its kinds and need not make every operator.
+        """
+        if isinstance(self.operators, Grouped):
+            yield from self.operators.kinds()
+        else:
+            yield from ((one, (one.seconds,)) for one in self.operators)

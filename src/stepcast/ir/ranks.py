@@ -7,13 +7,21 @@ tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
+from typing import NamedTuple
 
 from stepcast.ir.group import FAMILIES, PARTS, SHARDS, Group
 from stepcast.ir.layout import Layout
 
 AXES = ("tp", "cp", "ep", "dp", "pp")
+
+
+class Copies(NamedTuple):
+    """Groups alike: their first ranks, and how far from its first the members of each are."""
+
+    firsts: list[int]
+    offsets: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +68,19 @@ class RankGrid:
         if family in PARTS:
             firsts = [ranks[0] for ranks in self.groups(PARTS[family])]
             return tuple(sorted(part for first in firsts for part in self._parts(family, first)))
+        ((firsts, offsets),) = self.copies(family)
+        return tuple(tuple([first + offset for offset in offsets]) for first in firsts)
+
+    def copies(self, family: str) -> list[Copies]:
+        """The groups of *family* as copies of one, or of several."""
+        if family in PARTS:
+            return [
+                Copies([ranks[0]], tuple(rank - ranks[0] for rank in ranks)) for ranks in self.groups(family)
+            ]
         expert, axes = self._family(family)
         others = [axis for axis in AXES if axis not in axes]
-        firsts = sorted(self._combinations(others, expert))
         offsets = self._member_offsets(family, expert, axes)
-        return tuple(tuple([first + offset for offset in offsets]) for first in firsts)
+        return [Copies(sorted(self._combinations(others, expert)), tuple(offsets))]
 
     def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
         """The group of *rank* cut into runs that hold one copy, or into the holders of each shard."""
@@ -81,9 +97,13 @@ class RankGrid:
             return [ranks[start : start + size] for start in range(0, len(ranks), size)]
         return [ranks[place::size] for place in range(size)]
 
-    def neighbours(self, family: str) -> tuple[tuple[int, int], ...]:
+    def neighbours(self, family: str) -> list[Copies]:
         """Each rank with the next of its group: the transfers of a pipeline, say."""
-        return tuple(pair for ranks in self.groups(family) for pair in pairwise(ranks))
+        return [
+            Copies([first + start for first in firsts], (0, end - start))
+            for firsts, offsets in self.copies(family)
+            for start, end in pairwise(offsets)
+        ]
 
     def _family(self, family: str) -> tuple[bool, tuple[str, ...]]:
         if family not in FAMILIES:
@@ -97,12 +117,11 @@ class RankGrid:
 
     def _combinations(self, axes: Sequence[str], expert: bool) -> list[int]:
         """The offsets of all coordinates along *axes*."""
-        sizes = self.layout.axes(expert=expert)
-        steps = [
-            range(0, sizes[axis] * self.stride(axis, expert=expert), self.stride(axis, expert=expert))
-            for axis in axes
-        ]
-        return [sum(offsets) for offsets in product(*steps)]
+        sizes, found = self.layout.axes(expert=expert), [0]
+        for axis in axes:
+            stride = self.stride(axis, expert=expert)
+            found = [step + other for step in range(0, sizes[axis] * stride, stride) for other in found]
+        return found
 
     def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> list[int]:
         """How far the members of a group are from its first: the same for all groups of a family."""

@@ -23,6 +23,8 @@ PART_OF_GROUP = {
     "pp": "pp",
     "embedding": "dp",
     "world": "other",
+    "to-host": "other",
+    "from-host": "other",
 }
 SUM_TOLERANCE = 1e-9
 

@@ -70,6 +70,27 @@ class Recompute:
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Offload:
+    """What is kept in the memory of the host instead of the GPU's, as shares.
+
+    *optimizer*: of the parameters, those whose optimizer states the host keeps and updates.
+    *activations*: of the layers of each stage (or chunk), from the first on, those that keep theirs there.
+    """
+
+    optimizer: float = 0.0
+    activations: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("optimizer", "activations"):
+            share = getattr(self, name)
+            require(0 <= share <= 1, f"the share of {name} on the host is between 0 and 1, not {share}")
+
+    def layers(self, layers: int) -> int:
+        """How many of a piece's *layers* keep their activations on the host."""
+        return round(self.activations * layers)
+
+
 class Sharding(StrEnum):
     """What data-parallel ranks split among them instead of each keeping it whole."""
 
@@ -119,6 +140,7 @@ class Overlap:
 NO_OVERLAP = Overlap(gradients=False, parameters=False, tensor_gradients=False, transfers=False)
 USUAL_OVERLAP = Overlap()
 NO_RECOMPUTE = Recompute()
+NO_OFFLOAD = Offload()
 # The format in which weights and activations are stored, by the format of the matmuls.
 STORED_AS: dict[DType, DType] = {
     DType.BF16: DType.BF16,
@@ -154,6 +176,7 @@ class Strategy:
     stage_layers: tuple[int, ...] = ()
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = NO_RECOMPUTE
+    offload: Offload = NO_OFFLOAD
     precision: DType = DType.BF16
     training: TrainingKind = TrainingKind.FULL
     lora_rank: int = 0

@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from stepcast.ir.check import require_amounts, require_counts
 from stepcast.ir.dtype import DType
-from stepcast.ir.group import Group
+from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.scan import Scan
 
 
@@ -161,14 +161,20 @@ GATHERS = (CollectiveKind.ALL_GATHER, CollectiveKind.GATHER)
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """Communication in which every rank of the group takes part."""
+    """Communication in which every rank of the group takes part, *times* of it one after another."""
 
     kind: CollectiveKind
     size_bytes: int
     group: Group
+    times: int = 1
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "size_bytes")
+        require_counts(self, 1, "times")
+
+    @property
+    def total_bytes(self) -> int:
+        return self.size_bytes * self.times
 
 
 class Direction(StrEnum):
@@ -190,6 +196,36 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
+class HostCopy:
+    """A copy between a GPU and the memory of its host."""
+
+    way: HostWay
+    size_bytes: int
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "size_bytes")
+
+    @property
+    def group(self) -> HostWay:
+        return self.way
+
+
+@dataclass(frozen=True, slots=True)
+class HostUpdate:
+    """The optimizer's update of what a GPU left on its host, which waits for it; bound by memory there.
+
+    *fused*: in one pass, or operation by operation.
+    """
+
+    read_bytes: float
+    write_bytes: float
+    fused: bool = True
+
+    def __post_init__(self) -> None:
+        require_amounts(self, "read_bytes", "write_bytes")
+
+
+@dataclass(frozen=True, slots=True)
 class Recorded:
     """Computation of which only the time is known."""
 
@@ -202,10 +238,10 @@ class Recorded:
 
 
 Compute = Matmul | GroupedMatmul | Attention | Scan | Elementwise | Recorded
-Communication = Collective | Transfer
-Work = Compute | Communication
+Communication = Collective | Transfer | HostCopy
+Work = Compute | HostUpdate | Communication
 
 
-def group_of(work: Work) -> Group | None:
+def group_of(work: Work) -> Channel | None:
     """Whose communication *work* is; None where it computes."""
     return work.group if isinstance(work, Communication) else None

@@ -140,14 +140,12 @@ def _model_of_file(path: Path) -> Model:
     from stepcast.inputs.errors import FormatError
     from stepcast.inputs.huggingface.reader import read
     from stepcast.inputs.source import Source
+    from stepcast.inputs.toml import read_toml
 
     if path.is_dir():
         path = path / "config.json"
     if path.suffix == ".toml":
-        try:
-            table = tomllib.loads(Source(path).data().decode())
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise FormatError(f"not TOML: {error}", str(path)) from None
+        table = read_toml(path)
         return model_of(str(table.pop("name", path.stem)), table)
     try:
         return read(Source(path))

@@ -1,12 +1,12 @@
 """Constants as ``stepcast calibrate`` writes them and as the package ships them."""
 
-import tomllib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.errors import FormatError
+from stepcast.inputs.toml import parse_toml
 from stepcast.ir.check import require
 from stepcast.ir.runlog import RunLog
 from stepcast.optimus.cost import Constants
@@ -39,11 +39,7 @@ class Calibrated:
 
 def calibrated_of(text: str, where: str) -> Calibrated:
     """What ``stepcast calibrate`` writes."""
-    try:
-        table: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise FormatError(f"is no TOML: {error}", where) from None
-    return _calibrated(table, where)
+    return _calibrated(parse_toml(text, where), where)
 
 
 def _calibrated(table: dict[str, Any], where: str) -> Calibrated:

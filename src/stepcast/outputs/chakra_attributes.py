@@ -25,7 +25,7 @@ def work_attributes(work: Work, layout: Layout) -> list[bytes]:
         case Recorded():
             return [attribute(DURATION_S, Kind.DOUBLE, work.duration_s)]
         case Collective():
-            size_bytes = work.size_bytes
+            size_bytes = work.total_bytes
             if work.kind in GATHERS:
                 # Chakra counts what a rank brings (ASTRA-sim, Ring.cc), stepcast the whole buffer.
                 size_bytes = -(-size_bytes // layout.size(work.group))

@@ -54,7 +54,7 @@ def _cells(layer: Layer) -> list[str]:
 def _phase_cells(layer: Layer, ops: Sequence[Op], phase: Phase) -> list[str]:
     recorded_s = sum(op.work.duration_s for op in ops if isinstance(op.work, Recorded))
     messages = [op for op in ops if not isinstance(op.work, Recorded)]
-    if len(messages) > 1:
+    if len(messages) > 1 or any(isinstance(op.work, Collective) and op.work.times > 1 for op in messages):
         raise FormatError(f"layer {layer.name!r}: an operator table holds one communication per phase")
     if not messages:
         return [_milliseconds(recorded_s), "None", "0"]

@@ -79,6 +79,10 @@ def _phase_cells(layer: Layer, ops: Sequence[Op], bare_group: str) -> list[str]:
     compute = _nanoseconds(sum(recorded))
     for message in messages:
         assert isinstance(message, Collective)
+        if message.times > 1:
+            raise FormatError(
+                f"layer {layer.name!r} needs {message.times} collectives: a SimAI line holds one"
+            )
         if message.kind not in KIND_WORDS:
             raise FormatError(f"layer {layer.name!r}: SimAI text has no word for {message.kind}")
         if message.group != bare_group and message.group not in GROUP_SUFFIXES:

@@ -69,10 +69,10 @@ def sweep_facts(sweep: CollectiveSweep) -> Facts:
 def operator_times_facts(measured: OperatorTimes) -> Facts:
     """Counts and ranges by operator and number format."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for one in measured.operators:
+    for one, seconds in measured.kinds():
         work = one.works[0]
         dtype = "" if isinstance(work, Recorded) else str(work.dtype)
-        groups.setdefault((one.name, dtype), []).append(one.seconds)
+        groups.setdefault((one.name, dtype), []).extend(seconds)
     return {
         "kind": "operator times",
         "device": measured.device or None,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepcast.report.text import GAP, bullet, facts, table
-from stepcast.units import GIB, format_bytes, format_percent, format_seconds
+from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 16
@@ -57,6 +57,17 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         verdict = "fits" if memory["fits"] else "DOES NOT FIT"
         pairs.append(
             ("memory", f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}")
+        )
+        if host := memory.get("host"):
+            node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
+            pairs.append(("host memory", f"{node} of {capacity} per node"))
+    if training := found.get("training"):
+        cost = "" if training["cost"] is None else f", cost {training['cost']:,.0f}"
+        pairs.append(
+            (
+                f"{format_short_count(training['tokens'])} tokens",
+                f"{training['days']:,.1f} days, {training['gpu_hours']:,.0f} GPU-hours{cost}",
+            )
         )
     return pairs
 

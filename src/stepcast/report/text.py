@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterable, Sequence
 
+from stepcast.report.visible import visible
+
 GAP = "  "
 # A number as people write it, with a unit: 1,024   3.5 GiB   -12 %   46.59 GB/s
 NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
@@ -15,7 +17,7 @@ def table(
 
     Columns in *whole* never do: names that someone has to type.
     """
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
     sizes = [max([len(head), *(len(row[at]) for row in cells)]) for at, head in enumerate(headers)]
     numeric = [all(_numeric(row[at]) for row in cells) for at in range(len(headers))]
     _shrink(sizes, [right or at in whole for at, right in enumerate(numeric)], width)
@@ -33,7 +35,7 @@ def table(
 
 def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:
     """``name   value`` lines; long values continue under their own column."""
-    listed = [(name, str(value)) for name, value in pairs]
+    listed = [(visible(name), str(value)) for name, value in pairs]
     column = max((len(name) for name, _ in listed), default=0)
     lines = []
     for name, value in listed:
@@ -46,7 +48,7 @@ def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:
 def wrap(text: str, width: int) -> list[str]:
     """*text* in lines of at most *width* where its words allow."""
     lines, current = [], ""
-    for word in text.split():
+    for word in visible(" ".join(text.split())).split(" "):
         if current and len(current) + 1 + len(word) > width:
             lines.append(current)
             current = word

@@ -80,15 +80,17 @@ def communication_rows(timeline: Timeline) -> list[Facts]:
         if not isinstance(work, Collective | Transfer):
             continue
         times_s = timeline.duration_s[order[start:end]]
+        times = work.times if isinstance(work, Collective) else 1
+        count = int(end - start) * times
         listed.append(
             {
                 "kind": str(work.kind if isinstance(work, Collective) else work.direction),
                 "group": str(work.group),
                 "size_bytes": work.size_bytes,
-                "count": int(end - start),
-                "total_bytes": work.size_bytes * int(end - start),
+                "count": count,
+                "total_bytes": work.size_bytes * count,
                 "total_s": float(times_s.sum()),
-                "shortest_s": float(times_s.min()),
+                "shortest_s": float(times_s.min()) / times,
             }
         )
     return sorted(listed, key=lambda row: -row["total_s"])

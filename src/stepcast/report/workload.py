@@ -25,8 +25,11 @@ def workload_facts(workload: Workload) -> Facts:
                         compute_s[phase] += work.duration_s * count
                         computed["recorded"] += count
                     elif isinstance(work, Collective | Transfer):
-                        kind = work.kind if isinstance(work, Collective) else work.direction
-                        _count_message(messages, (kind, work.group, phase), work.size_bytes, count)
+                        kind, times = (
+                            (work.kind, work.times) if isinstance(work, Collective) else (work.direction, 1)
+                        )
+                        key = (kind, work.group, phase)
+                        _count_message(messages, key, work.size_bytes, count * times)
                     else:
                         computed[type(work).__name__.lower()] += count
     rows: list[Facts] = [

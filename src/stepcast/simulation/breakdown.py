@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.ir.group import Group
+from stepcast.ir.group import Channel, Group
 from stepcast.simulation.distinct import distinct_rows
 from stepcast.simulation.engine import Run, piece_maps
 from stepcast.simulation.lanes import COMPUTE, Lanes
@@ -31,11 +31,11 @@ class StageTime:
     stage: int
     compute_s: float
     optimizer_s: float
-    exposed_s: Mapping[Group, float]
+    exposed_s: Mapping[Channel, float]
     host_s: float
     """Waiting for an eager host to issue the next computation."""
     bubble_s: float
-    communication_s: Mapping[Group, float]
+    communication_s: Mapping[Channel, float]
     """Of each group, exposed or not."""
 
     @property
@@ -84,7 +84,7 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     return tuple(stages)
 
 
-def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Group, ...]) -> dict[Group, float]:
+def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Channel, ...]) -> dict[Channel, float]:
     totals = dict.fromkeys(groups, 0.0)
     for lane, seconds in enumerate(busy_s[: len(lanes.lanes)].tolist()):
         group = lanes.group(lane)
@@ -114,9 +114,9 @@ def _patterns(run: Run, spending: "_Spending") -> tuple[list[tuple[int, Floats]]
 class _Spending:
     """What pieces spend, by what they begin with."""
 
-    def __init__(self, run: Run, lanes: Lanes, groups: tuple[Group, ...]) -> None:
+    def __init__(self, run: Run, lanes: Lanes, groups: tuple[Channel, ...]) -> None:
         self.lanes, self.groups = lanes, groups
-        self.maps = piece_maps(run.program, run.seconds[None])
+        self.maps = piece_maps(run.program, run.seconds)
         self.seconds: dict[Piece, list[float]] = {
             piece: run.seconds[cost].tolist() for piece, cost in run.program.cost_of.items()
         }
@@ -143,7 +143,7 @@ class _Spending:
         columns = np.zeros(EXPOSED + len(self.groups))
         idle_s, state = 0.0, begins
         for piece, repeat in segment.chain:
-            matrix = self.maps[piece].once[0][: piece.shape.lanes]
+            matrix = self.maps[piece][: piece.shape.lanes]
             left = repeat
             while left:
                 state = state[: piece.shape.first_op]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Communication, Transfer, Work
+from stepcast.ir.work import Collective, Communication, HostCopy, Transfer, Work
 from stepcast.simulation.pieces import Cost
 
 Seconds = Callable[[Work], float]
@@ -77,7 +77,7 @@ class Prices:
                 return self.seconds(work) * factor
             case Beside():
                 return self._lost_s(cost)
-            case Collective() | Transfer():
+            case Collective() | Transfer() | HostCopy():
                 return self._communication_s(cost)
         return self.seconds(cost)  # type: ignore[arg-type]
 
@@ -101,4 +101,5 @@ class Prices:
         return sum(map(self.seconds, works)) * factor
 
     def _communication_s(self, work: Communication) -> float:
-        return self.seconds(work) * self.slow_groups.get(work.group, 1.0)
+        slowed = 1.0 if isinstance(work, HostCopy) else self.slow_groups.get(work.group, 1.0)
+        return self.seconds(work) * slowed

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Transfer
+from stepcast.ir.group import Channel, Group
+from stepcast.ir.work import Communication
 from stepcast.ir.workload import Layer, Phase
 from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.schedule import Kind
@@ -36,7 +36,7 @@ class Lanes:
     has a lane of its own, in which it issues what the others run.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[Channel, ...]
     receives: bool = False
     host: bool = False
     named: tuple[str, ...] = ()
@@ -100,10 +100,10 @@ class Lanes:
     def host_lane(self) -> int | None:
         return len(self.lanes) - 1 if self.host else None
 
-    def of(self, group: Group) -> int:
+    def of(self, group: Channel) -> int:
         return 1 + len(self.messages) + self.groups.index(group)
 
-    def group(self, lane: int) -> Group | None:
+    def group(self, lane: int) -> Channel | None:
         """The group whose communication runs in *lane*; None for computing and for the host."""
         if lane in (COMPUTE, self.host_lane):
             return None
@@ -114,7 +114,7 @@ class Lanes:
 class Facts(NamedTuple):
     """What must be known of some layers before their lanes can be laid out."""
 
-    groups: frozenset[Group]
+    groups: frozenset[Channel]
     """That communicate."""
     named: Mapping[Kind, frozenset[str]]
     """What ops wait for, by the kind of slot, that was issued before these layers."""
@@ -128,8 +128,10 @@ def facts_of(layers: Sequence[Layer]) -> Facts:
 
 
 def _facts(layers: Sequence[Layer]) -> Facts:
-    works = [op.work for layer in layers for op in layer.all_ops]
-    groups = frozenset(work.group for work in works if isinstance(work, Collective | Transfer))
+    ops = [op for layer in layers for op in layer.all_ops]
+    groups = frozenset(op.work.group for op in ops if isinstance(op.work, Communication))
+    if not any(op.after for op in ops):
+        return Facts(groups, dict.fromkeys(Kind, frozenset()))
     return Facts(groups, {kind: _open_names(layers, kind) for kind in Kind})
 
 

@@ -96,16 +96,21 @@ def _check_runs(schedule: Schedule) -> None:
                 return needed
         return None
 
-    moved = True
-    while moved:
-        moved = False
-        for stage, order in enumerate(schedule.orders):
-            while position[stage] < len(order) and missing(stage) is None:
-                for slot in order[position[stage] : position[stage] + 1 + order[position[stage]].with_next]:
-                    kind = Kind.BACKWARD if slot.kind is Kind.INPUT else slot.kind
-                    done.add((stage, kind, slot.micro_batch, slot.chunk))
-                    position[stage] += 1
-                moved = True
+    waiting: dict[tuple[int, Kind, int, int], list[int]] = {}
+    ready = list(range(schedule.stages))
+    while ready:
+        stage = ready.pop()
+        order = schedule.orders[stage]
+        while position[stage] < len(order):
+            if needed := missing(stage):
+                waiting.setdefault((needed[0], *needed[1][:3]), []).append(stage)
+                break
+            for slot in order[position[stage] : position[stage] + 1 + order[position[stage]].with_next]:
+                kind = Kind.BACKWARD if slot.kind is Kind.INPUT else slot.kind
+                what = (stage, kind, slot.micro_batch, slot.chunk)
+                done.add(what)
+                ready += waiting.pop(what, ())
+                position[stage] += 1
     stuck = [stage for stage, order in enumerate(schedule.orders) if position[stage] < len(order)]
     if stuck:
         stage = stuck[0]

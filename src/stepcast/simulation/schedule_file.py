@@ -16,6 +16,7 @@ lines.
 
 import re
 
+from stepcast.ir.limits import CHUNKS, MICRO_BATCHES
 from stepcast.simulation.schedule import Kind, Placement, Schedule, ScheduleError, Slot
 from stepcast.simulation.schedule_check import check_schedule
 
@@ -74,8 +75,11 @@ def _schedule(head: dict[str, str], slots: dict[int, list[Slot]], name: str) -> 
         if word not in head:
             raise ScheduleError(f"the line '{word} N' is missing")
     stages = int(head["stages"])
-    if set(slots) != set(range(stages)):
-        raise ScheduleError(f"expected the slots of stages 0 to {stages - 1}, found those of {sorted(slots)}")
+    CHUNKS.check(stages * int(head["chunks"]))
+    MICRO_BATCHES.check(int(head["micro-batches"]))
+    if len(slots) != stages or max(slots) >= stages:
+        found = f"{len(slots)} stages, {min(slots)} to {max(slots)}" if slots else "none"
+        raise ScheduleError(f"expected the slots of stages 0 to {stages - 1}, found those of {found}")
     schedule = Schedule(
         name,
         stages,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcast.simulation.arrays import Program, Times
-from stepcast.simulation.engine import levels
 from stepcast.simulation.pieces import Floats, Ints, ProgramError
+from stepcast.simulation.plan import levels
 
 
 class Tables(NamedTuple):
@@ -82,7 +82,18 @@ def _compiled() -> Callable[..., int] | None:
         import numba
     except ImportError:
         return None
-    kernel: Callable[..., int] = numba.njit(cache=True)(_longest_path)
+    unkept: Callable[..., int] = numba.njit(_longest_path)
+    try:
+        kept: Callable[..., int] = numba.njit(cache=True)(_longest_path)
+    except RuntimeError:  # nowhere to keep it, as in a container whose folders are read-only
+        return unkept
+
+    def kernel(*arguments: Any) -> int:
+        try:
+            return kept(*arguments)
+        except OSError:  # compiled and not kept, as on a full disk; it has not run yet
+            return unkept(*arguments)
+
     return kernel
 
 

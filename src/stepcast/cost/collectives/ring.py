@@ -2,21 +2,24 @@
 
 from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.protocol import (
-    BANDWIDTH_SHARE,
     BYTES_PER_CHANNEL,
     CHUNK_BYTES,
-    RING_START_S,
-    Protocol,
     inter_hop_s,
     intra_hop_s,
     opening_channels,
+    rate_of,
     start_s,
 )
 from stepcast.cost.collectives.route import Route
+from stepcast.cost.collectives.tuning import Protocol
 from stepcast.ir.work import CollectiveKind
 
 # Times round the ring: a reduce-scatter takes one, an all-gather one, an all-reduce is both.
 ROUNDS = {CollectiveKind.ALL_REDUCE: 2, CollectiveKind.ALL_GATHER: 1, CollectiveKind.REDUCE_SCATTER: 1}
+
+# A chunk that a rank of a chain passes on before the next has come: the cuts of a reduce of 8 A100
+# (microsoft/superbenchmark), which takes 94 us for 8 MiB.
+CHAIN_CHUNK_BYTES = CHUNK_BYTES // 4
 
 
 def ring(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
@@ -29,9 +32,8 @@ def ring(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     S/n / M.
     """
     n, rounds = route.ranks, ROUNDS[kind]
-    rate = route.ring_bytes_per_s * BANDWIDTH_SHARE[protocol]
-    latency_s = RING_START_S[protocol] + rounds * _once_round_s(route, protocol)
-    per_byte = rounds * (n - 1) / n / rate + 2 / n / route.memory_bytes_per_s
+    latency_s = route.tuning.start_s[protocol] + rounds * _once_round_s(route, protocol)
+    per_byte = rounds * (n - 1) / n / rate_of(route, protocol) + 2 / n / route.memory_bytes_per_s
     return Curve(start_s(route, latency_s), per_byte, opening_channels(route, _bytes_per_channel(route)))
 
 
@@ -42,9 +44,9 @@ def chain(route: Route, protocol: Protocol) -> Curve:
     channel has passed the n-2 ranks between. Chunks are cut so that a small message fills the pipeline
     too: it pays twice.
     """
-    rate = route.ring_bytes_per_s * BANDWIDTH_SHARE[protocol]
-    latency_s = RING_START_S[protocol] + _once_round_s(route, protocol)
-    filling = Ramp(1 / rate, (route.ranks - 2) * route.open_channels * CHUNK_BYTES)
+    rate = rate_of(route, protocol)
+    latency_s = route.tuning.start_s[protocol] + _once_round_s(route, protocol)
+    filling = Ramp(1 / rate, (route.ranks - 2) * route.open_channels * CHAIN_CHUNK_BYTES)
     ramps = (*opening_channels(route, _bytes_per_channel(route)), filling)
     return Curve(start_s(route, latency_s), 1 / rate, ramps)
 

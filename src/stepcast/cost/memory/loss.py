@@ -1,7 +1,6 @@
 """What the end of a model needs: the logits and their gradient, and modules for further tokens."""
 
-from stepcast.cost.memory.states import FP32_BYTES
-from stepcast.ir.dtype import DType
+from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of

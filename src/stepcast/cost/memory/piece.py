@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from stepcast.cost.memory.activations import Kept, layer_kept
 from stepcast.cost.memory.gathered import Collected, collected
 from stepcast.cost.memory.loss import further_ends_bytes
 from stepcast.cost.memory.states import States, piece_states
 from stepcast.ir.framework import Framework
+from stepcast.ir.kept import Kept, layer_kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
 from stepcast.ir.sharding import plan_of
@@ -23,6 +23,8 @@ class PieceTotals:
     trained: int
     owned: float
     activations: float  # of one micro-batch
+    on_host: float  # of one micro-batch, in the memory of the host
+    staged: float  # the most that one of these layers keeps, while it is on its way
     recomputed: float  # what a recomputed layer or module holds while it is worked on
     transient: float
     largest_layer: float
@@ -52,10 +54,15 @@ def piece_totals(
             kinds[block] = known[block]
         return kinds[block]
 
-    activations = recomputed = 0.0
+    offloaded = strategy.offload.layers(len(piece.layers))
+    activations = recomputed = on_host = staged = 0.0
     for position, block in enumerate(model.blocks[piece.layers.start : piece.layers.stop]):
         kept = kept_by(block)
-        activations += kept.after(position < whole)
+        if position < offloaded:
+            on_host += kept.after(position < whole)
+            staged = max(staged, kept.after(position < whole))
+        else:
+            activations += kept.after(position < whole)
         recomputed = max(recomputed, kept.kept - kept.input if position < whole else kept.again)
     if strategy.autocast:
         activations += _cast_weights(model, strategy, piece, whole)
@@ -70,6 +77,8 @@ def piece_totals(
         trained=trained.total,
         owned=plan_of(strategy, framework).share(trained),
         activations=activations,
+        on_host=on_host,
+        staged=staged,
         recomputed=recomputed,
         transient=max((kept.transient for kept in kinds.values()), default=0.0),
         largest_layer=max((kept.kept + kept.again for kept in kinds.values()), default=0.0),

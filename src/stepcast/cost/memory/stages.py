@@ -8,15 +8,16 @@ the optimizer runs. Sums over layers are linear in between, so no other moment c
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-from stepcast.cost.memory.activations import Kept
 from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import default_in_flight
 from stepcast.cost.memory.loss import loss_bytes
 from stepcast.cost.memory.overhead import communicators
 from stepcast.cost.memory.piece import PieceTotals, piece_totals
-from stepcast.cost.memory.states import FP32_BYTES, orientations
+from stepcast.cost.memory.states import orientations
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Overhead
+from stepcast.ir.kept import Kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
 from stepcast.ir.optimizer import OptimizerKind
@@ -34,6 +35,11 @@ EXPERT_STREAMS = 4
 LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
 
+BESIDE = ("stage", "capacity", "host")  # no parts of what a GPU holds
+# Layers whose activations are on their way: while one runs, its neighbour's are sent or fetched.
+STAGED_LAYERS = 2
+
+
 @dataclass(frozen=True, slots=True)
 class StageMemory:
     """Bytes on one GPU of a stage at its fullest moment."""
@@ -48,6 +54,7 @@ class StageMemory:
     communication: float  # buffers of the communication library
     framework: float  # what the driver and its kernels take
     capacity: float
+    host: float = 0.0  # in the memory of the host: what was offloaded
 
     @property
     def allocated(self) -> float:
@@ -76,7 +83,7 @@ class StageMemory:
     @property
     def parts(self) -> dict[str, float]:
         """Every part by name; they add up to the total."""
-        names = [field.name for field in fields(self) if field.name not in ("stage", "capacity")]
+        names = [field.name for field in fields(self) if field.name not in BESIDE]
         return {name: getattr(self, name) for name in names}
 
 
@@ -185,6 +192,10 @@ class _Stage:
         self.trained = sum(piece.trained for piece in held)
         self.owned = sum(piece.owned for piece in held)
         self.activations = sum(count * piece.activations for piece, count in zip(held, counts, strict=True))
+        self.activations += STAGED_LAYERS * max(piece.staged for piece in held)
+        self.on_host = sum(count * piece.on_host for piece, count in zip(held, counts, strict=True))
+        # Of the parameters whose states the rank keeps, those that it updates itself.
+        self.updated = self.owned * (1 - self.strategy.offload.optimizer)
         self.head = any(piece.head for piece in held)
         self.embedding = any(piece.embedding for piece in held)
         if self.head:
@@ -210,11 +221,12 @@ class _Stage:
             communication=overhead.buffer_bytes + overhead.communicator_bytes * self.shared.communicators,
             framework=overhead.context_bytes,
             capacity=gpu.memory_bytes,
+            host=self.states.host + self.on_host,
         )
 
     def _optimizer(self, overhead: Overhead) -> float:
         others = FP32_BYTES * (self.trained - self.owned) if overhead.whole_master else 0.0
-        return self.states.optimizer + overhead.step_bytes * self.owned + others
+        return self.states.optimizer + overhead.step_bytes * self.updated + others
 
     def _moments(self) -> list[_Moment]:
         """The moments of a step before the optimizer's."""
@@ -244,7 +256,7 @@ class _Stage:
         optimizer = self.framework.optimizer
         if optimizer.fused or optimizer.kind is not OptimizerKind.ADAMW:
             return 0.0
-        return self.owned * optimizer.moment_bytes
+        return self.updated * optimizer.moment_bytes
 
     def _accumulated(self) -> float:
         """Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the

@@ -8,8 +8,8 @@ all (Rajbhandari et al. 2020, section 5); FSDP keeps one copy, in fp32, and gath
 from dataclasses import dataclass
 
 from stepcast.hardware.gpu import Gpu
-from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Kernels
+from stepcast.ir.dtype import FP32_BYTES, DType
+from stepcast.ir.framework import Framework, Kernels, Offloaded
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import OptimizerKind
 from stepcast.ir.sharding import Plan, plan_of
@@ -18,7 +18,6 @@ from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
 from stepcast.ir.weights import Part, Shard
 
-FP32_BYTES = DType.FP32.bytes
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)
 # GPUs whose matrix units multiply fp8 in either orientation.
@@ -30,12 +29,14 @@ class States:
     parameters: float
     gradients: float
     optimizer: float
+    host: float = 0.0  # in the memory of the host, instead of the GPU's
 
     def __add__(self, other: "States") -> "States":
         return States(
             self.parameters + other.parameters,
             self.gradients + other.gradients,
             self.optimizer + other.optimizer,
+            self.host + other.host,
         )
 
 
@@ -57,7 +58,29 @@ def piece_states(
     for part, each in plan.kinds(trained):
         ways = part.ways if plan.splits_gradients else 1
         gradients += framework.gradient_dtype.bytes * each.total / ways
-    return States(parameters, gradients, _optimizer_bytes(model, strategy, framework, piece, plan))
+    optimizer = optimizer_bytes(model, strategy, framework, piece, plan)
+    states = States(parameters, gradients, optimizer)
+    return _offloaded(states, strategy, framework, plan, trained) if strategy.offload.optimizer else states
+
+
+def _offloaded(
+    states: States, strategy: Strategy, framework: Framework, plan: Plan, trained: Shard
+) -> States:
+    """The host has weights, moments and fp32 gradients of what it updates (Megatron-Core's
+    HybridDeviceOptimizer, DeepSpeed's ZeRO-Offload: 16 bytes a parameter); the GPU keeps what the software
+    does not take along.
+    """
+    share, owned = strategy.offload.optimizer, plan.share(trained)
+    split = framework.offloaded is not Offloaded.STATES and plan.splits_gradients
+    weights = 0.0
+    if not _copies_weights(strategy, framework):
+        weights = FP32_BYTES if framework.keeps_fp32_weights(strategy) else strategy.weights.bytes
+    return States(
+        parameters=0.0 if framework.offloaded is Offloaded.WEIGHTS else states.parameters,
+        gradients=states.gradients * (1 - share if split else 1),
+        optimizer=states.optimizer * (1 - share),
+        host=share * (states.optimizer + owned * (FP32_BYTES + weights)),
+    )
 
 
 def orientations(strategy: Strategy, gpu: Gpu) -> int:
@@ -89,19 +112,24 @@ def _share_bytes(strategy: Strategy, framework: Framework, shard: Shard) -> floa
     return narrow * shard.quantised + strategy.weights.bytes * shard.unquantised
 
 
-def _optimizer_bytes(
+def optimizer_bytes(
     model: Model, strategy: Strategy, framework: Framework, piece: Piece, plan: Plan
 ) -> float:
     """Moments and, where the weights are less precise and it is not they that are kept, the fp32 copy."""
     optimizer, owned = framework.optimizer, plan.share(trained_shard(model, strategy, piece))
-    copied = optimizer.master_weights and strategy.weights is not DType.FP32
-    copied = copied and not framework.keeps_fp32_weights(strategy)
+    copied = _copies_weights(strategy, framework)
     moments = optimizer.moments * owned
     if optimizer.knows_matrices:
         for each in trained_matrices(model, strategy, piece):
             part = plan.experts if each.part is Part.EXPERTS else plan.dense
             moments -= _spared(optimizer.kind, each) / part.ways
     return moments * optimizer.moment_bytes + (FP32_BYTES * owned if copied else 0.0)
+
+
+def _copies_weights(strategy: Strategy, framework: Framework) -> bool:
+    """Whether the optimizer has weights of its own, besides those that layers use or ranks split."""
+    narrow = strategy.weights is not DType.FP32 and not framework.keeps_fp32_weights(strategy)
+    return framework.optimizer.master_weights and narrow
 
 
 def _spared(kind: OptimizerKind, matrices: Matrices) -> int:

@@ -110,7 +110,8 @@ def work_from(text: str) -> Work:
     if not isinstance(values, dict) or values.get("type") not in WORK_TYPES:
         raise ValueError(f"{WORK} {text[:60]!r} is not the work of an op")
     kind = WORK_TYPES[values.pop("type")]
-    # Strict about names, so that a misspelt one is not a default.
-    if values.keys() != {field.name for field in fields(kind)}:
+    # Strict about names, so that a misspelt one is not a default; earlier versions did not write how often.
+    names = {field.name for field in fields(kind)}
+    if not names - {"times"} <= values.keys() <= names:
         raise ValueError(f"{WORK} {text[:60]!r} lacks fields or has unknown ones")
     return cast(Work, msgspec.convert(values, kind))

@@ -8,6 +8,7 @@ import msgspec
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
+from stepcast.ir.limits import GROUPS
 
 RANK_FILE = re.compile(r"(.*)\.([0-9]{1,7})\.et(?:\.gz)?", re.DOTALL)
 # {"1": [0, 1], ...}: what --comm-group-configuration takes.
@@ -39,7 +40,7 @@ def lists_groups(head: bytes) -> bool:
 def read_groups(source: Source) -> dict[str, tuple[int, ...]]:
     """The ranks of each communicator by its number."""
     try:
-        groups = msgspec.json.decode(b"".join(source.chunks()), type=dict[str, tuple[int, ...]])
+        groups = msgspec.json.decode(source.raw(GROUPS), type=dict[str, tuple[int, ...]])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"{error}; expected a list of ranks for each communicator", source.path) from None
     for name, ranks in groups.items():

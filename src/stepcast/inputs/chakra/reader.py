@@ -8,6 +8,7 @@ from stepcast.inputs.chakra.protobuf import WireError, fields, read_attribute, r
 from stepcast.inputs.chakra.rank_files import lists_groups, rank_of, ranks_of_set, read_groups, run_of
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
+from stepcast.ir.limits import TRACE
 
 if TYPE_CHECKING:
     from stepcast.ir.workload import Workload
@@ -113,7 +114,7 @@ def read_run(sources: Sequence[Source]) -> "Workload":
     traces, orders = [], []
     for source in files:
         # Not source.data(), which would take some lengths for the mark of UTF-16 text.
-        trace = decode(b"".join(source.chunks()), source.path)
+        trace = decode(source.raw(TRACE), source.path)
         dependencies = dependency_indices(trace.nodes, source.path)
         traces.append(trace)
         orders.append((dependencies, execution_order(trace.nodes, dependencies, source.path)))

@@ -9,6 +9,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface import dense, experts, hybrid
 from stepcast.inputs.huggingface.keys import Keys, shown
 from stepcast.inputs.source import Source
+from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model
 
 FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
@@ -85,7 +86,7 @@ def read(source: Source) -> Model:
     """The model a file describes, named after its folder if the file is called config.json."""
     folder, file = os.path.split(os.path.abspath(source.path))
     stem = file.split(".")[0]
-    return read_config(source.data(), os.path.basename(folder) if stem == "config" else stem)
+    return read_config(source.data(CONFIG), os.path.basename(folder) if stem == "config" else stem)
 
 
 def read_config(data: bytes | str, name: str) -> Model:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one, recognise
+from stepcast.ir.limits import LENGTHS
 from stepcast.ir.runlog import RunLog
 
 FORMAT = "optimus"
@@ -40,9 +41,10 @@ def lengths_beside(path: str) -> tuple[float, ...]:
     if not os.path.exists(file):
         return ()
     try:
-        with open(file, encoding="utf-8") as handle:
-            lengths = tuple(float(value) for value in json.load(handle)["S"])
-    except (ValueError, KeyError, TypeError) as error:
+        lengths = tuple(float(value) for value in json.loads(Source(file).data(LENGTHS))["S"])
+    except FormatError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(
             f'is no list of lengths ({error}); expected {{"S": [88, 109, ...]}}', file
         ) from None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.numbers import parse_amount, parse_count, shorten
 from stepcast.ir.layout import Layout
+from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
 
 POLICIES = (
     "DATA",
@@ -28,6 +29,7 @@ COUNT_KEYS = {
     "ga": "micro_batches",
     "all_gpus": "gpus",
 }
+MOST = {"pp": CHUNKS, "vpp": CHUNKS, "ga": MICRO_BATCHES}
 LIST_KEYS = ("checkpoints", "checkpoint_initiates")
 # pp_comm is written with and without its colon.
 KEY = re.compile(r"([A-Za-z_]\w*):|pp_comm")
@@ -54,7 +56,10 @@ class Header:
         """Degrees with defaults; data parallelism takes the GPUs that are left, by whole division."""
         tp, pp = self.tp or 1, self.pp or 1
         dp = 1 if self.gpus is None else self.gpus // (tp * pp)
-        return Layout(tp=tp, ep=self.ep or 1, pp=pp, vpp=self.vpp or 1, dp=dp)
+        try:
+            return Layout(tp=tp, ep=self.ep or 1, pp=pp, vpp=self.vpp or 1, dp=dp)
+        except ValueError as error:
+            raise FormatError(str(error), line=1) from None
 
 
 def parse_header(line: str) -> Header:
@@ -78,7 +83,7 @@ def parse_header(line: str) -> Header:
         if at >= len(tokens):
             raise FormatError(f"header ends after {key!r}; expected its value", line=1)
         if key in COUNT_KEYS:
-            values[COUNT_KEYS[key]] = parse_count(tokens[at], key, 1, at_least=1)
+            values[COUNT_KEYS[key]] = _parse_degree(tokens[at], key)
         elif key == "pp_comm":
             values["boundary_bytes"] = round(parse_amount(tokens[at], key, 1))
         else:
@@ -87,6 +92,13 @@ def parse_header(line: str) -> Header:
     header = Header(tokens[0], unknown_keys=tuple(unknown), **values)  # type: ignore[arg-type]
     _check_gpus(header)
     return header
+
+
+def _parse_degree(token: str, key: str) -> int:
+    count, limit = parse_count(token, key, 1, at_least=1), MOST.get(key, GPUS)
+    if count > limit.most:
+        raise FormatError(f"{key} is {token}; {limit.said}", line=1)
+    return count
 
 
 def _parse_list(tokens: list[str], at: int, key: str) -> tuple[tuple[int, ...], int]:

@@ -34,7 +34,7 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     number of warm-up slots and for a last group that is short. Without *group* the smallest one that Megatron
     accepts is taken: the number of stages when it divides the micro-batches.
     """
-    size = _group(stages, micro_batches, group)
+    size = group_size(stages, micro_batches, group)
     forward = _in_groups(F, micro_batches, range(chunks), size)
     backward = _in_groups(B, micro_batches, range(chunks - 1, -1, -1), size)
     orders = (
@@ -44,8 +44,8 @@ def interleaved(stages: int, micro_batches: int, chunks: int, group: int | None 
     return Schedule("interleaved", stages, micro_batches, chunks, Placement.LOOP, tuple(orders))
 
 
-def _group(stages: int, micro_batches: int, group: int | None) -> int:
-    """The group size: asked for and legal, or the smallest legal one."""
+def group_size(stages: int, micro_batches: int, group: int | None = None) -> int:
+    """Micro-batches that pass through a chunk together: asked for and legal, or the fewest that are legal."""
 
     def legal(size: int) -> bool:
         rest = micro_batches % size

@@ -56,5 +56,9 @@ def usual_schedule(layout: Layout, micro_batches: int, name: str | None = None) 
 def schedule_for(layout: Layout, micro_batches: int, name: str | None = None) -> Schedule:
     """The schedule of *layout*'s pipeline, by name or as is usual."""
     name = usual_schedule(layout, micro_batches, name)
-    pieces = SCHEDULES[kind_named(name)].pieces(layout.vpp)
-    return make_schedule(name, layout.pp, micro_batches, pieces if layout.pp > 1 else 1)
+    return make_schedule(name, layout.pp, micro_batches, chunks_for(layout, name))
+
+
+def chunks_for(layout: Layout, name: str) -> int:
+    """The pieces on a stage of *layout* under the schedule called *name*."""
+    return SCHEDULES[kind_named(name)].pieces(layout.vpp) if layout.pp > 1 else 1

@@ -14,7 +14,7 @@ from stepcast.hardware.gpu import Gpu
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Collective, Compute, Transfer
+from stepcast.ir.work import Compute
 from stepcast.ir.workload import Op
 from stepcast.validate.priced import priced
 
@@ -68,5 +68,5 @@ def block_time(
 
 
 def _kernels(ops: Sequence[Op]) -> Kernels:
-    found = [(op.work, op.kernels) for op in ops if not isinstance(op.work, Collective | Transfer)]
+    found = [(op.work, op.kernels) for op in ops if isinstance(op.work, Compute)]
     return Kernels(tuple(work for work, _ in found), tuple(count for _, count in found))

@@ -5,7 +5,6 @@ took part in the fit are predicted by constants learnt without their family of s
 folder, and blocks and steps, by the committed constants.
 """
 
-import csv
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -19,6 +18,8 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_gpu
+from stepcast.inputs.rows import csv_records
+from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.validate.folds import Family, load_folds
@@ -78,24 +79,22 @@ def _numbers(row: Mapping[str, str], *names: str) -> Family:
 
 
 def _rows_of(file: Path, skipped: Skipped, peaks: list[Peak]) -> Iterator[Row]:
-    with file.open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(lines)
-        names = set(reader.fieldnames or ())
-        kind = next((part for needed, part in KINDS.items() if set(needed) <= names), None)
-        if kind is None:
-            skipped[f"{file.name}: columns of no known h200 file"] += 1
-            return
-        for number, record in enumerate(reader, start=2):
-            try:
-                found = list(kind(record))
-                if "peak_alloc" in record:
-                    peaks.append(_peak(record))
-            except (ValueError, KeyError, TypeError) as error:
-                skipped[f"{file.name}:{number}: {error}"] += 1
-                continue
-            if not found and kind is not _no_times:
-                skipped[f"{file.name}: {UNMODELLED}"] += 1
-            yield from found
+    names, records = csv_records(Source(file))
+    kind = next((part for needed, part in KINDS.items() if set(needed) <= set(names)), None)
+    if kind is None:
+        skipped[f"{file.name}: columns of no known h200 file"] += 1
+        return
+    for number, record in enumerate(records, start=2):
+        try:
+            found = list(kind(record))
+            if "peak_alloc" in record:
+                peaks.append(_peak(record))
+        except (ValueError, KeyError, TypeError) as error:
+            skipped[f"{file.name}:{number}: {error}"] += 1
+            continue
+        if not found and kind is not _no_times:
+            skipped[f"{file.name}: {UNMODELLED}"] += 1
+        yield from found
 
 
 @lru_cache(maxsize=1)
@@ -103,8 +102,7 @@ def _fitted_rows() -> frozenset[tuple[str, ...]]:
     """The rows that the committed constants were learnt from, their times left out."""
     found = set()
     for name in FITTED_FILES:
-        with (shipped() / name).open(encoding="utf-8", newline="") as lines:
-            found |= {_shape(record) for record in csv.DictReader(lines)}
+        found |= {_shape(record) for record in csv_records(Source(shipped() / name))[1]}
     return frozenset(found)
 
 

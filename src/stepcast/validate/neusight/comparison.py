@@ -4,15 +4,11 @@ An operator on a GPU of that set is predicted by constants learnt without that G
 the committed constants, which have not seen it either. Models took part in no fit.
 """
 
-import csv
-import gzip
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 
@@ -22,6 +18,8 @@ from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.fits import neusight_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
+from stepcast.inputs.rows import csv_rows
+from stepcast.inputs.source import Source
 from stepcast.validate.folds import GpuFold, load_folds
 from stepcast.validate.neusight.models import neusight_kernels
 from stepcast.validate.neusight.ops import MATRIX, OPERATORS, FP32Rows, reported_s
@@ -88,15 +86,9 @@ def _files(path: Path) -> list[Path]:
 
 def _read(file: Path) -> Table:
     """The columns of a csv file."""
-    with ExitStack() as stack:
-        lines: TextIO
-        if file.suffix == ".gz":
-            lines = stack.enter_context(gzip.open(file, "rt", encoding="utf-8", newline=""))
-        else:
-            lines = stack.enter_context(file.open(encoding="utf-8", newline=""))
-        reader = csv.reader(lines)
-        names = next(reader, [])
-        rows = [row for row in reader if len(row) == len(names)]
+    lines = csv_rows(Source(file))
+    names = next(lines, [])
+    rows = [row for row in lines if len(row) == len(names)]
     return dict(zip(names, zip(*rows, strict=True), strict=True)) if rows else dict.fromkeys(names, ())
 
 

@@ -1,6 +1,5 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
-import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,8 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
 from stepcast.hardware import Cluster
+from stepcast.inputs.rows import csv_records
+from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
@@ -236,8 +237,7 @@ def _records(path: Path) -> Iterable[Record]:
         if not others:
             raise ValueError(f"{path}: expected {FILE}, or a csv file with its columns")
         file = others[0]
-    with file.open(encoding="utf-8", newline="") as lines:
-        reader = csv.DictReader(lines)
-        if "model" not in (reader.fieldnames or ()) or "num_gpus" not in (reader.fieldnames or ()):
-            raise ValueError(f"{file}: expected the columns of {FILE}, such as model, num_gpus, iter_time_s")
-        yield from reader
+    names, records = csv_records(Source(file))
+    if "model" not in names or "num_gpus" not in names:
+        raise ValueError(f"{file}: expected the columns of {FILE}, such as model, num_gpus, iter_time_s")
+    return records

@@ -1,0 +1,101 @@
+"""The step that a command line describes, for verbs that take a model, a cluster and a strategy."""
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.applicable import check_applicable
+from stepcast.cli.calibrations import check_gpu, load_calibration
+from stepcast.cli.place import add_place_argument, has_racks
+from stepcast.cli.strategy import (
+    add_strategy_arguments,
+    given_by,
+    layout_of,
+    optimizer_of,
+    settled_facts,
+    strategy_of,
+)
+
+if TYPE_CHECKING:
+    from stepcast.cost.calibration import Calibration
+    from stepcast.forecast.simulate import Prediction
+    from stepcast.hardware import Cluster
+    from stepcast.ir.framework import Framework
+    from stepcast.ir.model import Model
+    from stepcast.ir.strategy import Strategy
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A prediction and the values it was made of; *assumptions* are what the command line left open."""
+
+    prediction: "Prediction"
+    model: "Model"
+    cluster: "Cluster"
+    strategy: "Strategy"
+    framework: "Framework"
+    calibration: "Calibration | None"
+    assumptions: tuple[str, ...]
+
+
+def add_forecast_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    parser.add_argument(
+        "--model", required=required, metavar="M", help="name in the catalogue, or a config.json"
+    )
+    parser.add_argument(
+        "--cluster", required=required, metavar="C", help="name in the catalogue, or a TOML file"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
+    )
+    add_place_argument(parser)
+    add_strategy_arguments(parser)
+    parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+
+
+def forecast(args: argparse.Namespace) -> Forecast:
+    """Predict the step of *args*; what they leave out is settled by the framework and the model."""
+    from stepcast.forecast.predict import predict
+    from stepcast.forecast.simulate import Options
+    from stepcast.frameworks.catalog import load_profile
+    from stepcast.frameworks.profile import settle
+    from stepcast.hardware import Place, load_cluster
+    from stepcast.ir.legality import recomputable
+    from stepcast.models.catalog import load_model
+
+    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    calibration = load_calibration(args.calibration) if args.calibration else None
+    corrects = calibration is not None and bool(calibration.corrections)
+    profile = load_profile(args.framework)
+    layout = layout_of(args, profile, model, cluster.gpu.name)
+    usual = settle(profile, model, cluster.gpu.name, layout, {})
+    said = given_by(args)
+    # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
+    formats = {name: value for name, value in said.items() if name in ("precision", "autocast")}
+    trained = settle(profile, model, cluster.gpu.name, layout, formats).framework
+    given = {**said, **optimizer_of(args, trained.optimizer)}
+    settled = settle(profile, model, cluster.gpu.name, layout, given)
+    _forget_usual(args, settled_facts(usual))
+    modules = recomputable(model)
+    check_applicable(
+        args,
+        **{**settled_facts(settled), "vpp": layout.vpp},
+        experts=model.experts is not None,
+        modules=modules,
+        module_list=", ".join(sorted(modules)) or "none",
+        predicts_further=model.next_token_layers > 0,
+        corrects=corrects,
+        racks=has_racks(args),
+    )
+    if calibration is not None:
+        check_gpu(calibration, args.calibration, cluster.gpu.name)
+    assumptions: list[str] = []
+    strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
+    framework, options = settled.framework, Options(place=Place(args.place))
+    prediction = predict(model, cluster, strategy, framework, options, calibration)
+    return Forecast(prediction, model, cluster, strategy, framework, calibration, tuple(assumptions))
+
+
+def _forget_usual(args: argparse.Namespace, usual: dict[str, Any]) -> None:
+    """An option that says what the framework does anyway is not given in vain."""
+    args.given = frozenset(name for name in args.given if getattr(args, name) != usual.get(name, object()))

@@ -1,0 +1,383 @@
+"""``stepcast plan --model M --cluster C --gpus N ... --tokens 15T``"""
+
+import argparse
+import copy
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
+from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.ir.doubts import doubts
+from stepcast.report.visible import visible
+from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
+
+if TYPE_CHECKING:
+    from stepcast.goodput.operation import Operation
+    from stepcast.goodput.plan import Phase
+
+MOST_STEPS = 10**12
+SPARES = (0, 1, 2, 4, 8, 16)
+DEFAULT_FAILURES = "llama-3"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_forecast_arguments(parser, required=False)
+    parser.set_defaults(own=parser)
+    _add_run(parser)
+    _add_operation(parser)
+    drawn = parser.add_argument_group("result")
+    drawn.add_argument(
+        "--runs", type=count(1, MOST_RUNS), default=1000, metavar="N", help="runs to draw (default 1000)"
+    )
+    drawn.add_argument("--seed", type=count(0, 2**63), default=0, metavar="N", help="seed of the drawing")
+    drawn.add_argument(
+        "-o", "--output", type=new_file, metavar="FILE", help="goodput by interval and spares, as csv"
+    )
+    drawn.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    run = parser.add_argument_group("the run")
+    run.add_argument(
+        "--tokens", type=positive(parse_count), metavar="N", help="tokens to train on, such as 15T"
+    )
+    run.add_argument("--steps", type=count(1, MOST_STEPS), metavar="N", help="steps, instead of tokens")
+    run.add_argument("--until", type=_date, metavar="DATE", help="as many steps as end by then, 2027-01-31")
+    run.add_argument("--from", dest="start", type=_date, metavar="DATE", help="first day (default: today)")
+    run.add_argument("--step-s", type=rate, metavar="S", help="seconds of a step that was measured")
+    run.add_argument(
+        "--stage",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE,...",
+        help="a stage of the run, in order: tokens or steps, and options that change in it, "
+        "as tokens=1T,global-batch=2048,seq=4096",
+    )
+    run.add_argument("--price", type=price, metavar="X", help="of a GPU-hour, 2.5 or 2.5/gpu-hour")
+    run.add_argument(
+        "--pue", type=_pue, default=1.0, metavar="X", help="energy of the building for that used"
+    )
+    run.add_argument(
+        "--host-power", type=amount, default=0.0, metavar="W", help="of a node beside its GPUs (default 0)"
+    )
+
+
+def _add_operation(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("operation")
+    how.add_argument(
+        "--failures",
+        metavar="NAME",
+        help=f"a profile of failures, a TOML file of one, or none (default {DEFAULT_FAILURES})",
+    )
+    how.add_argument("--mtbf", metavar="gpu=T,node=T,link=T", help="mean times between failures of one part")
+    how.add_argument(
+        "--checkpoint-every",
+        metavar="T",
+        help="work between checkpoints, 30m or 500steps (default: the best)",
+    )
+    how.add_argument("--checkpoint-size", type=positive(parse_size_bytes), metavar="SIZE")
+    how.add_argument("--node-write", type=_bandwidth, metavar="RATE", help="of a node (default 1 GB/s)")
+    how.add_argument(
+        "--store-write", type=_bandwidth, metavar="RATE", help="of the store (default: no limit)"
+    )
+    how.add_argument("--blocking", action="store_true", help="training stops until a checkpoint is written")
+    how.add_argument(
+        "--restart", metavar="detect=T,reschedule=T,warm-up=T", help="until the first step after a failure"
+    )
+    how.add_argument(
+        "--spares", type=count(0, 100_000), metavar="N", help="spare nodes (default: always one)"
+    )
+    how.add_argument("--shrink", action="store_true", help="without a spare, go on with fewer replicas")
+    how.add_argument(
+        "--repair", metavar="share=X,takes=T", help="nodes that break, and how long they are out"
+    )
+    how.add_argument("--stragglers", metavar="per-node-day=X,for=T,slower=X", help="spells of slow nodes")
+    how.add_argument("--evaluate", metavar="every=N,for=T", help="a pause after every N steps")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.goodput.plan import choices, plan
+    from stepcast.report.plan import plan_text
+
+    if args.step_s is None and (args.model is None or args.cluster is None):
+        raise ValueError("a run has steps: give --model and --cluster, or --step-s of a measured one")
+    stages = [_stage(args, text) for text in args.stage] or [args]
+    forecasts = [forecast(each) if each.step_s is None else None for each in stages]
+    assumptions = list(dict.fromkeys(note for each in forecasts if each for note in each.assumptions))
+    operation = _operation(args, forecasts[-1], assumptions)
+    phases = [_phase(each, found, operation) for each, found in zip(stages, forecasts, strict=True)]
+    made = plan(phases, operation, args.price, args.pue, args.runs, args.seed)
+    spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
+    table = choices(phases, operation, spares=spares)
+    found = {
+        **made.facts(),
+        "step_band_days": _band_days(made.facts()["days"]["median"], forecasts, phases),
+        "failures": operation.failures.name,
+        "spares": args.spares,
+        "checkpoint_bytes": operation.saving.size_bytes,
+        "choices": table,
+        "assumptions": assumptions,
+        "warnings": [note for each in forecasts if each for note in each.prediction.report.warnings],
+    }
+    answer = {
+        key: found[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")
+    }
+    found["warnings"] += doubts(answer)
+    if args.until:
+        found["until"] = args.until.isoformat()
+    if args.output:
+        write_file(args.output, _csv(table))
+    if args.json:
+        print_json(found)
+        return 0
+    print(plan_text(found, terminal_width()))
+    if args.output:
+        print(f"\nwrote {visible(args.output)}")
+    print_warnings(dict.fromkeys(found["warnings"]))
+    return 0
+
+
+def _band_days(
+    median: float, forecasts: list[Forecast | None], phases: list["Phase"]
+) -> dict[str, float] | None:
+    """The median with every step at the low and at the high end of its range."""
+    reports = [found.prediction.report for found in forecasts if found]
+    if len(reports) < len(phases):
+        return None
+    whole = sum(phase.steps * report.step_s for phase, report in zip(phases, reports, strict=True))
+    ends = {"low": [report.low_s for report in reports], "high": [report.high_s for report in reports]}
+    return {
+        name: median
+        * sum(phase.steps * step_s for phase, step_s in zip(phases, seconds, strict=True))
+        / whole
+        for name, seconds in ends.items()
+    }
+
+
+def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
+    """*args* with what one stage changes of them."""
+    words: list[str] = []
+    for pair in text.split(","):
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise ValueError(f"--stage {text!r}: expected KEY=VALUE,..., such as tokens=1T,seq=8192")
+        words += [f"--{name.strip()}", value.strip()]
+    base = copy.copy(args)
+    base.tokens = base.steps = None
+    found: argparse.Namespace = args.own.parse_args(["--gpus", str(args.gpus), *words], base)
+    if (found.tokens is None) == (found.steps is None):
+        raise ValueError(f"--stage {text!r}: give tokens or steps of the stage")
+    return found
+
+
+def _phase(args: argparse.Namespace, found: Forecast | None, operation: "Operation") -> "Phase":
+    from stepcast.goodput.plan import Phase
+    from stepcast.goodput.power import idle_node_watts, node_watts
+
+    if found is None:
+        tokens = float(args.seq or 0) * (args.global_batch or 0)
+        phase = Phase(0, args.step_s, tokens, args.gpus)
+    else:
+        node, report, layout = found.cluster.node, found.prediction.report, found.strategy.layout
+        gpus = min(node.gpus, args.gpus)
+        phase = Phase(
+            0,
+            report.step_s,
+            found.strategy.tokens,
+            args.gpus,
+            gpus_per_node=gpus,
+            links_per_node=node.nics,
+            replicas=layout.dp,
+            busy_node_w=node_watts(node.gpu.power_w, gpus, args.host_power, report.breakdown_s),
+            idle_node_w=idle_node_watts(node.gpu.power_w, gpus, args.host_power),
+        )
+    return replace(phase, steps=_steps(args, phase, operation))
+
+
+def _steps(args: argparse.Namespace, phase: "Phase", operation: "Operation") -> int:
+    given = [name for name in ("tokens", "steps", "until") if getattr(args, name) is not None]
+    if len(given) != 1:
+        raise ValueError("say how long the run is: one of --tokens 15T, --steps 100000 or --until 2027-01-31")
+    if args.steps is not None:
+        return int(args.steps)
+    if args.until is not None:
+        from stepcast.goodput.until import steps_within
+
+        return int(steps_within(phase, operation, _seconds_until(args)))
+    if not phase.tokens_per_step:
+        raise ValueError("--tokens with --step-s needs --global-batch and --seq, the tokens of a step")
+    return math.ceil(float(args.tokens) / phase.tokens_per_step)
+
+
+def _seconds_until(args: argparse.Namespace) -> float:
+    import datetime
+
+    start = args.start or datetime.date.today()
+    seconds = (args.until - start).total_seconds()
+    if seconds <= 0:
+        raise ValueError(f"--until {args.until} is not after the first day, {start} (--from)")
+    return float(seconds)
+
+
+def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: list[str]) -> "Operation":
+    from stepcast.goodput.catalog import load_failures
+    from stepcast.goodput.operation import Failures, Operation, Pause, Stragglers
+    from stepcast.goodput.process import Shortage
+
+    failures, restart = load_failures(args.failures or (DEFAULT_FAILURES if args.mtbf is None else "none"))
+    if args.failures is None and args.mtbf is None:
+        assumptions.append(f"parts fail as {failures.description} (--failures, --mtbf)")
+    if args.mtbf is not None:
+        said = _pairs("--mtbf", args.mtbf, dict.fromkeys(("gpu", "node", "link"), parse_duration_s))
+        for name, value in said.items():
+            if not value:
+                raise ValueError(f"--mtbf {name}=0: a time between failures is above zero")
+        name = failures.name if args.failures else "as given"
+        failures = replace(failures, name=name, **{f"{part}_s": value for part, value in said.items()})
+    if args.repair is not None:
+        said = _pairs("--repair", args.repair, {"share": _share, "takes": parse_duration_s})
+        failures = replace(
+            failures,
+            broken_share=said.get("share", failures.broken_share),
+            repair_s=said.get("takes", failures.repair_s),
+        )
+    if args.restart is not None:
+        words = dict.fromkeys(("detect", "reschedule", "warm-up"), parse_duration_s)
+        said = _pairs("--restart", args.restart, words)
+        restart = replace(restart, **{f"{name.replace('-', '_')}_s": value for name, value in said.items()})
+    pause, stragglers = None, Stragglers()
+    if args.evaluate is not None:
+        said = _pairs("--evaluate", args.evaluate, {"every": count(1, MOST_STEPS), "for": parse_duration_s})
+        _need("--evaluate", said, "every", "for")
+        pause = Pause(said["every"], said["for"])
+    if args.stragglers is not None:
+        words = {"per-node-day": amount, "for": parse_duration_s, "slower": amount}
+        said = _pairs("--stragglers", args.stragglers, words)
+        _need("--stragglers", said, *words)
+        stragglers = Stragglers(said["per-node-day"], said["for"], said["slower"])
+    failing = failures.per_s(1, 1, 1) > 0
+    if args.spares is None and failing:
+        assumptions.append("another node stands in at once for one that breaks (--spares)")
+    if args.shrink and args.spares is None:
+        raise ValueError("--shrink has no effect: there is always another node; give --spares 0 or more")
+    assert isinstance(failures, Failures)
+    return Operation(
+        failures,
+        _saving(args, found, failing, assumptions),
+        restart,
+        stragglers,
+        pause,
+        interval_s=_interval_s(args, found),
+        spares=args.spares,
+        shortage=Shortage.SHRINK if args.shrink else Shortage.WAIT,
+    )
+
+
+def _saving(args: argparse.Namespace, found: Forecast | None, failing: bool, assumptions: list[str]) -> Any:
+    from stepcast.goodput.operation import Saving
+
+    size = args.checkpoint_size
+    if size is None and found is not None:
+        from stepcast.cost.memory.checkpoint import checkpoint_bytes
+
+        size = checkpoint_bytes(found.model, found.strategy, found.framework)
+    if size is None and failing:
+        raise ValueError("--step-s knows no model: give --checkpoint-size, such as 1TB, or --failures none")
+    saving = Saving(float(size or 0), background=not args.blocking)
+    if args.node_write is None and failing:
+        assumptions.append("a node writes and reads checkpoints at 1 GB/s (--node-write)")
+    return replace(
+        saving,
+        node_bytes_per_s=args.node_write or saving.node_bytes_per_s,
+        store_bytes_per_s=args.store_write or math.inf,
+    )
+
+
+def _interval_s(args: argparse.Namespace, found: Forecast | None) -> float | None:
+    text = args.checkpoint_every
+    if text is None:
+        return None
+    number = text.removesuffix("steps").strip() if text.endswith("steps") else ""
+    if number:
+        step_s = args.step_s if found is None else found.prediction.step_s
+        return float(count(1, MOST_STEPS)(number) * step_s)
+    return _positive("--checkpoint-every", parse_duration_s, text)
+
+
+# ---- words --------------------------------------------------------------------------------------------
+
+
+def _pairs(option: str, text: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
+    """``name=value,...`` with each value read as *known* says."""
+    found = {}
+    for pair in text.split(","):
+        name, equals, value = pair.partition("=")
+        name = name.strip()
+        if not equals or name not in known:
+            raise ValueError(f"{option} {pair!r}: expected {', '.join(f'{each}=...' for each in known)}")
+        try:
+            found[name] = known[name](value.strip())
+        except (ValueError, argparse.ArgumentTypeError) as error:
+            raise ValueError(f"{option} {name}: {error}") from None
+    return found
+
+
+def _need(option: str, said: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if name not in said:
+            raise ValueError(f"{option}: {name}=... is missing")
+
+
+def _positive(option: str, meaning: Callable[[str], float], text: str) -> float:
+    try:
+        value = meaning(text)
+    except ValueError as error:
+        raise ValueError(f"{option} {error}") from None
+    if not value > 0:
+        raise ValueError(f"{option} must be above zero")
+    return value
+
+
+def _share(text: str) -> float:
+    value = amount(text)
+    if value > 1:
+        raise ValueError(f"expected a share from 0 to 1, not {text!r}")
+    return value
+
+
+def _pue(text: str) -> float:
+    value = amount(text)
+    if not 1 <= value <= 10:
+        raise argparse.ArgumentTypeError(f"expected a ratio from 1 to 10, not {text!r}")
+    return value
+
+
+def _bandwidth(text: str) -> float:
+    from stepcast.hardware.quantity import Dimension, parse_quantity
+
+    try:
+        return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _date(text: str) -> Any:
+    import datetime
+
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a date, such as 2027-01-31, not {text!r}") from None
+
+
+def _csv(rows: list[Mapping[str, Any]]) -> bytes:
+    names = list(rows[0])
+    lines = [",".join(names), *(",".join(_cell(row[name]) for name in names) for row in rows)]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)

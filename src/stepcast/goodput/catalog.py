@@ -1,0 +1,92 @@
+"""Failure profiles by name, data/failures/*.toml, or in a user's own file of the same form."""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from stepcast.goodput.operation import NO_FAILURES, Failures, Restart
+from stepcast.hardware.described import flat, line_of
+from stepcast.hardware.schema import CatalogError, nearest
+from stepcast.units import parse_duration_s
+
+NONE = "none"
+
+
+def _share(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise ValueError(f"{value!r} is not a share from 0 to 1")
+    return float(value)
+
+
+def _duration_s(value: Any) -> float:
+    if not isinstance(value, str):
+        raise ValueError(f'{value!r} has no unit; write it like "500 h"')
+    return parse_duration_s(value.replace("_", ""))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not text")
+    return value
+
+
+# Key -> the field it sets, and how its value is read.
+FAILURES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "description": ("description", _text),
+    "between.gpu": ("gpu_s", _duration_s),
+    "between.node": ("node_s", _duration_s),
+    "between.link": ("link_s", _duration_s),
+    "repair.share": ("broken_share", _share),
+    "repair.takes": ("repair_s", _duration_s),
+}
+RESTART: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "restart.detect": ("detect_s", _duration_s),
+    "restart.reschedule": ("reschedule_s", _duration_s),
+    "restart.warm_up": ("warm_up_s", _duration_s),
+}
+
+
+def failure_names() -> tuple[str, ...]:
+    folder = resources.files("stepcast") / "data" / "failures"
+    return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir()))
+
+
+def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
+    """How often parts fail and, where the source says so, how long the job takes to come back."""
+    if name_or_path.lower() == NONE:
+        return NO_FAILURES, Restart()
+    if name_or_path.endswith(".toml"):
+        return _read(Path(name_or_path).read_text(), name_or_path, Path(name_or_path).stem)
+    name, known = name_or_path.lower(), failure_names()
+    if name not in known:
+        problem = f"failure profile {name_or_path!r} is not known{nearest(name, [*known, NONE])}"
+        raise CatalogError("", "", problem)
+    file = resources.files("stepcast") / "data" / "failures" / f"{name}.toml"
+    return _read(file.read_text(), f"{name}.toml", name)
+
+
+def _read(text: str, file: str, name: str) -> tuple[Failures, Restart]:
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise CatalogError(file, "", f"not TOML: {error}") from None
+    sources = {str(key): str(value) for key, value in flat(table.pop("sources", {})).items()}
+    fields: dict[str, Any] = {}
+    restart: dict[str, Any] = {}
+    for key, value in flat(table).items():
+        known = FAILURES.get(key) or RESTART.get(key)
+        if known is None:
+            hint = nearest(key, [*FAILURES, *RESTART])
+            raise CatalogError(line_of(text, file, key), key, f"unknown key{hint}")
+        try:
+            (fields if key in FAILURES else restart)[known[0]] = known[1](value)
+        except ValueError as error:
+            raise CatalogError(line_of(text, file, key), key, str(error)) from None
+    try:
+        failures = replace(NO_FAILURES, name=name, sources=sources, **fields)
+    except ValueError as error:
+        raise CatalogError(file, "", str(error)) from None
+    return failures, Restart(**restart)

@@ -1,0 +1,274 @@
+"""A whole run: phases of steps under an operation, as days, GPU-hours, energy and money."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from stepcast.goodput.closed import best_interval_s, daly_s, expected, young_s
+from stepcast.goodput.drawn import Courses, draw
+from stepcast.goodput.operation import Operation
+from stepcast.goodput.process import Process, Split
+from stepcast.ir.check import require
+from stepcast.units import DAY, HOUR
+
+QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Steps of one kind, on so many GPUs."""
+
+    steps: int
+    step_s: float
+    tokens_per_step: float
+    gpus: int
+    gpus_per_node: int = 8
+    links_per_node: int = 8
+    # Copies of the model; a job can go on without some.
+    replicas: int = 1
+    # Drawn by all GPUs of a node and the node around them, in a step and while nothing runs.
+    busy_node_w: float = 0.0
+    idle_node_w: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 0, "a phase has steps")
+        require(math.isfinite(self.step_s) and self.step_s > 0, "a step takes time")
+        require(self.gpus >= 1 and self.gpus_per_node >= 1, "a phase runs on GPUs, in nodes")
+
+    @property
+    def nodes(self) -> int:
+        return math.ceil(self.gpus / self.gpus_per_node)
+
+
+def process_of(phase: Phase, operation: Operation) -> Process:
+    """*phase* as a renewal process, its checkpoints at the interval of *operation* or at the best one."""
+    nodes, saving, failures = phase.nodes, operation.saving, operation.failures
+    step_s = _step_s(phase, operation)
+    process = Process(
+        work_s=phase.steps * step_s,
+        pause_s=saving.pause_s(nodes, phase.gpus),
+        lag_s=saving.lag_s(nodes),
+        failures_per_s=failures.per_s(phase.gpus, nodes, nodes * phase.links_per_node if nodes > 1 else 0),
+        restart_s=operation.restart.total_s + saving.write_s(nodes),
+        broken_share=failures.broken_share,
+        repair_s=failures.repair_s,
+        spares=operation.spares,
+        shortage=operation.shortage,
+        replicas=phase.replicas,
+        nodes_per_replica=phase.gpus / phase.replicas / phase.gpus_per_node,
+    )
+    if operation.interval_s is None:
+        return replace(process, interval_s=best_interval_s(process, step_s))
+    # A checkpoint begins after a step, and when the one before is safe.
+    steps = max(1, round(operation.interval_s / step_s), math.ceil(process.lag_s / step_s))
+    return replace(process, interval_s=steps * step_s)
+
+
+def _step_s(phase: Phase, operation: Operation) -> float:
+    """A step with its part of planned pauses, as slow as its stragglers make it."""
+    pause_s = operation.pause.for_s / operation.pause.every_steps if operation.pause else 0.0
+    return phase.step_s * operation.stragglers.factor(phase.nodes) + pause_s
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseCourse:
+    """A phase as planned: its expected split, and the intervals that were at choice."""
+
+    phase: Phase
+    process: Process
+    split: Split
+    stragglers_s: float
+    pauses_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.process.work_s / self.phase.steps if self.phase.steps else self.phase.step_s
+
+    def facts(self) -> dict[str, Any]:
+        process = self.process
+        return {
+            "gpus": self.phase.gpus,
+            "steps": self.phase.steps,
+            "step_s": self.phase.step_s,
+            "tokens_per_step": self.phase.tokens_per_step,
+            "interruptions": self.split.failures,
+            "between_interruptions_s": 1 / process.failures_per_s if process.failures_per_s else None,
+            "interval_s": process.interval_s if process.checkpoints else None,
+            "young_s": _finite(young_s(process.pause_s, process.failures_per_s)),
+            "daly_s": _finite(daly_s(process.pause_s, process.failures_per_s)),
+            "checkpoints": process.checkpoints,
+            "checkpoint_pause_s": process.pause_s,
+            "checkpoint_write_s": process.lag_s or process.pause_s,
+            "restart_s": process.restart_s,
+            "days": self.split.total_s / DAY,
+        }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run from its first step to its last."""
+
+    phases: tuple[PhaseCourse, ...]
+    operation: Operation
+    courses: Courses
+    price_per_gpu_hour: float | None = None
+    pue: float = 1.0
+
+    @property
+    def ideal_s(self) -> float:
+        """Every step as predicted, one after the other."""
+        return sum(each.phase.steps * each.phase.step_s for each in self.phases)
+
+    @property
+    def expected_s(self) -> float:
+        """In closed form."""
+        return sum(each.split.total_s for each in self.phases)
+
+    @property
+    def mean_s(self) -> float:
+        return float(self.courses.total_s.mean())
+
+    @property
+    def goodput(self) -> float:
+        return self.ideal_s / self.mean_s if self.mean_s else 1.0
+
+    @property
+    def steps(self) -> int:
+        return sum(each.phase.steps for each in self.phases)
+
+    @property
+    def tokens(self) -> float:
+        return sum(each.phase.steps * each.phase.tokens_per_step for each in self.phases)
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of all GPUs that are held, spares too, from first to last."""
+        scale = self.mean_s / self.expected_s if self.expected_s else 1.0
+        return scale * sum(self._held(each) * each.split.total_s / HOUR for each in self.phases)
+
+    def _held(self, each: PhaseCourse) -> int:
+        return each.phase.gpus + (self.operation.spares or 0) * each.phase.gpus_per_node
+
+    @property
+    def energy_mwh(self) -> float:
+        joules = 0.0
+        for each in self.phases:
+            split, phase = each.split, each.phase
+            busy_s = split.work_s + split.lost_s + split.shrunk_s - each.pauses_s
+            idle_s = split.total_s - busy_s
+            joules += phase.nodes * (busy_s * phase.busy_node_w + idle_s * phase.idle_node_w)
+            joules += (self.operation.spares or 0) * split.total_s * phase.idle_node_w
+        return joules * self.pue / HOUR / 1e6
+
+    @property
+    def split_s(self) -> dict[str, float]:
+        """Where the mean run's time goes; the parts sum to it."""
+        courses = self.courses
+        stragglers_s = sum(each.stragglers_s for each in self.phases)
+        pauses_s = sum(each.pauses_s for each in self.phases)
+        return {
+            "steps": courses.work_s - stragglers_s - pauses_s,
+            "stragglers": stragglers_s,
+            "pauses": pauses_s,
+            "checkpoints": courses.checkpoints_s,
+            "lost_work": float(courses.lost_s.mean()),
+            "restarts": float(courses.restarts_s.mean()),
+            "waiting_for_repair": float(courses.waiting_s.mean()),
+            "missing_replicas": float(courses.shrunk_s.mean()),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """The plan in the words of the JSON contract."""
+        total_s = self.courses.total_s
+        hours = self.gpu_hours
+        return {
+            "days": {
+                "mean": self.mean_s / DAY,
+                **{name: float(np.quantile(total_s, at)) / DAY for name, at in QUANTILES.items()},
+                "standard_error": self.courses.error_s / DAY,
+                "closed_form": self.expected_s / DAY,
+                "without_interruption": self.ideal_s / DAY,
+            },
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "tokens_per_s": self.tokens / self.mean_s if self.mean_s else None,
+            "gpu_hours": hours,
+            "cost": None if self.price_per_gpu_hour is None else hours * self.price_per_gpu_hour,
+            "energy_mwh": self.energy_mwh or None,
+            "goodput": self.goodput,
+            "split_s": self.split_s,
+            "interruptions": float(self.courses.failures.mean()),
+            "runs": len(total_s),
+            "phases": [each.facts() for each in self.phases],
+        }
+
+
+def plan(
+    phases: Sequence[Phase],
+    operation: Operation,
+    price_per_gpu_hour: float | None = None,
+    pue: float = 1.0,
+    runs: int = 1000,
+    seed: int = 0,
+) -> Plan:
+    """The run of *phases*, one after the other, under *operation*."""
+    require(bool(phases), "a run has at least one phase")
+    require(runs >= 1, "at least one run is drawn")
+    courses, drawn = [], None
+    generator = np.random.default_rng(seed)
+    for phase in phases:
+        process = process_of(phase, operation)
+        courses.append(_course(phase, operation, process))
+        here = draw(process, runs, generator)
+        drawn = here if drawn is None else drawn.then(here)
+    assert drawn is not None
+    return Plan(tuple(courses), operation, drawn, price_per_gpu_hour, pue)
+
+
+def _course(phase: Phase, operation: Operation, process: Process) -> PhaseCourse:
+    slow_s = phase.steps * phase.step_s * (operation.stragglers.factor(phase.nodes) - 1)
+    pauses_s = process.work_s - phase.steps * phase.step_s - slow_s
+    return PhaseCourse(phase, process, expected(process), slow_s, max(0.0, pauses_s))
+
+
+def choices(
+    phases: Sequence[Phase],
+    operation: Operation,
+    factors: Sequence[float] = (0.25, 0.5, 1, 2, 4),
+    spares: Sequence[int | None] = (),
+) -> list[Mapping[str, Any]]:
+    """Goodput in closed form for other intervals between checkpoints and other numbers of spare nodes."""
+    ideal_s = sum(phase.steps * phase.step_s for phase in phases)
+    rows: list[Mapping[str, Any]] = []
+    for count in spares or (operation.spares,):
+        for factor in factors:
+            total_s, interval_s = 0.0, 0.0
+            for phase in phases:
+                best = process_of(phase, replace(operation, spares=count))
+                if not best.checkpoints:
+                    total_s += expected(best).total_s
+                    continue
+                wanted = replace(operation, spares=count, interval_s=best.interval_s * factor)
+                try:
+                    process = process_of(phase, wanted)
+                    total_s += expected(process).total_s
+                    interval_s = process.interval_s
+                except ValueError:
+                    total_s = math.inf
+            rows.append(
+                {
+                    "spares": count,
+                    "times_best": factor,
+                    "interval_s": interval_s or None,
+                    "goodput": ideal_s / total_s if total_s else 1.0,
+                    "days": total_s / DAY if math.isfinite(total_s) else None,
+                }
+            )
+    return rows

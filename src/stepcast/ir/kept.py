@@ -1,0 +1,377 @@
+"""Bytes a transformer layer keeps from its forward until its backward, tensor by tensor.
+
+Which tensors those are follows from what each operation's gradient needs (a matmul its input, a norm its
+input, flash attention its inputs and its result, an activation its input, a product both factors) and from
+what is fused:
+
+- plain: PyTorch's autograd. Queries and keys after the rotary embedding are new tensors while the projection
+  they came from stays alive, because the values are a view of it; a gated activation keeps gate, up, the
+  activated gate and the product. Checked against measured peaks of GPT and Llama models (``h200`` set).
+- compiled: torch.compile computes the activated gate again.
+- fused: Megatron-LM with Transformer Engine; values are copied, so that the projection can go.
+
+For a GPT without flash attention the sum is that of Korthikanti et al. (2022), section 4, dropouts where
+there are any.
+
+A recomputed module frees what ``generate.recompute`` makes anew and keeps its input: that is the output of a
+norm, queries, keys and values of a latent projection, the result of an activation, all within an MLP or
+experts, the stored square of an attention core. What it freed is back while its half of the layer runs
+backward.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from stepcast.ir.coded import fuses_attention, masks_window, widens_softmax
+from stepcast.ir.dtype import FP32_BYTES, DType
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
+from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Activation, Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
+from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
+
+M = RecomputeModule
+MASK_BYTES = 1.0  # of one element that dropout drew
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Of one layer and one micro-batch on one rank.
+
+    *transient* is what its backward (or its recomputed forward and backward) needs on top for a moment.
+    """
+
+    kept: float
+    input: float  # what remains where the whole layer is recomputed
+    transient: float
+    # How much more it needs while recomputed modules are back, where it is not recomputed as a whole.
+    again: float = 0.0
+
+    def after(self, whole: bool) -> float:
+        return self.input if whole else self.kept
+
+
+def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framework = MEGATRON_CORE) -> Kept:
+    """What a layer of kind *block* keeps."""
+    layout = strategy.layout
+    return _layer_kept(
+        model,
+        block,
+        _Shape(
+            tokens=strategy.local_tokens,
+            seq=strategy.seq,
+            batch=strategy.micro_batch,
+            tp=layout.tp,
+            outer=strategy.outer_ways,
+            cp=layout.cp,
+            expert_tp=layout.expert_tp_size,
+            element=strategy.stored.bytes,
+            stream=strategy.stream.bytes,
+            matmul=min(strategy.precision.bytes, strategy.stored.bytes),
+            flash=fuses_attention(model, strategy, framework),
+            mask=MASK_BYTES if framework.dropout else 0.0,
+            activated=DType.FP8.bytes if framework.fp8_activations else strategy.stored.bytes,
+            kernels=framework.kernels,
+            alternate=framework.selective is SelectiveRule.ALTERNATE_MATMULS
+            and strategy.recompute.kind is RecomputeKind.SELECTIVE,
+            modules=_modules(strategy, framework),
+            routed=strategy.busiest_share,
+            written=framework.writes_out,
+            masked=masks_window(block.window, strategy, framework),
+            wide_softmax=framework.writes_out and widens_softmax(model),
+            copies=strategy.autocast and framework.writes_out and not model.joined,
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    tokens: int
+    seq: int
+    batch: int
+    tp: int
+    outer: int  # ways in which tokens outside tensor-parallel regions are split
+    cp: int
+    expert_tp: int
+    element: float
+    stream: float  # bytes of an element of the residual stream
+    matmul: float  # bytes of an element as a matmul keeps its input
+    flash: bool
+    mask: float  # bytes of an element of dropout's mask; 0 without dropout
+    activated: float  # bytes of an element of an activation's input, as fused kernels keep it
+    kernels: Kernels
+    alternate: bool  # every second matmul is recomputed
+    modules: frozenset[RecomputeModule]  # which the backward runs again
+    routed: float  # rows at the busiest expert rank per token and chosen expert
+    written: bool = False  # modules of transformers, which keep what each of their operations needs
+    masked: bool = False  # attention by a mask, for a window
+    wide_softmax: bool = False  # of attention that is written out
+    copies: bool = False  # autocast casts the input of each product by itself
+
+    @property
+    def plain(self) -> bool:
+        return self.kernels is Kernels.PLAIN
+
+
+@dataclass(frozen=True, slots=True)
+class _Half:
+    """A mixer or a feed-forward with its norm: what it would keep, what recomputation frees of that, and
+    what its backward needs for a moment.
+    """
+
+    kept: float = 0.0
+    freed: float = 0.0
+    transient: float = 0.0
+
+
+def _modules(strategy: Strategy, framework: Framework) -> frozenset[RecomputeModule]:
+    """What is recomputed; an activation inside the experts' product is not, having no kernel of its own."""
+    selected = frozenset(strategy.recompute.selected)
+    return selected - {M.EXPERT_ACTIVATION} if framework.fused_experts else selected
+
+
+@lru_cache(maxsize=8192)
+def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
+    outer = shape.tokens / shape.outer * model.hidden
+    if shape.alternate:
+        return _kept_by_torchtitan(model, block, shape, outer)
+    halves = (_mixer_half(model, block, shape, outer), _feed_forward_half(model, block, shape, outer))
+    transient = max(half.transient for half in halves)
+    return Kept(
+        kept=sum(half.kept - half.freed for half in halves),
+        input=outer * shape.stream,
+        transient=transient,
+        again=max(half.transient + half.freed for half in halves) - transient,
+    )
+
+
+def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
+    # A norm's input and its output, which the projection needs; the input of a norm at the end.
+    norm_output = _norm_output(shape, outer) * (3 if shape.copies else 1)
+    normed = _normed_bytes(model, shape)
+    norms = outer * (normed * (2 if model.post_norms else 1) + shape.mask) + norm_output
+    match block.mixer:
+        case Mixer.ATTENTION:
+            freed = _attention_freed(model, shape)
+            # Elsewhere the norm is part of the linear layer after it, which recomputation leaves alone.
+            if M.NORMS in shape.modules and model.latent is not None:
+                freed += norm_output
+            return _Half(norms + _attention(model, shape), freed, _attention_transient(model, shape))
+        case Mixer.MAMBA:
+            scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
+            kept = mamba_kept(scanned, shape.element, shape.matmul)
+            return _Half(norms + kept, 0.0, mamba_transient(scanned, shape.element))
+    return _Half()
+
+
+def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
+    if block.feed_forward is FeedForward.NONE:
+        return _Half()
+    normed = _normed_bytes(model, shape)
+    norms = outer * ((normed if model.post_norms else 0.0) + shape.mask)
+    norm_output = 0.0
+    if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
+        norm_output = _norm_output(shape, outer) * (2 if shape.copies and model.gated else 1)
+        norms += outer * normed + norm_output
+    if block.feed_forward is FeedForward.DENSE:
+        inner = model.ffn / shape.tp
+        kept = _mlp(model, shape, shape.tokens, inner)
+        freed = kept if M.MLP in shape.modules else 0.0
+        return _Half(norms + kept, freed, _mlp_transient(model, shape, shape.tokens, inner))
+    kept = _experts(model, shape)
+    freed = norm_output if M.NORMS in shape.modules else 0.0
+    if M.EXPERTS in shape.modules:
+        freed += kept
+    elif M.EXPERT_ACTIVATION in shape.modules:
+        freed += _experts_activated(model, shape)
+    return _Half(norms + kept, freed, _experts_transient(model, shape))
+
+
+def _normed_bytes(model: Model, shape: _Shape) -> float:
+    """Of one element before a norm, what that keeps of it: the input; where it is written out, the input in
+    fp32 and what its weight multiplies.
+    """
+    if shape.written and model.norm.kind is NormKind.RMS:
+        return FP32_BYTES + (FP32_BYTES if model.wide_norms else shape.stream)
+    return shape.stream
+
+
+def _norm_output(shape: _Shape, outer: float) -> float:
+    return outer * (shape.matmul if shape.kernels is Kernels.FUSED else shape.element)
+
+
+def _attention(model: Model, shape: _Shape) -> float:
+    """From the projection's output to the output projection's input."""
+    tokens, tp, element = shape.tokens, shape.tp, shape.element
+    query = tokens * model.heads * model.head_dim / tp
+    key = tokens * max(model.kv_heads / tp, 1) * model.head_dim
+    value = tokens * max(model.kv_heads / tp, 1) * model.value_dim
+    output = tokens * model.heads * model.value_dim / tp
+    rotary = model.position.kind is PositionKind.ROTARY
+    kept = (query + key + value + output) * element
+    # Values are a view of what was projected, unless they are a product of their own.
+    views = shape.kernels is not Kernels.FUSED and (model.joined or not shape.written)
+    if rotary and model.latent is None and views:
+        kept += _projected(model, shape) - value * element
+    if shape.written and model.qk_norm is not QkNorm.NONE:
+        kept += (query + key) * (FP32_BYTES + element)
+    if model.latent is not None:
+        # Latents before and after their norms; values that are a view keep the keys they came with.
+        latent = model.latent
+        ranks = latent.kv_rank + latent.query_rank
+        kept += tokens / shape.outer * (2 * ranks + latent.rope_dim) * element
+        if shape.kernels is not Kernels.FUSED:
+            kept += tokens * model.heads * latent.nope_dim / tp * element
+    if shape.masked or not shape.flash:
+        kept += _repeated(model, shape, key + value)
+    if shape.masked:
+        kept += shape.batch * shape.seq * shape.seq * element  # the mask as each layer adds it
+    if shape.flash:
+        return kept + tokens * model.heads / tp * FP32_BYTES  # log-sum-exp of each row
+    return kept + _scores(model, shape) * _score_bytes(shape)
+
+
+def _repeated(model: Model, shape: _Shape, once: float) -> float:
+    """Keys and values for each head, where transformers copies them."""
+    if not shape.written or model.heads == model.kv_heads:
+        return 0.0
+    width = model.heads / shape.tp * (model.head_dim + model.value_dim)
+    return (shape.tokens * width - once) * shape.element + once * shape.element
+
+
+def _attention_freed(model: Model, shape: _Shape) -> float:
+    """Of the heads: the square of scores, and what the projections from a latent made."""
+    freed = 0.0
+    if M.CORE in shape.modules and not shape.flash:
+        freed += _scores(model, shape) * _score_bytes(shape)
+    if M.LATENT_UP in shape.modules and model.latent is not None:
+        width = model.heads * model.head_dim / shape.tp
+        width += max(model.kv_heads / shape.tp, 1) * (model.head_dim + model.value_dim)
+        if shape.kernels is not Kernels.FUSED:
+            width += model.heads * model.latent.nope_dim / shape.tp
+        freed += shape.tokens * width * shape.element
+    return freed
+
+
+def _kept_by_torchtitan(model: Model, block: Block, shape: _Shape, outer: float) -> Kept:
+    """Its selective recomputation; Mamba blocks, which it does not know, keep everything."""
+    kept = outer * shape.stream + _every_second_matmul(model, block, shape)
+    transient = _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
+    if block.mixer is Mixer.MAMBA:
+        scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
+        kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
+        transient = max(transient, mamba_transient(scanned, shape.element))
+    return Kept(kept, outer * shape.stream, transient)
+
+
+def _every_second_matmul(model: Model, block: Block, shape: _Shape) -> float:
+    """What torchtitan's selective recomputation keeps of a layer besides its input: the attention's result
+    and the outputs of query, value, gate (or up) and down projections, that is of every second matmul.
+    """
+    width = 0.0
+    lse = 0.0
+    if block.mixer is Mixer.ATTENTION:
+        width += model.heads * (model.head_dim + model.value_dim) / shape.tp
+        width += max(model.kv_heads / shape.tp, 1) * model.value_dim
+        lse = model.heads / shape.tp * FP32_BYTES
+    if block.feed_forward is FeedForward.DENSE:
+        width += model.ffn / shape.tp + model.hidden / shape.outer
+    elif model.experts is not None and block.feed_forward is FeedForward.EXPERTS:
+        rows = model.experts.top_k / shape.outer * shape.routed
+        width += rows * (model.experts.ffn + model.hidden) + model.experts.shared_ffn / shape.tp
+    return shape.tokens * (width * shape.element + lse)
+
+
+def _scores(model: Model, shape: _Shape) -> float:
+    """Elements of the stored square of attention probabilities."""
+    return shape.batch * (model.heads / shape.tp) * (shape.seq / shape.cp) * shape.seq
+
+
+def _score_bytes(shape: _Shape) -> float:
+    """Of one probability; with dropout its mask and what that leaves of it, too (Korthikanti et al. 2022,
+    section 4.1).
+    """
+    wide = FP32_BYTES if shape.wide_softmax else 0.0  # before it is cast
+    return wide + shape.element + (shape.mask + shape.element if shape.mask else 0.0)
+
+
+def _projected(model: Model, shape: _Shape) -> float:
+    """Queries, keys and values as they are projected; where tensor ranks share kv heads, those of all ranks
+    (``generate.attention``).
+    """
+    ways = 1 if shape.tp > model.kv_heads else shape.tp
+    width = model.heads * model.head_dim + model.kv_heads * (model.head_dim + model.value_dim)
+    return shape.tokens * width / ways * shape.element
+
+
+def _attention_transient(model: Model, shape: _Shape) -> float:
+    """Gradients of queries, keys, values and their projection; unfused, those of two squares."""
+    return 2 * _projected(model, shape) + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.element)
+
+
+def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:
+    """Activation inputs and output: the second matmul keeps the latter."""
+    if shape.kernels is Kernels.FUSED:
+        return rows * inner * ((2 if model.gated else 1) * shape.activated + shape.matmul)
+    sides = (3 if shape.plain else 2) if model.gated else 1
+    if model.activation is Activation.RELU and not model.gated:
+        return rows * inner * shape.element  # its own result, which the second product needs too, is enough
+    if shape.written and model.activation is Activation.GELU_NEW:
+        # Its input, both factors of the last product and the tanh; autocast has them in fp32.
+        return rows * inner * (4 * shape.stream + shape.element)
+    return rows * inner * (sides + 1) * shape.element
+
+
+def _activated(model: Model, shape: _Shape, rows: float, inner: float) -> float:
+    """Of that, what the activation and its gate made."""
+    inputs = 2 if model.gated else 1
+    kept = shape.activated if shape.kernels is Kernels.FUSED else shape.element
+    return _mlp(model, shape, rows, inner) - rows * inner * inputs * kept
+
+
+def _mlp_transient(model: Model, shape: _Shape, rows: float, inner: float) -> float:
+    return rows * inner * shape.element * (2 if model.gated else 1)
+
+
+def _experts(model: Model, shape: _Shape) -> float:
+    """Tokens in the order of the experts, and the experts' own activations.
+
+    Megatron-LM weights inside the activation; a plain loop keeps each result before and after its weight.
+    """
+    experts = model.experts
+    assert experts is not None
+    width = experts.latent or model.hidden
+    rows = _expert_rows(model, shape)
+    gathered = rows * shape.expert_tp
+    kept = gathered * width * shape.matmul
+    if shape.kernels is not Kernels.FUSED:
+        kept += rows * width * shape.element * 2
+    kept += _mlp(model, shape, gathered, experts.ffn / shape.expert_tp)
+    kept += shape.tokens / shape.outer * experts.count * FP32_BYTES * 2  # router logits and probabilities
+    if experts.latent:
+        kept += shape.tokens / shape.outer * experts.latent * shape.element
+    if experts.shared_ffn:
+        kept += _mlp(model, shape, shape.tokens, experts.shared_ffn / shape.tp)
+    return kept
+
+
+def _experts_activated(model: Model, shape: _Shape) -> float:
+    experts = model.experts
+    assert experts is not None
+    gathered = _expert_rows(model, shape) * shape.expert_tp
+    return _activated(model, shape, gathered, experts.ffn / shape.expert_tp)
+
+
+def _expert_rows(model: Model, shape: _Shape) -> float:
+    assert model.experts is not None
+    return shape.tokens / shape.outer * model.experts.top_k * shape.routed
+
+
+def _experts_transient(model: Model, shape: _Shape) -> float:
+    experts = model.experts
+    assert experts is not None
+    rows = _expert_rows(model, shape) * shape.expert_tp
+    if shape.plain:  # one expert at a time
+        rows /= experts.count
+    width = experts.latent or model.hidden
+    return rows * (experts.ffn / shape.expert_tp * (2 if model.gated else 1) + width) * shape.element

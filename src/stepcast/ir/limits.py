@@ -1,0 +1,77 @@
+"""How much stepcast takes from a file or a command line, in one place, with the reason for each number.
+
+A limit stands where a small input could state, or become, more than the machine has. What is streamed needs
+none. Each is far beyond what real runs have; docs/limits.md lists them.
+"""
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """The most of something."""
+
+    what: str
+    most: int
+    why: str
+    unit: str = ""
+
+    def check(self, found: int) -> None:
+        """A ValueError that names the limit where *found* goes beyond."""
+        if found > self.most:
+            raise ValueError(self.said)
+
+    @property
+    def said(self) -> str:
+        """What the error says."""
+        return f"{self.what}: more than {self.shown}, the most that stepcast takes"
+
+    @property
+    def shown(self) -> str:
+        return f"{self.most // MIB:,} MiB" if self.unit == "bytes" else f"{self.most:,}"
+
+
+def _bytes(what: str, most: int, why: str) -> Limit:
+    return Limit(what, most, why, "bytes")
+
+
+# ---- bytes: files that are read whole -----------------------------------------------------------------
+
+DESCRIPTION = _bytes("TOML file", MIB, "written by hand, or with a few hundred measured points")
+SCHEDULE_FILE = _bytes("schedule file", 16 * MIB, "64 stages of 8,192 micro-batches")
+CONFIG = _bytes("model config", 16 * MIB, "a config.json has some kilobytes")
+RESULT = _bytes("JSON result", 64 * MIB, "what a verb prints with --json, with thousands of stages")
+GROUPS = _bytes("list of communicators", 64 * MIB, "a comm_group.json of a hundred thousand ranks")
+LENGTHS = _bytes("list of lengths", 16 * MIB, "a million steps beside an OptimusPrime log")
+TRACE = _bytes("Chakra trace", 8192 * MIB, "its nodes are decoded at once, in three times its size")
+PIPE = _bytes(
+    "pipe or standard input", 512 * MIB, "it gives its bytes once, so they are kept; files may be larger"
+)
+
+# ---- bytes: files that are streamed -------------------------------------------------------------------
+
+LINE = _bytes("line of text", 16 * MIB, "no format has longer lines; JSON traces are not read by line")
+UNPACKED = _bytes(
+    "compressed file, unpacked", 256 * MIB, "or 200 times its size; traces pack some twenty-fold"
+)
+UNPACKED_TIMES = 200
+
+# ---- counts -------------------------------------------------------------------------------------------
+
+GPUS = Limit("GPUs", 1_000_000, "several times the largest cluster")
+LAYERS = Limit("layers", 10_000, "models have up to some hundred")
+CHUNKS = Limit("stages times chunks of a pipeline", 10_000, "each holds a layer at least")
+WIDTH = Limit("width or vocabulary of a model", 2**31, "widths go up to 2^18, vocabularies to 2^20")
+MICRO_BATCHES = Limit("micro-batches of a step", 1_000_000, "a step has up to some thousands")
+OPTIMUS = Limit("stages times micro-batches of an OptimusPrime run", 100_000, "runs have some hundred")
+SEQUENCES = Limit("sequences of a batch", 1_000_000_000, "a step has up to some ten thousands")
+TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some millions")
+ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
+RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")
+COLUMNS = Limit("columns of a table", 1_000, "tables have some ten")
+BASES = Limit("chain of files that build on each other", 32, "people write chains of two or three")
+KEY_PARTS = Limit("parts of a TOML key", 64, "keys have two or three; the parser takes their square")
+
+LIMITS = tuple(value for value in globals().values() if isinstance(value, Limit))

@@ -1,0 +1,174 @@
+"""The one place that writes files: each is there whole, or as it was before.
+
+A file is written under a hidden name beside its target, brought to the disk, and takes the target's place in
+one step. A kill, a full disk or a limit on the size of files then cost the new file and never the old one.
+"""
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import NamedTuple
+
+# Of the target's name, so that the hidden one is within the 255 bytes that file systems allow.
+NAME_BYTES = 200
+PIECE_BYTES = 16 * 2**20
+# What the system keeps there are devices and open files of this process, and none can be replaced.
+DEVICES = ("/dev/", "/proc/")
+
+_unfinished: set[str] = set()
+
+
+class _Staged(NamedTuple):
+    """A file that waits beside its target, under the name a user gave."""
+
+    hidden: str
+    target: str
+    name: str
+
+
+def write_file(name: str, data: bytes) -> int:
+    """Write *data*, compressed where the name ends in .gz; the bytes written."""
+    return write_files([(name, data)])[0]
+
+
+def write_files(files: Iterable[tuple[str, bytes]]) -> list[int]:
+    """Write *files*, all or none, as :func:`write_file` does; the bytes of each."""
+    staged: list[_Staged] = []
+    sizes = []
+    try:
+        for name, data in files:
+            packed = _packed(name, data)
+            with _named(name):
+                if waiting := _write(name, packed):
+                    staged.append(waiting)
+            sizes.append(len(packed))
+        for each in staged:
+            with _named(each.name):
+                os.replace(each.hidden, each.target)
+            _unfinished.discard(each.hidden)
+        for folder in {os.path.dirname(each.target) for each in staged}:
+            _sync_folder(folder)
+    finally:
+        discard_unfinished(staged)
+    return sizes
+
+
+def discard_unfinished(staged: Sequence[_Staged] | None = None) -> None:
+    """Remove the hidden files of *staged*, or all that this process has not finished."""
+    for hidden in [*_unfinished] if staged is None else [each.hidden for each in staged]:
+        if hidden in _unfinished:
+            _unfinished.discard(hidden)
+            with contextlib.suppress(OSError):
+                os.unlink(hidden)
+
+
+def file_identity(path: str | int) -> tuple[int, int] | None:
+    """What a file is whatever it is called: its device and its number there; None where there is no file."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
+
+
+def unwritable(name: str) -> str:
+    """Why no file *name* can be written; nothing where it can."""
+    folder = os.path.dirname(name) or "."
+    if os.path.isdir(name):
+        return "is a folder; expected the name of a file to write"
+    if not os.path.isdir(folder):
+        return f"there is no folder {folder}; create it first"
+    if os.path.exists(name) and not os.access(name, os.W_OK):
+        return "cannot be written: permission denied; choose another place"
+    if not _device(name) and not os.access(os.path.dirname(os.path.realpath(name)), os.W_OK):
+        return "cannot be written: permission denied in its folder; choose another place"
+    return ""
+
+
+def _packed(name: str, data: bytes) -> bytes:
+    if not name.endswith(".gz"):
+        return data
+    import gzip
+
+    return gzip.compress(data, mtime=0)
+
+
+@contextlib.contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Errors of the system name the file as the user does, and say that nothing was lost."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = (error.strerror or "cannot be written").lower()
+        raise OSError(error.errno, f"{reason}; the file is left as it was", name) from None
+
+
+def _device(name: str) -> bool:
+    """Whether *name* is a device, a pipe or an open file of this process."""
+    with contextlib.suppress(OSError):
+        return name.startswith(DEVICES) or not stat.S_ISREG(os.stat(name).st_mode)
+    return False
+
+
+def _write(name: str, data: bytes) -> _Staged | None:
+    """Write *data* beside its target; into a device or a pipe at once, and nothing waits."""
+    if _device(name):
+        with open(name, "wb", buffering=0) as device:
+            _write_all(device.fileno(), data)
+        return None
+    target = os.path.realpath(name)  # a link keeps pointing where it does
+    hidden, handle = _create_beside(target)
+    try:
+        _write_all(handle, data)
+        _take_over(target, handle)
+        os.fsync(handle)
+    except BaseException:
+        discard_unfinished([_Staged(hidden, target, name)])
+        raise
+    finally:
+        os.close(handle)
+    return _Staged(hidden, target, name)
+
+
+def _create_beside(target: str) -> tuple[str, int]:
+    folder, base = os.path.split(target)
+    short = os.fsdecode(os.fsencode(base)[:NAME_BYTES])
+    for number in count():
+        hidden = os.path.join(folder, f".{short}.{os.getpid()}-{number}.part")
+        _unfinished.add(hidden)
+        try:
+            return hidden, os.open(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        except FileExistsError:  # left by a process of this number that was killed
+            _unfinished.discard(hidden)
+        except BaseException:
+            _unfinished.discard(hidden)
+            raise
+    raise AssertionError("numbers do not end")
+
+
+def _write_all(handle: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left[:PIECE_BYTES]) :]
+
+
+def _take_over(target: str, handle: int) -> None:
+    """The new file gets the permissions of the one whose place it takes, and its owner where that may be."""
+    with contextlib.suppress(OSError):
+        old = os.stat(target)
+        os.fchmod(handle, stat.S_IMODE(old.st_mode))
+        os.fchown(handle, old.st_uid, old.st_gid)
+
+
+def _sync_folder(folder: str) -> None:
+    """Bring the new name to the disk too; not every system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

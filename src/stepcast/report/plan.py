@@ -1,0 +1,124 @@
+"""A planned run as text: how long, how much, and where the time goes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepcast.report.text import bullet, facts, table
+from stepcast.units import (
+    DAY,
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_seconds,
+    format_short_count,
+)
+
+Facts = Mapping[str, Any]
+BAR_WIDTH = 24
+PART_NAMES = {
+    "steps": "steps",
+    "stragglers": "slow nodes",
+    "pauses": "planned pauses",
+    "checkpoints": "checkpoints",
+    "lost_work": "work done again",
+    "restarts": "restarts",
+    "waiting_for_repair": "waiting for a repair",
+    "missing_replicas": "fewer replicas",
+}
+
+
+def plan_text(found: Facts, width: int) -> str:
+    """The facts of a Plan, for a person."""
+    parts = [facts(_headline(found), width), _split(found, width)]
+    if len(found["phases"]) > 1:
+        parts.append(_stages(found, width))
+    if any(row["interval_s"] for row in found["choices"]):
+        parts.append(_choices(found, width))
+    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    return "\n\n".join(parts)
+
+
+def _headline(found: Facts) -> list[tuple[str, object]]:
+    days, stage = found["days"], found["phases"][-1]
+    median, low, high = (format_duration(days[name] * DAY) for name in ("median", "p10", "p90"))
+    pairs: list[tuple[str, object]] = [
+        ("takes", median if low == high else f"{median}; eight of ten runs {low} to {high}")
+    ]
+    band = found["step_band_days"]
+    if band:
+        low, high = (format_duration(band[name] * DAY) for name in ("low", "high"))
+        pairs.append(("likely within", f"{low} to {high}, as uncertain as the step"))
+    pairs.append(("GPU-hours", f"{found['gpu_hours']:,.0f}"))
+    if found.get("until"):
+        pairs.insert(0, ("until", found["until"]))
+    if found["cost"] is not None:
+        pairs.append(("cost", f"{found['cost']:,.0f}"))
+    if found["energy_mwh"]:
+        pairs.append(("energy", f"{found['energy_mwh']:,.0f} MWh"))
+    tokens = f", {format_short_count(found['tokens'])} tokens" if found["tokens"] else ""
+    pairs.append(("steps", f"{found['steps']:,}{tokens}"))
+    if found["tokens"]:
+        pairs.append(("throughput", f"{found['tokens_per_s']:,.0f} tokens/s over the whole run"))
+    pairs.append(("goodput", format_percent(found["goodput"])))
+    between_s = stage["between_interruptions_s"]
+    if between_s:
+        pairs.append(
+            (
+                "interruptions",
+                f"{found['interruptions']:,.0f}, one each {format_duration(between_s)} at the end",
+            )
+        )
+    if stage["interval_s"]:
+        pairs.append(
+            (
+                "checkpoints",
+                f"{format_bytes(found['checkpoint_bytes'])} every {format_duration(stage['interval_s'])}: "
+                f"a pause of {stage['checkpoint_pause_s']:.1f} s, "
+                f"safe after {stage['checkpoint_write_s']:.1f} s",
+            )
+        )
+    return pairs
+
+
+def _split(found: Facts, width: int) -> str:
+    total_s = sum(found["split_s"].values()) or 1.0
+    rows = [
+        (
+            PART_NAMES[name],
+            format_duration(seconds),
+            format_percent(seconds / total_s),
+            "#" * round(seconds / total_s * BAR_WIDTH),
+        )
+        for name, seconds in found["split_s"].items()
+        if seconds > 0
+    ]
+    return table(("the mean run spends", "time", "share", ""), rows, width)
+
+
+def _stages(found: Facts, width: int) -> str:
+    rows = [
+        (
+            at + 1,
+            f"{each['gpus']:,}",
+            f"{each['steps']:,}",
+            format_seconds(each["step_s"]),
+            f"{each['days']:.1f}",
+            f"{each['interruptions']:,.0f}",
+        )
+        for at, each in enumerate(found["phases"])
+    ]
+    return table(("stage", "GPUs", "steps", "step", "days", "interruptions"), rows, width)
+
+
+def _choices(found: Facts, width: int) -> str:
+    rows = [
+        (
+            "any" if row["spares"] is None else row["spares"],
+            format_duration(row["interval_s"]) if row["interval_s"] else "-",
+            format_percent(row["goodput"]),
+            "-" if row["days"] is None else f"{row['days']:.1f}",
+        )
+        for row in found["choices"]
+        if row["times_best"] == 1 or row["spares"] == found["spares"]
+    ]
+    return table(("spare nodes", "checkpoint every", "goodput", "days"), rows, width)

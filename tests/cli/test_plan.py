@@ -1,0 +1,129 @@
+"""``stepcast plan`` and ``predict --tokens`` from outside."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_main import run, run_json
+
+SMALL = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64", "--global-batch", "512")
+MEASURED = ("--gpus", "512", "--step-s", "4", "--steps", "100000", "--checkpoint-size", "1TB")
+
+
+def test_no_failures_is_exactly_steps_times_step(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "plan", "--gpus", "64", "--step-s", "2", "--steps", "1000", "--failures", "none")
+    assert found["days"]["mean"] * 86400 == 2000
+    assert found["gpu_hours"] == pytest.approx(64 * 2000 / 3600)
+    assert found["goodput"] == 1
+
+
+def test_a_plan_of_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
+    step = run_json(capsys, "predict", *SMALL)
+    found = run_json(capsys, "plan", *SMALL, "--tokens", "1T", "--price", "2.5/gpu-hour")
+    assert found["steps"] == -(-int(1e12) // (512 * 4096))
+    ideal = found["steps"] * step["step_s"] / 86400
+    assert found["days"]["without_interruption"] == pytest.approx(ideal)
+    assert found["days"]["p10"] <= found["days"]["median"] <= found["days"]["p90"]
+    assert found["cost"] == pytest.approx(2.5 * found["gpu_hours"])
+    assert sum(found["split_s"].values()) == pytest.approx(found["days"]["mean"] * 86400)
+    assert found["step_band_days"]["low"] < found["days"]["median"] < found["step_band_days"]["high"]
+    # bf16 weights, their fp32 copy and two moments.
+    assert found["checkpoint_bytes"] == pytest.approx(14 * 8.03e9, rel=0.001)
+
+
+def test_predict_tells_days_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "predict", *SMALL, "--tokens", "1T", "--price", "2")["training"]
+    assert found["days"] == pytest.approx(found["gpu_hours"] / 64 / 24)
+    assert found["cost"] == pytest.approx(2 * found["gpu_hours"])
+    status, printed, _ = run(capsys, "predict", *SMALL, "--tokens", "1T")
+    assert status == 0
+    assert "1T tokens" in printed
+    assert "GPU-hours" in printed
+
+
+def test_stages_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = ("--stage", "steps=1000", "--stage", "steps=500,seq=32768,cp=4,global-batch=64")
+    found = run_json(capsys, "plan", *SMALL, *stages)
+    first, second = found["phases"]
+    assert found["steps"] == 1500
+    assert second["tokens_per_step"] == 32768 * 64
+    assert first["tokens_per_step"] == 4096 * 512
+    assert found["tokens"] == 1000 * 4096 * 512 + 500 * 32768 * 64
+
+
+def test_until_a_date_is_the_inverse_of_days(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(
+        capsys, "plan", *MEASURED[:4], *MEASURED[6:], "--from", "2026-12-01", "--until", "2026-12-31"
+    )
+    assert found["days"]["closed_form"] == pytest.approx(30, rel=1e-3)
+    assert found["days"]["closed_form"] <= 30
+
+
+def test_more_of_anything_bad_takes_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    usual = run_json(capsys, "plan", *MEASURED)["days"]["closed_form"]
+    for worse in (
+        ("--mtbf", "gpu=5000h"),
+        ("--blocking", "--node-write", "100MB/s"),
+        ("--restart", "detect=30m"),
+        ("--stragglers", "per-node-day=1,for=1h,slower=0.5"),
+        ("--evaluate", "every=100,for=1m"),
+        ("--checkpoint-every", "20h"),
+        ("--spares", "0", "--repair", "share=1,takes=3d"),
+    ):
+        assert run_json(capsys, "plan", *MEASURED, *worse)["days"]["closed_form"] > usual, worse
+
+
+def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "choices.csv"
+    run_json(capsys, "plan", *MEASURED, "--spares", "2", "-o", str(file))
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert {row["spares"] for row in rows} == {"0", "1", "2", "4", "8", "16"}
+    assert all(0 < float(row["goodput"]) <= 1 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--gpus", "1", "--step-s", "2", "--steps", "9", "--mtbf", "gpu=1s", "--checkpoint-size", "1GB"),
+         "gets nowhere: it is interrupted every 1 s"),
+        (("--gpus", "8", "--step-s", "2", "--steps", "9"), "give --checkpoint-size, such as 1TB"),
+        (("--gpus", "8", "--step-s", "2", "--tokens", "1T", "--failures", "none"), "needs --global-batch and --seq"),
+        (SMALL, "one of --tokens 15T, --steps 100000 or --until"),
+        ((*SMALL, "--tokens", "1T", "--steps", "5"), "one of --tokens 15T"),
+        ((*SMALL, "--tokens", "-1"), "'-1' is not a count"),
+        ((*SMALL, "--tokens", "1Z"), "'1Z' is not a count"),
+        ((*SMALL, "--tokens", "1T", "--failures", "lama-3"), "did you mean llama-3"),
+        ((*SMALL, "--tokens", "1T", "--mtbf", "gpu"), "expected gpu=..., node=..., link=..."),
+        ((*SMALL, "--tokens", "1T", "--mtbf", "gpu=0h"), "above zero"),
+        ((*SMALL, "--tokens", "1T", "--repair", "share=2"), "from 0 to 1"),
+        ((*SMALL, "--tokens", "1T", "--shrink"), "give --spares 0 or more"),
+        ((*SMALL, "--tokens", "1T", "--evaluate", "every=5"), "for=... is missing"),
+        ((*SMALL, "--stage", "seq=4096"), "give tokens or steps of the stage"),
+        ((*SMALL, "--stage", "tokens"), "expected KEY=VALUE"),
+        ((*SMALL, "--until", "2020-01-01", "--from", "2026-01-01"), "is not after the first day"),
+        ((*SMALL, "--until", "soon"), "expected a date"),
+        ((*SMALL, "--tokens", "1T", "--pue", "0.5"), "from 1 to 10"),
+        ((*SMALL, "--tokens", "1T", "--node-write", "5"), "has no unit"),
+        ((*SMALL, "--tokens", "1T", "--checkpoint-every", "0s"), "above zero"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_clear_line(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    status, printed, complaint = run(capsys, "plan", *arguments)
+    assert status == 2
+    assert not printed
+    assert said in complaint
+    assert complaint.count("\n") == 1
+
+
+def test_without_a_model_and_a_step(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, complaint = run(capsys, "plan", "--gpus", "8", "--steps", "5")
+    assert status == 2
+    assert "give --model and --cluster, or --step-s" in complaint
+
+
+def test_failure_profiles_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "list", "failures")["failures"]
+    assert {"llama-3", "meta-rsc-1", "opt-175b", "bloom", "megascale"} <= {each["failures"] for each in found}

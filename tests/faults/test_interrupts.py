@@ -1,0 +1,94 @@
+"""Ctrl-C at any moment, start-up included, is one line; a machine that keeps nothing for numba still answers."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.shared import ROOT
+
+# Interrupts itself when Python has loaded so many modules since the command began: as early as a person can.
+AT_IMPORT = """
+import os, sys
+from stepcast.cli.start import main
+left = [int(sys.argv.pop(1))]
+def count(event, arguments):
+    if event == "import":
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), 2)
+sys.addaudithook(count)
+sys.exit(main())
+"""
+# Interrupts itself while the new file waits beside the old one.
+AT_WRITE = """
+import os, sys
+from stepcast.cli.start import main
+real = os.fsync
+os.fsync = lambda handle: (os.kill(os.getpid(), 2), real(handle))
+sys.exit(main())
+"""
+# Interrupts itself in a callback, where Python would show an exception and go on, and when it ends.
+AT_END = """
+import atexit, os, sys
+from stepcast.cli.start import main
+atexit.register(lambda: os.kill(os.getpid(), 2))
+sys.exit(main())
+"""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+EXAMPLE = str(ROOT / "examples" / "simai-gpt-13b.txt")
+
+
+def run_python(program: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", program, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | environment)
+
+
+@pytest.mark.parametrize("modules", [1, 3, 10, 30, 60, 90, 120])
+def test_an_interrupt_while_loading_is_one_line(modules: int) -> None:
+    found = run_python(
+        AT_IMPORT, str(modules), "predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8"
+    )
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "stepcast: interrupted\n")
+
+
+def test_an_interrupt_while_writing_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    target = tmp_path / "out.json"
+    target.write_text("before")
+    found = run_python(AT_WRITE, "convert", EXAMPLE, str(target), "--to", "json")
+    assert (found.returncode, found.stderr) == (130, "stepcast: interrupted\n")
+    assert target.read_text() == "before"
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+def test_an_interrupt_at_the_end_is_one_line() -> None:
+    found = run_python(AT_END, "list", "gpus")
+    assert (found.returncode, found.stderr) == (130, "stepcast: interrupted\n")
+
+
+def test_an_ignored_interrupt_stays_ignored() -> None:
+    """As for a command that a shell runs in the background."""
+    program = "import signal; signal.signal(2, signal.SIG_IGN)\n" + AT_WRITE
+    found = run_python(program, "list", "gpus")
+    assert (found.returncode, found.stderr) == (0, "")
+
+
+def test_numba_without_a_place_to_keep_its_code_still_runs(tmp_path: Path) -> None:
+    pytest.importorskip("numba")
+    home = tmp_path / "file"
+    home.write_text("no folder can be made in here")
+    program = """
+import numba.core.caching as caching, sys
+class Nowhere(caching._CacheLocator):
+    @classmethod
+    def from_function(cls, function, file):
+        return None
+caching.CacheImpl._locator_classes = [Nowhere]
+import stepcast.simulation.unfolded as unfolded
+kernel = unfolded._compiled()
+print(kernel is not None)
+"""
+    found = run_python(program, HOME=str(home), NUMBA_CACHE_DIR=str(home / "below"))
+    assert (found.stdout, found.stderr) == ("True\n", "")

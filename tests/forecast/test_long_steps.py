@@ -1,0 +1,74 @@
+"""Steps of very many micro-batches: told from a few of them, as if all had been run."""
+
+import pytest
+
+from stepcast.forecast import simulate
+from stepcast.forecast.predict import predict
+from stepcast.hardware import load_cluster
+from stepcast.ir.layout import Layout
+from stepcast.ir.legality import is_legal
+from stepcast.ir.strategy import Overlap, ScheduleKind, Sharding, Strategy
+from stepcast.models.catalog import load_model
+from stepcast.simulation.steady import PERIODS
+
+MODEL = load_model("llama-3.2-1b").with_layers(8)
+CLUSTER = load_cluster("dgx-h100")
+
+
+def strategy(
+    schedule: ScheduleKind, micro_batches: int, sharding: Sharding = Sharding.ZERO_1, transfers: bool = True
+) -> Strategy:
+    chunks = 2 if schedule in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V) else 1
+    layout = Layout(tp=2, pp=4, vpp=chunks, dp=2)
+    return Strategy(
+        layout,
+        1,
+        2 * micro_batches,
+        512,
+        sequence_parallel=True,
+        schedule=schedule,
+        sharding=sharding,
+        overlap=Overlap(transfers=transfers),
+    )
+
+
+@pytest.mark.parametrize("transfers", [False, True])
+@pytest.mark.parametrize("sharding", [Sharding.ZERO_1, Sharding.FSDP])
+@pytest.mark.parametrize("schedule", sorted(PERIODS))
+def test_a_long_step_is_as_if_written_out(
+    schedule: ScheduleKind, sharding: Sharding, transfers: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = strategy(schedule, 2048, sharding, transfers)
+    if not is_legal(MODEL, chosen):
+        pytest.skip("no such strategy")
+    whole = predict(MODEL, CLUSTER, chosen)
+    assert whole.settled is None
+    monkeypatch.setattr(simulate, "LONG", 64)
+    short = predict(MODEL, CLUSTER, chosen)
+    assert short.settled is not None
+    assert short.settled.short[0].schedule.micro_batches < 1024
+    assert short.step_s == whole.step_s
+    assert short.run.makespan_s == whole.step_s
+    one, two = short.report, whole.report
+    assert one.breakdown_s == pytest.approx(two.breakdown_s, rel=1e-9, abs=1e-9)
+    assert sum(one.breakdown_s.values()) == pytest.approx(one.step_s, rel=1e-12)
+    assert (one.low_s, one.high_s) == pytest.approx((two.low_s, two.high_s), rel=1e-9)
+    assert [each.peak_in_flight for each in one.stages] == [each.peak_in_flight for each in two.stages]
+    assert [each.bubble_s for each in one.stages] == pytest.approx([each.bubble_s for each in two.stages])
+
+
+def test_a_million_micro_batches_are_as_many_times_what_each_adds() -> None:
+    steps_s = [
+        predict(MODEL, CLUSTER, strategy(ScheduleKind.ONE_F_ONE_B, 10**6 + n)).step_s for n in (0, 1, 2)
+    ]
+    assert steps_s[2] - steps_s[1] == pytest.approx(steps_s[1] - steps_s[0], rel=1e-4)
+    assert steps_s[0] == pytest.approx(10**6 * (steps_s[1] - steps_s[0]), rel=1e-3)
+
+
+def test_what_turns_around_in_the_middle_says_how_many_are_too_many() -> None:
+    with pytest.raises(ValueError, match=r"1,000,000 micro-batches of schedule gpipe .* use fewer"):
+        predict(MODEL, CLUSTER, strategy(ScheduleKind.GPIPE, 10**6))
+    long = predict(MODEL, CLUSTER, strategy(ScheduleKind.ONE_F_ONE_B, 10**6))
+    assert long.report.step_s == long.step_s
+    with pytest.raises(ValueError, match="micro-batches of schedule 1f1b"):
+        _ = long.timeline
