@@ -23,8 +23,8 @@ def allocated(framework=MEGATRON_CORE, gpu="h100-sxm", model=MODEL, strategy=ONE
 
 
 def test_a_loss_in_place_has_one_copy_of_the_logits_less() -> None:
-    compiled = loss_bytes(MODEL, ONE, 1, MEGATRON_CORE)
-    in_place = loss_bytes(MODEL, ONE, 1, replace(MEGATRON_CORE, loss=LossKernel.IN_PLACE))
+    compiled = loss_bytes(MODEL, ONE, 1, replace(MEGATRON_CORE, loss=LossKernel.COMPILED))
+    in_place = loss_bytes(MODEL, ONE, 1, MEGATRON_CORE)
     engine = loss_bytes(MODEL, ONE, 1, replace(MEGATRON_CORE, loss=LossKernel.ENGINE))
     assert in_place == pytest.approx(6 * LOGITS)
     assert compiled - in_place >= 4 * LOGITS
