@@ -43,7 +43,7 @@ def test_training_steps_as_predict_has_them() -> None:
     assert (
         mean <= 0.055
     )  # steps of before, which did not run for seconds: docs/transformers.md has those that did
-    assert worst <= 0.087
+    assert worst <= 0.09
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{mean * 100:.1f} %, worst {worst * 100:.1f} %" in readme
 
