@@ -148,7 +148,7 @@ def test_rows_that_miss_16_byte_boundaries_are_slow() -> None:
     odd = compute_price(Matmul(8192, 50257, 1280), H200, FIT, Load(0.1)).seconds
     padded = compute_price(Matmul(8192, 50304, 1280), H200, FIT, Load(0.1)).seconds
     assert odd == pytest.approx(10.82e-3, rel=0.25)
-    assert padded == pytest.approx(1.512e-3, rel=0.13)  # by half warm, as it was measured, at most
+    assert padded == pytest.approx(1.512e-3, rel=0.13)
 
 
 @pytest.mark.parametrize("dtype", [DType.BF16, DType.FP32])

@@ -69,7 +69,11 @@ def forecast(args: argparse.Namespace) -> Forecast:
     profile = load_profile(args.framework)
     layout = layout_of(args, profile, model, cluster.gpu.name)
     usual = settle(profile, model, cluster.gpu.name, layout, {})
-    given = {**given_by(args), **optimizer_of(args, usual.framework.optimizer)}
+    said = given_by(args)
+    # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
+    formats = {name: value for name, value in said.items() if name in ("precision", "autocast")}
+    trained = settle(profile, model, cluster.gpu.name, layout, formats).framework
+    given = {**said, **optimizer_of(args, trained.optimizer)}
     settled = settle(profile, model, cluster.gpu.name, layout, given)
     _forget_usual(args, settled_facts(usual))
     modules = recomputable(model)

@@ -142,7 +142,7 @@ class Framework:
     stops_early: bool = True
     # Whether the logits outlive a loss that is not compiled, or are freed with it.
     keeps_logits: bool = False
-    loss: LossKernel = LossKernel.COMPILED
+    loss: LossKernel = LossKernel.IN_PLACE
     # Whether fused kernels keep the input of an activation in fp8 (Megatron-Core's
     # activation_func_fp8_input_store).
     fp8_activations: bool = False

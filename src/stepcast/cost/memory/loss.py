@@ -1,10 +1,13 @@
 """What the end of a model needs: the logits and their gradient, and modules for further tokens."""
 
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, LossKernel, Modules
 from stepcast.ir.model import Model
 from stepcast.ir.sharding import plan_of
 from stepcast.ir.strategy import Strategy, TrainingKind
+
+# torch.compile pads a matmul whose width is not a multiple of this: logits and their gradient are copied.
+ALIGNED = 8
 
 
 def loss_bytes(
@@ -30,8 +33,10 @@ def loss_bytes(
         if plan_of(strategy, framework).by_unit:
             # Layers are compiled one by one and the loss is not; the logits outlive it.
             return kept + (3 * FP32_BYTES + element) * logits
-        # The logits, from which their gradient is made in fp32.
-        return kept + logits * (element + FP32_BYTES)
+        if framework.modules is Modules.TRANSFORMERS:
+            # The logits, from which its loss function has their gradient made in fp32.
+            return kept + logits * (element + FP32_BYTES)
+        return kept + logits * element * (1 if vocab % ALIGNED == 0 else 3)
     width = model.embedding_width or model.hidden
     weight = vocab / tp * width * element if strategy.training is TrainingKind.FULL else 0.0
     narrow = element if strategy.stored is not DType.FP32 else 0.0

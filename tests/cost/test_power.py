@@ -1,0 +1,36 @@
+"""Sustained work against the power limit, as it was measured on an H200 (tools/measure_power.py)."""
+
+import pytest
+
+from stepcast.cost.compute import Load, compute_price
+from stepcast.cost.fits import default_fit
+from stepcast.hardware.catalog import load_gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Attention, Compute, Matmul
+
+H200 = load_gpu("h200")
+PRODUCT = Matmul(8192, 8192, 8192)
+# Share of the time in the kernel, the rest bound by memory -> how much longer it took than after idling.
+MEASURED = ((PRODUCT, {1.0: 1.206, 0.75: 1.156, 0.5: 1.065, 0.25: 1.005}),
+            (Matmul(8192, 8192, 8192, 1, DType.FP8), {1.0: 1.198, 0.75: 1.143, 0.5: 1.067, 0.25: 0.994}),
+            (Attention(2, 8192, 8192, 32, 32, 128, 128), {1.0: 1.193, 0.75: 1.147, 0.5: 1.076, 0.25: 1.0}))  # fmt: skip
+
+
+def seconds(work: Compute, duty: float, busy_s: float = 1e6) -> float:
+    return compute_price(work, H200, default_fit(), Load(busy_s, duty)).seconds
+
+
+@pytest.mark.parametrize(("work", "slower"), MEASURED)
+def test_products_slow_down_as_measured(work: Compute, slower: dict[float, float]) -> None:
+    cold_s = seconds(work, 1.0, 1e-9)
+    for duty, factor in slower.items():
+        assert seconds(work, duty) / cold_s == pytest.approx(factor, abs=0.07), duty
+
+
+def test_a_burst_is_not_slowed() -> None:
+    assert seconds(PRODUCT, 1.0, 1e-3) < 1.05 * seconds(PRODUCT, 1.0, 1e-9)
+
+
+def test_more_duty_is_never_faster() -> None:
+    times = [seconds(PRODUCT, duty / 10) for duty in range(11)]
+    assert times == sorted(times)
