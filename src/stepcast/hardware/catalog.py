@@ -93,7 +93,7 @@ def load_fit(name: str) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def known_transports() -> Transports:
     """What carries messages between nodes, by name."""
-    text = (resources.files("stepcast") / "data" / "transports.toml").read_text(encoding="utf-8")
+    text = (DATA / "transports.toml").read_text(encoding="utf-8")
     return {
         name: Transport(entry["latency_us"] * US, entry["efficiency"], entry["source"])
         for name, entry in tomllib.loads(text).items()
