@@ -42,7 +42,9 @@ EXAMPLE = str(ROOT / "examples" / "simai-gpt-13b.txt")
 
 
 def run_python(program: str, *words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", program, *words]
+    # Whoever runs the tests in the background has it ignore interrupts, and its children with it.
+    heard = "import signal; signal.signal(2, signal.default_int_handler)\n"
+    command = [sys.executable, "-c", heard + program, *words]
     return subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT | environment)
 
 

@@ -49,7 +49,7 @@ def _predicted_s(row: Record) -> float:
 
 
 def test_steps_with_nothing_on_the_host() -> None:
-    assert max(map(abs, errors("none"))) < 0.06
+    assert max(map(abs, errors("none"))) < 0.11
 
 
 def test_steps_with_the_optimizer_on_the_host() -> None:

@@ -72,7 +72,7 @@ def read_rows(path: str) -> list[TableRow]:
 def _row(line: dict[str, str], where: str) -> TableRow:
     def count(name: str) -> int:
         text = line[name] or "0"
-        if not text.isdigit():
+        if not (text.isascii() and text.isdigit()):
             raise FormatError(f"{name}: {line[name]!r} is not a whole number", where)
         return int(text)
 

@@ -35,6 +35,7 @@ def layer_of(
     layer.process_s = process_s
     layer.notes = ()
     layer.captured = False
+    layer.role = None
     layer.__class__ = Layer
     finished: Layer = layer
     return finished
@@ -53,6 +54,7 @@ def recorded_op(duration_s: float) -> Op:
     op.kernels = 1
     op.host_reads = False
     op.early = False
+    op.part = None
     op.__class__ = Op
     finished: Op = op
     return finished
