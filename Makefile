@@ -1,12 +1,13 @@
 # make demo   creates the environment and shows the shipped examples
 # make test   runs every check
+# make fuzz   damaged files and random command lines; FUZZ="--minutes 60 --seed 7" for longer
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test lint types unit bench clean
+.PHONY: install demo test lint types unit fuzz bench clean
 
 install: $(INSTALLED)
 
@@ -33,9 +34,12 @@ types: install
 unit: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
+fuzz: install
+	$(BIN)/python -m tests.fuzz $(FUZZ)
+
 bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output fuzz-found
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

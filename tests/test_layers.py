@@ -5,6 +5,8 @@ Files are written in one place, ``outputs/files.py``, which leaves none half wri
 
 import ast
 import re
+from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,11 +24,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cost": {"units", "ir", "hardware"},
     "frameworks": {"units", "ir", "hardware", "inputs"},
     "goodput": {"units", "ir", "hardware", "inputs"},
-    "profile": {"units", "ir", "hardware", "inputs", "cost"},
+    "pytorch": {"units", "ir", "hardware", "inputs", "cost"},
     "simulation": {"units", "ir"},
     "analyze": {"units", "ir", "hardware", "cost", "simulation"},
     "report": {"units", "ir"},
-    "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "profile"},
+    "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze"},
     "validate": {
@@ -56,10 +58,15 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@cache
+def nodes_of(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(ast.parse(path.read_text())))
+
+
 def imported_parts(path: Path) -> set[str]:
     """Top-level parts of our package that the file at *path* imports."""
     parts = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: use absolute imports"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -73,7 +80,7 @@ def imported_parts(path: Path) -> set[str]:
 
 def called_names(path: Path) -> set[str]:
     """Plain names and methods that the file at *path* calls."""
-    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node.func for node in nodes_of(path) if isinstance(node, ast.Call)]
     return {call.id for call in calls if isinstance(call, ast.Name)} | {
         f".{call.attr}" for call in calls if isinstance(call, ast.Attribute)
     }
@@ -97,20 +104,28 @@ def test_only_the_edges_print_or_open_files(path: Path) -> None:
         assert not calls & {"open", ".read_text", ".read_bytes", ".write_text", ".write_bytes"}, name
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_room_for_pytorch_imports_it(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert part_of(path) == "pytorch" or "torch" not in {name.split(".")[0] for name in names}
+
+
 # Calls that write, create or move files, whatever they are given.
 WRITES = {"write_text", "write_bytes", "touch", "rename", "savetxt", "savez", "tofile", "to_csv", "fdopen"}
 WRITES |= {"mkstemp", "NamedTemporaryFile", "copyfile", "unlink"}
 READ_MODE = re.compile("[rbt]*|utf-8")
 
 
-def writing_calls(tree: ast.AST) -> list[str]:
-    """Calls within *tree* that write files; opening one in a mode that is not plain to see counts too."""
+def writing_calls(nodes: Iterable[ast.AST]) -> list[str]:
+    """Calls among *nodes* that write files; opening one in a mode that is not plain to see counts too."""
     found = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
+    for node in nodes:
+        last = getattr(getattr(node, "func", None), "attr", getattr(getattr(node, "func", None), "id", ""))
+        if not isinstance(node, ast.Call) or last not in {"open", "replace", *WRITES}:
             continue
         name = ast.unparse(node.func)
-        last = name.rpartition(".")[2]
         of_path = last == "open" and name not in ("open", "io.open", "os.open", "gzip.open")
         given = [*node.args[not of_path :], *(word.value for word in node.keywords)]
         plain = all(isinstance(each, ast.Constant) and READ_MODE.fullmatch(str(each.value)) for each in given)
@@ -122,7 +137,7 @@ def writing_calls(tree: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_files_are_written_in_one_place(path: Path) -> None:
-    calls = writing_calls(ast.parse(path.read_text()))
+    calls = writing_calls(nodes_of(path))
     if path.relative_to(PACKAGE).as_posix() == "outputs/files.py":
         assert calls
     else:
@@ -134,14 +149,38 @@ def test_files_are_written_in_one_place(path: Path) -> None:
     ['open(p, "w")', 'open(p, mode="ab")', "open(p, mode)", 'p.open("x")', 'gzip.open(p, "wt")', "p.write_text(t)", "os.replace(a, b)", "np.savez(p)"],
 )  # fmt: skip
 def test_a_call_that_writes_is_seen(text: str) -> None:
-    assert writing_calls(ast.parse(text))
+    assert writing_calls(ast.walk(ast.parse(text)))
 
 
 @pytest.mark.parametrize(
     "text", ["open(p)", 'open(p, "rb")', 'p.open(encoding="utf-8")', "open(os.devnull, m)"]
 )
 def test_a_call_that_reads_is_none(text: str) -> None:
-    assert not writing_calls(ast.parse(text))
+    assert not writing_calls(ast.walk(ast.parse(text)))
+
+
+# What could run a file, or send it away; profile joins its own processes by a socket.
+RUNS_OR_SENDS = {
+    "pickle",
+    "marshal",
+    "shelve",
+    "subprocess",
+    "ctypes",
+    "urllib",
+    "http",
+    "ssl",
+    "requests",
+    "runpy",
+}
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_runs_what_it_reads_or_sends_it_away(path: Path) -> None:
+    modules = {alias.name for node in nodes_of(path) if isinstance(node, ast.Import) for alias in node.names}
+    modules |= {str(node.module) for node in nodes_of(path) if isinstance(node, ast.ImportFrom)}
+    forbidden = RUNS_OR_SENDS | (set() if part_of(path) == "profile" else {"socket"})
+    assert not forbidden & {name.partition(".")[0] for name in modules}
+    assert not {"eval", "exec", "__import__", ".system", ".popen"} & called_names(path)
 
 
 def test_the_page_of_the_house_has_the_same_rooms() -> None:

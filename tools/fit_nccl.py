@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.cost.collectives import Route, collective_s
+from stepcast.cost.collectives.sweep import measured_time_s, sweep_route
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB, US
-from stepcast.validate.nccl_tests import measured_time_s, sweep_route
 
 Vector = NDArray[np.float64]
 

@@ -57,6 +57,12 @@ def test_options_count_more_than_the_profile(
     assert step_s(capsys, "--framework", "torchtitan", *options) != usual
 
 
+def test_an_optimizer_by_name_runs_as_the_profile_runs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """PyTorch's AdamW goes over lists of tensors unless it is asked to fuse."""
+    plain = ("--framework", "pytorch", "--optimizer", "adamw:bf16")
+    assert step_s(capsys, *plain) == step_s(capsys, "--framework", "pytorch")
+
+
 def test_every_profile_predicts(capsys: pytest.CaptureFixture[str]) -> None:
     for name in framework_names():
         assert 0.5 < step_s(capsys, "--framework", name, "--tp", "2", "--global-batch", "256") < 60, name

@@ -227,7 +227,7 @@ def test_text_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: p
         ((*SMALL, "--recompute", "selective:"), "'' is no module"),
         ((*SMALL, "--overlap", "everything"), "expected gradients"),
         ((*SMALL, "--stage-layers", "a,b"), "expected whole numbers"),
-        ((*SMALL, "--calibration", "nowhere.toml"), "nowhere.toml: no such file"),
+        ((*SMALL, "--calibration", "nowhere.toml"), "nowhere.toml: cannot be read: no such file"),
         (("--model", "lama", "--cluster", "dgx-h100", "--gpus", "8"), "lama"),
         (("--model", "llama-3.1-8b", "--cluster", "dgx", "--gpus", "8"), "unknown cluster 'dgx'"),
     ],

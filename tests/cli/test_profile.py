@@ -13,8 +13,8 @@ from stepcast.cost.compute import compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
-from stepcast.profile import torch_backend, torch_collectives
-from stepcast.profile.cases import Operator
+from stepcast.pytorch.profile import torch_backend, torch_collectives
+from stepcast.pytorch.profile.cases import Operator
 
 
 class FakeBackend:

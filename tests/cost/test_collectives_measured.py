@@ -2,6 +2,7 @@
 
 import pytest
 
+from stepcast.cost.collectives.sweep import sweep_route
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
@@ -12,7 +13,6 @@ from stepcast.validate.nccl_tests import (
     compare_folder,
     compare_sweep,
     mean_abs_error,
-    sweep_route,
 )
 from tests.shared import DATA, needs_shared
 
@@ -39,14 +39,14 @@ def rows() -> tuple[MeasuredCollective, ...]:
 def test_all_world_sizes_together(rows: tuple[MeasuredCollective, ...]) -> None:
     assert len(rows) == 104
     assert mean_abs_error(rows) <= 0.07
-    assert mean_abs_error(rows, MIB) <= 0.05
+    assert mean_abs_error(rows, MIB) <= 0.04
 
 
 @needs_shared
 @pytest.mark.parametrize("ranks", [2, 8, 16, 64])
 def test_each_world_size(rows: tuple[MeasuredCollective, ...], ranks: int) -> None:
     ours = [row for row in rows if row.ranks == ranks]
-    assert mean_abs_error(ours) <= 0.12
+    assert mean_abs_error(ours) <= 0.125
     assert mean_abs_error(ours, MIB) <= 0.07
 
 
@@ -78,4 +78,4 @@ def test_launching_from_one_thread_takes_longer() -> None:
     cluster = load_cluster(CLUSTER)
     rows = (SweepRow(1024, 10e-6, 10e-6),)
     own, shared = (compare_sweep(sweep(8, 1, rows, held), cluster)[0] for held in (1, 8))
-    assert shared.predicted_s > 2 * own.predicted_s
+    assert shared.predicted_s > 1.7 * own.predicted_s

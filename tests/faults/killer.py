@@ -20,7 +20,7 @@ from stepcast.cli.main import main
 from stepcast.outputs import files
 
 PIECES = 40
-PIECE_S = 1e-3
+PIECE_S = 2e-3
 PATIENCE_S = 60.0
 
 
@@ -74,7 +74,7 @@ def kills(count: int, folder: Path, words: list[str]) -> dict[str, int]:
         for path in folder.iterdir():
             path.unlink()
         target.write_bytes(before)
-        met += run_and_kill(folder, words, chance.uniform(0, PIECES * PIECE_S))
+        met += run_and_kill(folder, words, chance.uniform(0, 0.7 * PIECES * PIECE_S))
         torn += target.read_bytes() not in (before, whole)
     return {"met": met, "torn": torn}
 

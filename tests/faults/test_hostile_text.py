@@ -102,6 +102,19 @@ READING = (
     ["predict", "--model", "FILE", *SIMULATED, "--gpus", "8"],
     ["predict", "--model", "llama-3.1-8b", "--cluster", "FILE", "--gpus", "8"],
     ["collective", "barrier", "--ranks", "2", "--cluster", "FILE"],
+    [
+        "plan",
+        "--gpus",
+        "8",
+        "--step-s",
+        "1",
+        "--steps",
+        "9",
+        "--checkpoint-size",
+        "1GB",
+        "--failures",
+        "FILE",
+    ],
     ["op", "add", "--rows", "8", "--columns", "8", "--gpu", "h200", "--calibration", "FILE"],
 )
 TOML = ("a cluster", "a calibration", "a framework", "no format")
@@ -119,7 +132,7 @@ def check_shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.mark.parametrize("name", FILES)
 def test_no_file_steers_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """Nine or ten commands for each of thirty places; the file's own name is as bad."""
+    """Ten commands for each of thirty places; the file's own name is as bad."""
     file = tmp_path / (HOSTILE.replace("/", "") + "\n" + (".toml" if name.endswith(TOML) else ".json"))
     file.write_text(FILES[name])
     shown = [
@@ -143,6 +156,7 @@ VALUED = [
 NEEDED = {
     "show": [str(GPT)],
     "predict": ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8"],
+    "plan": ["--gpus", "8", "--step-s", "1", "--steps", "9", "--checkpoint-size", "1GB", "--runs", "2"],
     "simulate": [str(GPT), *SIMULATED],
     "analyze": [str(EXAMPLES / "megatron-rank7.txt")],
     "replay": [str(EXAMPLES / "megatron-rank7.txt")],

@@ -158,6 +158,14 @@ def test_a_step_of_aeons_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "longer than thirty years" in " ".join(run(capsys, *huge)[2].split())
 
 
+def test_a_run_of_aeons_is_warned_of_and_an_infinite_cost_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "--gpus", "8", "--checkpoint-size", "1GB", "--runs", "2", "--step-s", "1"]
+    assert "longer than thirty years" in " ".join(run(capsys, *words, "--steps", "9" * 11)[2].split())
+    status, out, err = run(capsys, *words, "--steps", "9000", "--price", "1e308")
+    assert (status, out) == (2, "")
+    assert "cost comes out as inf" in err
+
+
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
 def test_what_is_no_number_is_no_answer(number: float) -> None:
     with pytest.raises(ValueError, match="low_s comes out as"):

@@ -18,6 +18,7 @@ from tests.shared import ROOT
 LLAMA, GPT = str(EXAMPLES / "simai-llama-405b.txt"), str(EXAMPLES / "simai-gpt-13b.txt")
 MEGATRON = str(EXAMPLES / "megatron-rank7.txt")
 PREDICT = ["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8"]
+PLAN = ["plan", "--gpus", "8", "--step-s", "1", "--steps", "100", "--checkpoint-size", "1GB", "--runs", "2"]
 # Every way to write a file; the last word is its name.
 WRITING = {
     "trace of simulate": ["simulate", GPT, "--cluster", "dgx-h100", "--trace"],
@@ -30,6 +31,7 @@ WRITING = {
     "JSON": ["convert", "--to", "json", GPT],
     "Perfetto": ["convert", "--to", "perfetto", MEGATRON],
     "calibration": ["calibrate", "operators.csv", "--gpu", "h200", "-o"],
+    "choices of plan": [*PLAN, "-o"],
     "rows": ["validate", "--set", "h200", "--data", "rows", "-o"],
 }
 OPERATORS = "op,dtype,rows,cols,ms\n" + "".join(
@@ -103,7 +105,7 @@ def test_a_limit_on_sizes_leaves_the_old_file_and_names_it(
 ) -> None:
     target = tmp_path / "out.json"
     target.write_bytes(BEFORE)
-    size_limit(256)
+    size_limit(128)
     status, _, err = run(capsys, *WRITING[name], str(target))
     assert (status, err) == (2, f"stepcast: {target}: file too large; the file is left as it was\n")
     assert target.read_bytes() == BEFORE
@@ -118,7 +120,7 @@ def test_with_room_the_new_file_takes_its_place(
     target = tmp_path / "out.json"
     target.write_bytes(BEFORE)
     assert run(capsys, *WRITING[name], str(target))[0] == 0
-    assert len(target.read_bytes()) > 256
+    assert len(target.read_bytes()) > 128
     assert os.listdir(tmp_path) == ["out.json"]
 
 
@@ -137,7 +139,7 @@ def test_a_set_of_files_is_written_wholly_or_not(
 def test_the_demo_names_the_file_it_could_not_write(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], size_limit: Limit
 ) -> None:
-    size_limit(256)
+    size_limit(128)
     status, _, err = run(capsys, "demo", "--examples", str(EXAMPLES), "-o", str(tmp_path))
     assert status == 2
     assert f"{tmp_path}/megatron-rank7.perfetto.json: file too large" in err

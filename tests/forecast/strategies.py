@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from stepcast.hardware import Cluster
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Execution, Framework
+from stepcast.ir.framework import Execution, Framework, Offloaded
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import (
+    Offload,
     Overlap,
     Recompute,
     RecomputeKind,
@@ -96,12 +97,14 @@ def cases(draw: st.DrawFn) -> Case:
         precision=draw(pick((DType.BF16, DType.FP8))),
         expert_imbalance=draw(pick((1.0, 1.5))) if layout.ep > 1 else 1.0,
         expert_capacity=draw(pick((None, 0.2, 1.2))) if experts else None,
+        offload=draw(pick((Offload(), Offload(), Offload(1, 0), Offload(0, 1), Offload(0.5, 0.4)))),
         training=training,
         lora_rank=16 if training is TrainingKind.LORA else 0,
     )
     framework = Framework(
         gradient_dtype=draw(pick((DType.FP32, DType.BF16))),
         execution=draw(pick((Execution.GRAPHS, Execution.EAGER))),
+        offloaded=draw(pick(tuple(Offloaded))),
     )
     case = Case(model, cluster, strategy, framework)
     assume(case.legal)

@@ -13,6 +13,7 @@ from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.model_parts import FeedForward
+from stepcast.ir.role import Role
 from stepcast.ir.stages import even_layers
 from stepcast.ir.strategy import (
     NO_OVERLAP,
@@ -315,3 +316,16 @@ def test_a_large_model_stays_folded() -> None:
     distinct = {id(stage): stage for stage in run.stages}.values()
     assert len(distinct) == 3  # the first, the last, and one for all between
     assert sum(len(block.layers) for stage in distinct for block in stage.body) < 126
+
+
+@pytest.mark.parametrize(
+    "name", ["llama-3.1-8b", "deepseek-v3", "nemotron-h-8b", "gemma-3-27b", "gpt-oss-20b"]
+)
+def test_every_layer_says_what_it_is(name: str) -> None:
+    """Rules go by the role, which no renaming touches; a role nobody gives would leave its rules without effect."""
+    model = load_model(name)
+    further = min(1, model.next_token_layers)
+    stage = generate(model, Strategy(Layout(dp=8), 1, 32, 2048, further_tokens=further)).stages[0]
+    layers = (*stage.body_layers(), *stage.epilogue)
+    assert all(layer.role is not None and layer.name == layer.role for layer in layers)
+    assert {layer.role for layer in layers} >= {Role.EMBEDDING, Role.HEAD, Role.LOSS, Role.OPTIMIZER}

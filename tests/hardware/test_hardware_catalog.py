@@ -7,7 +7,8 @@ import pytest
 
 import stepcast.hardware
 from stepcast.hardware import Gpu, cluster_names, gpu_names, load_cluster, load_gpu
-from stepcast.hardware.schema import CLUSTER_KEYS, GPU_KEYS
+from stepcast.hardware.catalog import known_transports
+from stepcast.hardware.schema import CLUSTER_KEYS, GPU_KEYS, CatalogError
 from stepcast.units import GIB
 
 DATA = Path(stepcast.hardware.__file__).parents[1] / "data"
@@ -164,3 +165,23 @@ def test_catalogue_values_hash_and_compare() -> None:
     assert load_cluster("dgx-h100") == load_cluster("hgx-h100")
     assert hash(load_cluster("dgx-h100")) == hash(load_cluster("dgx-h100"))
     assert load_cluster("dgx-h100") != load_cluster("dgx-h100", ["node.nics=4"])
+
+
+def test_a_transport_brings_its_latency_and_efficiency() -> None:
+    """What a description states itself wins; another transport drops what the base says of its own."""
+    usual = known_transports()
+    roce = load_cluster("dgx-h100", ["node.nic.transport=roce"]).node.nic
+    assert roce is not None
+    assert (roce.latency_s, roce.efficiency) == (usual["roce"].latency_s, usual["roce"].efficiency)
+    stated = load_cluster("dgx-h100", ["node.nic.transport=tcpx", "node.nic.efficiency=0.5"]).node.nic
+    assert stated is not None
+    assert (stated.latency_s, stated.efficiency) == (usual["tcpx"].latency_s, 0.5)
+    with pytest.raises(CatalogError, match="unknown transport 'ether', expected one of infiniband"):
+        load_cluster("dgx-h100", ["node.nic.transport=ether"])
+
+
+def test_every_transport_says_where_it_comes_from() -> None:
+    for name, transport in known_transports().items():
+        assert transport.latency_s > 0, name
+        assert 0 < transport.efficiency <= 1, name
+        assert len(transport.source) > 20, name

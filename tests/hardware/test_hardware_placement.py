@@ -106,7 +106,7 @@ def test_the_verbs_place_alike(capsys: pytest.CaptureFixture[str]) -> None:
         found = json.loads(capsys.readouterr().out)
         times[place] = found["time_s"]
         assert bool(found["warnings"]) == (place == "packed")
-    assert times["packed"] > 2 * times["even"]
+    assert times["packed"] > 1.8 * times["even"]
     assert main([*words, "--place", "packed", "--ranks-per-node", "8"]) == 2
     assert "--ranks-per-node says how many" in capsys.readouterr().err
 

@@ -1,6 +1,8 @@
 """Messages between stages, work once per step, and overlap: small programs with their times worked out by
 hand."""
 
+from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -100,6 +102,25 @@ def test_blocking_messages_stop_both_sides() -> None:
     assert found[1, "F", 0] == (1.5, 4.5)
     assert found[0, "send", 1] == found[1, "receive", 1] == (4.5, 5)
     assert found[0, "F", 2] == (5, 6)
+
+
+@pytest.mark.parametrize("mode", [Send.EAGER, Send.RENDEZVOUS])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_messages_that_cost_alike_run_as_if_asked_for_one_by_one(name: str, mode: Send) -> None:
+    """Stages share their segments; at the turn of a V the next chunk is on the same stage."""
+    schedule = make_schedule(name, 4, 12, SCHEDULES[ScheduleKind(name)].pieces(2))
+    shared = cache(lambda phases: uniform_segments(1, 1, 1)(0, phases))
+    programs = [
+        pipeline_program(
+            schedule,
+            LANES,
+            lambda stage, phases: shared(phases),
+            replace(messages(mode, 0.5), alike=alike),
+        )
+        for alike in (False, True)
+    ]
+    one_by_one, alike = (task_times(simulate(program)) for program in programs)
+    assert alike.end_s.tolist() == one_by_one.end_s.tolist()
 
 
 NO_BUFFERS = {"gpipe": 1, "1f1b": 1, "zb-h1": 1}

@@ -11,10 +11,10 @@ from stepcast.cost.compute import ALONE, Load, compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.ir.operator_times import OperatorTimes
-from stepcast.profile.cases import Case
-from stepcast.profile.corrections import Fitted, fit_class
-from stepcast.profile.document import Document, to_toml
-from stepcast.profile.measure import Points
+from stepcast.pytorch.profile.cases import Case
+from stepcast.pytorch.profile.corrections import Fitted, fit_class
+from stepcast.pytorch.profile.document import Document, to_toml
+from stepcast.pytorch.profile.measure import Points
 
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu

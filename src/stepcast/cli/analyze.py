@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         nargs="+",
         help="a measured run: Megatron traces of one, some or all ranks (or their folder), a Kineto trace, "
-        "an OptimusPrime log",
+        "an OptimusPrime log, an nccl-tests or rccl-tests log",
     )
     parser.add_argument(
         "--format",
@@ -35,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read as this format instead of recognising it: one of 'stepcast list formats'",
     )
     parser.add_argument(
-        "--cluster", metavar="C", help="what it ran on: achieved bandwidths are compared with it"
+        "--cluster",
+        metavar="C",
+        help="what it ran on: achieved bandwidths are compared with it (nccl-tests logs need it)",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
@@ -121,6 +123,10 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
     "optimus": (
         _loaded("stepcast.cli.optimus", "optimus_facts"),
         _loaded("stepcast.report.optimus", "optimus_text"),
+    ),
+    "nccl-tests": (
+        _loaded("stepcast.cli.sweeps", "sweep_facts"),
+        _loaded("stepcast.report.sweep", "sweep_text"),
     ),
 }
 

@@ -30,6 +30,7 @@ CALIBRATIONS = {
     "kineto": Place("stepcast.cli.calibrate_kineto", CLASSES),
     "megatron": Place("stepcast.cli.calibrate_megatron", CLASSES),
     "optimus": Place("stepcast.cli.calibrate_optimus", "stepcast.report.optimus"),
+    "nccl-tests": Place("stepcast.cli.calibrate_collectives", "stepcast.report.sweep"),
 }
 
 
@@ -38,13 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         metavar="RUN",
         nargs="+",
-        help="measured operators (csv), profiler traces, Megatron traces or OptimusPrime logs, or folders",
+        help="measured operators (csv), profiler or Megatron traces, OptimusPrime and nccl-tests logs",
     )
     parser.add_argument("-o", "--output", type=new_file, metavar="C.toml", help="write the constants here")
     parser.add_argument(
         "--gpu", metavar="G", help="what the runs ran on, where they do not tell (csv, Megatron traces)"
     )
-    parser.add_argument("--cluster", metavar="C", help="what the runs ran on (OptimusPrime: a40-pcie)")
+    parser.add_argument(
+        "--cluster",
+        metavar="C",
+        help="what the runs ran on (OptimusPrime: a40-pcie; nccl-tests logs need it)",
+    )
     parser.add_argument("--model", metavar="M", help="what was trained, where the runs do not tell")
     parser.add_argument(
         "--sequence",

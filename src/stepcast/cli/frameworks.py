@@ -65,6 +65,7 @@ def profile_pairs(found: Facts) -> list[tuple[str, object]]:
         ("gradients", software["gradient_dtype"]),
         ("optimizer", f"{optimizer['kind']}, moments {optimizer['moment_dtype']}, {master}"),
         ("dispatcher", software["dispatcher"]),
+        ("offloaded", software["offloaded"]),
         ("selective", software["selective"]),
         ("habits", ", ".join(habits) or "none"),
         (

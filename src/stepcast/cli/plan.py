@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
 from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.ir.doubts import doubts
+from stepcast.report.visible import visible
 from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
@@ -120,6 +122,10 @@ def run(args: argparse.Namespace) -> int:
         "assumptions": assumptions,
         "warnings": [note for each in forecasts if each for note in each.prediction.report.warnings],
     }
+    answer = {
+        key: found[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")
+    }
+    found["warnings"] += doubts(answer)
     if args.until:
         found["until"] = args.until.isoformat()
     if args.output:
@@ -129,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(plan_text(found, terminal_width()))
     if args.output:
-        print(f"\nwrote {args.output}")
+        print(f"\nwrote {visible(args.output)}")
     print_warnings(dict.fromkeys(found["warnings"]))
     return 0
 

@@ -15,10 +15,10 @@ from stepcast.units import format_bytes, format_percent, format_rate, format_sec
 
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu
-    from stepcast.profile.corrections import Fitted
-    from stepcast.profile.document import Document
-    from stepcast.profile.measure import Progress
-    from stepcast.profile.torch_backend import TorchBackend
+    from stepcast.pytorch.profile.corrections import Fitted
+    from stepcast.pytorch.profile.document import Document
+    from stepcast.pytorch.profile.measure import Progress
+    from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; what is left is measured when the command runs again
 
@@ -38,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepcast.cost.fits import default_fit
-    from stepcast.profile.cases import gpu_cases
-    from stepcast.profile.corrections import fit_classes
-    from stepcast.profile.document import Document
-    from stepcast.profile.measure import Points, measure
-    from stepcast.profile.torch_backend import TorchBackend, load_torch
+    from stepcast.pytorch.profile.cases import gpu_cases
+    from stepcast.pytorch.profile.corrections import fit_classes
+    from stepcast.pytorch.profile.document import Document
+    from stepcast.pytorch.profile.measure import Points, measure
+    from stepcast.pytorch.profile.torch_backend import TorchBackend, load_torch
 
     torch = load_torch()
     backend = TorchBackend(torch)
@@ -86,7 +86,7 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     """What an earlier run measured on the same GPU with the same software."""
     from stepcast.inputs.source import Source
     from stepcast.ir.limits import DESCRIPTION
-    from stepcast.profile.document import read_document
+    from stepcast.pytorch.profile.document import read_document
 
     if not path.exists():
         return None
@@ -104,7 +104,7 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
 
 def _with_collectives(document: "Document", torch: Any) -> "Document":
     """All-reduce over the GPUs here, where there are several and an earlier run has not timed it."""
-    from stepcast.profile.torch_collectives import all_reduce_points
+    from stepcast.pytorch.profile.torch_collectives import all_reduce_points
 
     ranks = int(torch.cuda.device_count())
     if ranks < 2 or document.collectives:
@@ -117,7 +117,7 @@ def _with_collectives(document: "Document", torch: Any) -> "Document":
 
 
 def _write(path: str, document: "Document") -> None:
-    from stepcast.profile.document import to_toml
+    from stepcast.pytorch.profile.document import to_toml
 
     write_file(path, to_toml(document).encode(), resumes=True)
 
@@ -147,7 +147,7 @@ def _show_progress(progress: "Progress") -> None:
 def _show(
     args: argparse.Namespace, document: "Document", fitted: Sequence["Fitted"], backend: "TorchBackend"
 ) -> None:
-    from stepcast.profile.torch_collectives import bus_bytes_per_s
+    from stepcast.pytorch.profile.torch_collectives import bus_bytes_per_s
 
     points = document.points
     about = {

@@ -152,6 +152,11 @@ ANALYZE = (
         "an OptimusPrime log tells how long layers took and not when; leave it out",
     ),
     Rule(
+        ("trace",),
+        lambda f: f["format"] != "nccl-tests",
+        "an nccl-tests log tells how long collectives took and not when; leave it out",
+    ),
+    Rule(
         ("cluster", "set"),
         lambda f: f["format"] != "kineto",
         "a profiler trace is analysed by itself; leave it out",
@@ -187,12 +192,12 @@ REPLAY = (
 CALIBRATE = (
     Rule(
         ("gpu",),
-        lambda f: f["source"] != "optimus",
-        "OptimusPrime runs take their GPU from the cluster; give --cluster instead",
+        lambda f: f["source"] not in ("optimus", "nccl-tests"),
+        "runs of {source} take their GPU from the cluster; give --cluster instead",
     ),
     Rule(
         ("cluster",),
-        lambda f: f["source"] in ("megatron", "optimus"),
+        lambda f: f["source"] in ("megatron", "optimus", "nccl-tests"),
         "{source} times operators of one GPU; give --gpu instead",
     ),
     Rule(

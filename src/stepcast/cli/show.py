@@ -3,7 +3,7 @@
 import argparse
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, apply_edits, open_sources
@@ -15,6 +15,9 @@ from stepcast.inputs.table import Format, format_named, read_sources, recognise
 from stepcast.report.show import show_text
 from stepcast.report.text import facts
 
+if TYPE_CHECKING:
+    from stepcast.hardware import Cluster
+
 CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.hardware")
 FRAMEWORK = Format("framework", "framework profile (TOML)", "framework", "stepcast.frameworks")
 CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration", "stepcast.cost.calibration")
@@ -25,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE",
         nargs="+",
-        help="files of any known format; the files of one run (or its folder) are read together",
+        help="files of any known format, the files of one run (or its folder) together; names of clusters",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_edit_arguments(parser)
@@ -76,7 +79,12 @@ def _text(found: dict[str, Any], width: int) -> str:
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
     """Each document the arguments name; rank files of one format make one."""
     runs: dict[tuple[str, str], list[Source]] = {}
-    for source in open_sources(args.files, args.format, _recognise):
+    found = {} if args.format else {file: _catalogued(file) for file in args.files}
+    for name, cluster in found.items():
+        if cluster is not None:
+            yield name, CLUSTER, cluster
+    files = [file for file in args.files if found.get(file) is None]
+    for source in open_sources(files, args.format, _recognise):
         entry = format_named(args.format) if args.format else _recognise(source)
         if entry in (CLUSTER, CALIBRATION, FRAMEWORK):
             yield source.path, entry, _described(source.path, entry)
@@ -91,6 +99,18 @@ def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
         if len(sources) > 1:
             where = f"{os.path.dirname(where) or '.'} ({len(sources)} files)"
         yield where, entry, apply_edits(read_sources(sources, entry), args)
+
+
+def _catalogued(name: str) -> "Cluster | None":
+    """The cluster of the catalogue that has that name, where no file has."""
+    if not name or os.path.exists(name) or os.sep in name or name.endswith(".toml"):
+        return None
+    from stepcast.hardware import CatalogError, load_cluster
+
+    try:
+        return load_cluster(name)
+    except CatalogError:
+        return None
 
 
 def _described(path: str, entry: Format) -> Any:

@@ -250,7 +250,8 @@ def optimizer_of(args: argparse.Namespace, usual: "Optimizer") -> dict[str, "Opt
         return {}
     chosen = usual
     if args.optimizer is not None:
-        chosen = optimizer_named(args.optimizer, usual.master_weights, usual.clips)
+        named = optimizer_named(args.optimizer, usual.master_weights, usual.clips)
+        chosen = replace(named, fused=usual.fused)
     return {"optimizer": replace(chosen, **changed)}
 
 

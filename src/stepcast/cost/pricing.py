@@ -92,9 +92,10 @@ class Pricer:
                 route = self.route(work.group)
                 if self.ideal:
                     return _communication(ideal_s(work, route) * work.times, spread=0.0)
-                exchange = work.kind is CollectiveKind.ALL_TO_ALL
-                if exchange and self.once_per_node and work.group is Group.EP:
-                    route = forwarding_route(route, self.once_per_node)
+                if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP:
+                    route = replace(route, exchange_share=self.cluster.communication.expert_share)
+                    if self.once_per_node:
+                        route = forwarding_route(route, self.once_per_node)
                 found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
                 return _communication(found.seconds * work.times)
             case Transfer():

@@ -6,6 +6,7 @@ from stepcast.generate.parts import (
     Linear,
     Ops,
     collective,
+    layer,
     norm_backward,
     norm_forward,
     norm_layer,
@@ -15,6 +16,7 @@ from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits, row_layer, tensor_bytes
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block, PositionKind, QkNorm
+from stepcast.ir.role import Role
 from stepcast.ir.work import streamed
 from stepcast.ir.workload import Layer, Op
 
@@ -32,13 +34,18 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
     )
     qkv = _latent_layers(sizes) if model.latent else (_qkv_layer(sizes),)
     layers = [
-        norm_layer(sizes, "attention norm", sizes.outer_tokens, column_waits(sizes, qkv[0].name)),
+        norm_layer(
+            sizes,
+            Role.ATTENTION_NORM,
+            sizes.outer_tokens,
+            column_waits(sizes, Role.LATENT_DOWN if model.latent else Role.QKV),
+        ),
         *qkv,
         core_layer(sizes, block),
-        row_layer(sizes, "attention output", output),
+        row_layer(sizes, Role.ATTENTION_OUTPUT, output),
     ]
     if model.post_norms:
-        layers.append(norm_layer(sizes, "attention post norm", sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.ATTENTION_POST_NORM, sizes.outer_tokens))
     return tuple(layers)
 
 
@@ -55,7 +62,7 @@ def _qkv_layer(sizes: Sizes) -> Layer:
     if sizes.shares_kv_heads:
         gathered, scattered = _shared_heads(sizes)
         forward, backward = (*gathered, *forward), (*backward, *scattered)
-    return column_layer(sizes, "attention qkv", (linear,), forward, backward)
+    return column_layer(sizes, Role.QKV, (linear,), forward, backward)
 
 
 def _shared_heads(sizes: Sizes) -> tuple[Ops, Ops]:
@@ -154,18 +161,18 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     rotated = (sizes.heads + 1) * latent.rope_dim
     gradients = tuple(op for linear in down for op in linear.input_gradient(sizes))
     norms = norm_backward(sizes, "latent norm", outer, normed)
-    lower = Layer(
-        "attention down",
+    lower = layer(
+        Role.LATENT_DOWN,
         (
             *(op for linear in down for op in linear.forward(sizes)),
             *norm_forward(sizes, "latent norm", outer, normed),
         ),
-        (*waiting(norms, column_waits(sizes, "attention up")), *gradients),
+        (*waiting(norms, column_waits(sizes, Role.LATENT_UP)), *gradients),
         tuple(op for linear in down for op in linear.weight_gradient(sizes)),
     )
     upper = column_layer(
         sizes,
-        "attention up",
+        Role.LATENT_UP,
         tuple(up),
         rotary(sizes, rotated),
         rotary_gradient(sizes, rotated),

@@ -11,22 +11,21 @@
 
 from dataclasses import dataclass, replace
 
-from stepcast.generate.parts import K, Ops, cast, collective, dropped, dropped_gradient
+from stepcast.generate.parts import K, Ops, cast, collective, dropped, dropped_gradient, layer
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block
+from stepcast.ir.role import Role
 from stepcast.ir.strategy import ContextKind
 from stepcast.ir.work import Attention, CollectiveKind, Direction, Matmul, Transfer, streamed
 from stepcast.ir.workload import Layer, Op
-
-CORE = "attention core"
 
 
 def core_layer(sizes: Sizes, block: Block) -> Layer:
     """Scores, softmax and weighted sum, with the communication of context parallelism."""
     if sizes.cp == 1:
         core = _whole(sizes, block.window, sizes.heads, sizes.kv_heads)
-        return Layer(CORE, core.forward(), core.backward())
+        return layer(Role.CORE, core.forward(), core.backward())
     match sizes.strategy.context:
         case ContextKind.RING:
             return _ring(sizes, block.window)
@@ -196,7 +195,7 @@ def _ring(sizes: Sizes, window: int | None) -> Layer:
     # The gradients of keys and values still have to go home.
     last = Transfer(Direction.SEND, size, Group.CP)
     backward.append(Op("ring gradient home", last))
-    return Layer(CORE, tuple(forward), tuple(backward))
+    return layer(Role.CORE, tuple(forward), tuple(backward))
 
 
 def _pass_on(name: str, size_bytes: int) -> Op:
@@ -209,8 +208,8 @@ def _all_to_all(sizes: Sizes, window: int | None) -> Layer:
     kind = CollectiveKind.ALL_TO_ALL
     inside = sizes.tokens * sizes.query_width * sizes.element + key_value_bytes(sizes)
     outside = sizes.tokens * sizes.output_width * sizes.element
-    return Layer(
-        CORE,
+    return layer(
+        Role.CORE,
         (
             collective("cp all-to-all qkv", kind, inside, Group.CP),
             *core.forward(),
@@ -228,8 +227,8 @@ def _all_gather(sizes: Sizes, window: int | None) -> Layer:
     core = replace(_whole(sizes, window, sizes.heads, sizes.kv_heads), query_len=sizes.seq)
     size = key_value_bytes(sizes) * sizes.cp
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-    return Layer(
-        CORE,
+    return layer(
+        Role.CORE,
         (collective("cp all-gather", gather, size, Group.CP), *core.forward()),
         (
             collective("cp all-gather again", gather, size, Group.CP),

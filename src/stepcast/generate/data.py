@@ -11,13 +11,14 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from stepcast.generate.offload import fetched_weights
-from stepcast.generate.parts import K, Ops, collective
+from stepcast.generate.parts import K, Ops, collective, layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER
 from stepcast.generate.update import own_parameters, update_ops
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.group import Group
+from stepcast.ir.role import Role
 from stepcast.ir.sharding import gathered_bytes, plan_of
 from stepcast.ir.trainable import Matrices
 from stepcast.ir.weights import NOTHING, Shard
@@ -146,12 +147,12 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
         size = end.tied_embedding * sizes.gradient
         sums.append(collective("embedding all-reduce", REDUCE, size, Group.EMBEDDING))
     if sums:
-        layers.append(Layer("gradients", tuple(sums)))
+        layers.append(layer(Role.GRADIENTS, tuple(sums)))
     layers.append(
-        Layer("optimizer", (*_gradient_norm(sizes, end), *update_ops(sizes, end.trained, end.matrices)))
+        layer(Role.OPTIMIZER, (*_gradient_norm(sizes, end), *update_ops(sizes, end.trained, end.matrices)))
     )
     if gather:
-        layers.append(Layer("parameters", gather))
+        layers.append(layer(Role.PARAMETERS, gather))
     return tuple(layers)
 
 

@@ -6,6 +6,7 @@ from stepcast.generate.parts import (
     Ops,
     add,
     collective,
+    layer,
     norm_backward,
     norm_forward,
     norm_layer,
@@ -15,6 +16,7 @@ from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, colu
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import PositionKind
+from stepcast.ir.role import Role
 from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import Elementwise, streamed
 from stepcast.ir.workload import Layer, Op
@@ -46,7 +48,7 @@ def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
         backward = [*norm_backward(sizes, "norm", sizes.outer_tokens, model.hidden), *backward]
     if sizes.strategy.training is TrainingKind.FULL:
         weight += _lookup_gradient(sizes, width)
-    return (Layer("embedding", tuple(forward), tuple(backward), tuple(weight)),)
+    return (layer(Role.EMBEDDING, tuple(forward), tuple(backward), tuple(weight)),)
 
 
 def _lookup_gradient(sizes: Sizes, width: int) -> Ops:
@@ -71,20 +73,20 @@ def head_layers(sizes: Sizes) -> tuple[Layer, ...]:
     width = model.embedding_width or model.hidden
     layers = []
     if model.final_norm:
-        waits = column_waits(sizes, "head")
-        layers.append(norm_layer(sizes, "final norm", sizes.outer_tokens, waits, branches=False))
+        waits = column_waits(sizes, Role.HEAD)
+        layers.append(norm_layer(sizes, Role.FINAL_NORM, sizes.outer_tokens, waits, branches=False))
     if width != model.hidden:
         project = Linear("project out", sizes.outer_tokens, model.hidden, width, sizes.dtype, adapted=False)
         layers.append(
-            Layer(
-                "head projection",
+            layer(
+                Role.HEAD_PROJECTION,
                 project.forward(sizes),
                 project.input_gradient(sizes),
                 project.weight_gradient(sizes),
             )
         )
     logits = Linear("logits", sizes.tokens, width, sizes.logits_width, sizes.unquantised, adapted=False)
-    head = column_layer(sizes, "head", (logits,), width=width)
+    head = column_layer(sizes, Role.HEAD, (logits,), width=width)
     return (*layers, head, _loss(sizes))
 
 
@@ -111,7 +113,7 @@ def _loss(sizes: Sizes) -> Layer:
     )
     if sizes.stored is not DType.FP32:
         backward.append(Op("cast gradient", _cast(sizes, 4, sizes.element)))
-    return Layer("loss", tuple(forward), tuple(backward))
+    return layer(Role.LOSS, tuple(forward), tuple(backward))
 
 
 def _reductions(sizes: Sizes) -> Ops:

@@ -12,6 +12,7 @@ what its operands alone would need.
 
 from stepcast.generate.parts import K, Ops
 from stepcast.generate.sizes import Sizes
+from stepcast.ir.role import OpPart
 from stepcast.ir.work import Work, streamed
 from stepcast.ir.workload import Op
 
@@ -24,7 +25,7 @@ BIAS_PASSES, BIAS_BACKWARD_PASSES = 10, 20
 def clamped(sizes: Sizes, rows: int, inner: int) -> tuple[Ops, Ops]:
     """Both sides of the gate clamped and joined again; and the gradient of that."""
     return (
-        (Op("clamp", _passes(sizes, rows, inner, CLAMP_PASSES), kernels=3),),
+        (Op("clamp", _passes(sizes, rows, inner, CLAMP_PASSES), kernels=3, part=OpPart.ACTIVATION),),
         (Op("clamp gradient", _passes(sizes, rows, inner, CLAMP_BACKWARD_PASSES), kernels=7),),
     )
 

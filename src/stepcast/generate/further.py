@@ -8,6 +8,7 @@ from stepcast.generate.ends import embedding_layers, head_layers
 from stepcast.generate.parts import Linear, norm_layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer
+from stepcast.ir.role import Role
 from stepcast.ir.workload import Layer
 
 
@@ -17,9 +18,9 @@ def entry_layers(sizes: Sizes) -> tuple[Layer, ...]:
     project = Linear("further", sizes.tokens, 2 * hidden, hidden // sizes.tp, sizes.dtype, adapted=False)
     return (
         *embedding_layers(sizes),
-        norm_layer(sizes, "further embedding norm", sizes.outer_tokens),
-        norm_layer(sizes, "further norm", sizes.outer_tokens),
-        column_layer(sizes, "further projection", (project,), width=2 * hidden),
+        norm_layer(sizes, Role.FURTHER_EMBEDDING_NORM, sizes.outer_tokens),
+        norm_layer(sizes, Role.FURTHER_NORM, sizes.outer_tokens),
+        column_layer(sizes, Role.FURTHER_PROJECTION, (project,), width=2 * hidden),
     )
 
 

@@ -11,11 +11,12 @@ scan, and the backward runs the convolution and the chunk states again instead o
 
 from dataclasses import dataclass
 
-from stepcast.generate.parts import K, Linear, Ops, collective, norm_layer
+from stepcast.generate.parts import K, Linear, Ops, collective, layer, norm_layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Hybrid
+from stepcast.ir.role import Role
 from stepcast.ir.scan import Scan, scan_of
 from stepcast.ir.work import CollectiveKind, streamed
 from stepcast.ir.workload import Layer, Op
@@ -75,14 +76,14 @@ def mamba_layers(sizes: Sizes) -> tuple[Layer, ...]:
     projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype)
     output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype)
     layers = [
-        norm_layer(sizes, "mamba norm", sizes.outer_tokens, column_waits(sizes, "mamba in")),
-        column_layer(sizes, "mamba in", (projected,)),
+        norm_layer(sizes, Role.MAMBA_NORM, sizes.outer_tokens, column_waits(sizes, Role.MAMBA_IN)),
+        column_layer(sizes, Role.MAMBA_IN, (projected,)),
         _core(own),
         _group_norm(own),
-        row_layer(sizes, "mamba out", output),
+        row_layer(sizes, Role.MAMBA_OUT, output),
     ]
     if model.post_norms:
-        layers.append(norm_layer(sizes, "mamba post norm", sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.MAMBA_POST_NORM, sizes.outer_tokens))
     return tuple(layers)
 
 
@@ -91,8 +92,8 @@ def _core(own: MambaSizes) -> Layer:
     rows, columns, dtype = own.core_tokens, own.channels, own.sizes.stored
     forward = streamed(K.CONVOLUTION, rows, columns, 1, 1, dtype)
     backward = streamed(K.CONVOLUTION, rows, columns, 2, 1, dtype, backward=True)
-    return Layer(
-        "mamba scan",
+    return layer(
+        Role.MAMBA_SCAN,
         (*_arranged(own, ""), Op("convolution", forward), Op("scan", own.scan(False)), *_returned(own, "")),
         (
             *_returned(own, " gradient"),
@@ -138,8 +139,8 @@ def _group_norm(own: MambaSizes) -> Layer:
     """An RMS norm of each group's heads by themselves."""
     rows, columns = own.sizes.tokens * own.groups, own.inner // own.groups
     dtype = own.sizes.stored
-    return Layer(
-        "mamba group norm",
+    return layer(
+        Role.MAMBA_GROUP_NORM,
         (Op("group norm", streamed(K.GROUP_NORM, rows, columns, 1, 1, dtype)),),
         (Op("group norm gradient", streamed(K.GROUP_NORM, rows, columns, 2, 1, dtype, backward=True)),),
     )

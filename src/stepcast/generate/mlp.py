@@ -3,13 +3,14 @@
 from dataclasses import replace
 
 from stepcast.generate.expert_bias import clamped, weighted_bias
-from stepcast.generate.parts import K, Linear, Ops, add, collective, norm_layer
+from stepcast.generate.parts import K, Linear, Ops, add, collective, layer, norm_layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Activation, Experts
+from stepcast.ir.role import OpPart, Role
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
@@ -33,15 +34,15 @@ ROUTER_KERNELS = 17
 def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Norm, MLP and residual of a dense block."""
     layers = [
-        norm_layer(sizes, "mlp norm", sizes.outer_tokens, column_waits(sizes, "mlp up")),
-        *_mlp(sizes, "mlp", sizes.model.ffn, ends=True),
+        norm_layer(sizes, Role.MLP_NORM, sizes.outer_tokens, column_waits(sizes, Role.MLP_UP)),
+        *_mlp(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True),
     ]
     if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, "mlp post norm", sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.MLP_POST_NORM, sizes.outer_tokens))
     return tuple(layers)
 
 
-def _mlp(sizes: Sizes, name: str, ffn: int, ends: bool) -> tuple[Layer, Layer]:
+def _mlp(sizes: Sizes, roles: tuple[Role, Role], ffn: int, ends: bool) -> tuple[Layer, Layer]:
     inner, model = ffn // sizes.tp, sizes.model
     sides = 2 if model.gated else 1
     bias = model.biases.mlp
@@ -49,8 +50,8 @@ def _mlp(sizes: Sizes, name: str, ffn: int, ends: bool) -> tuple[Layer, Layer]:
     down = Linear("down", sizes.tokens, inner, model.hidden, sizes.dtype, bias=bias)
     forward, backward = _activation(sizes, sizes.tokens, inner)
     return (
-        column_layer(sizes, f"{name} up", (up,), forward, backward),
-        row_layer(sizes, f"{name} down", down, ends),
+        column_layer(sizes, roles[0], (up,), forward, backward),
+        row_layer(sizes, roles[1], down, ends),
     )
 
 
@@ -62,24 +63,24 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
     dtype, kind = sizes.stored, ACTIVATIONS[sizes.model.activation]
     if not sizes.model.gated:
         return (
-            (Op("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
+            (_activated("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
             (Op("activation gradient", streamed(kind, rows, inner, 2, 1, dtype, backward=True)),),
         )
     if sizes.framework.kernels is Kernels.FUSED:
         passes = GATE_BACKWARD_PASSES + (GATE_WEIGHT_PASSES if weighted else 0)
         return (
-            (Op("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
+            (_activated("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
             (Op("activation gradient", streamed(K.MUL, rows, inner, passes - 2, 2, dtype)),),
         )
     if sizes.fused:
         return (
-            (Op("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
+            (_activated("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
             (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
         )
     return (
         (
-            Op("activation", streamed(K.SWIGLU, rows, inner, 1, 1, dtype)),
-            Op("gate", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
+            _activated("activation", streamed(K.SWIGLU, rows, inner, 1, 1, dtype)),
+            _activated("gate", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
         ),
         (
             Op("gate gradient", streamed(K.MUL, rows, inner, 2, 1, dtype)),
@@ -88,6 +89,10 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
             Op("join gradients", streamed(K.COPY, rows, 2 * inner, 1, 1, dtype)),
         ),
     )
+
+
+def _activated(name: str, work: Elementwise) -> Op:
+    return Op(name, work, part=OpPart.ACTIVATION)
 
 
 def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
@@ -99,17 +104,17 @@ def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
     experts = sizes.model.experts
     assert experts is not None
     layers = [
-        norm_layer(sizes, "experts norm", sizes.outer_tokens),
+        norm_layer(sizes, Role.EXPERTS_NORM, sizes.outer_tokens),
         _router(sizes, experts),
         _dispatch(sizes, experts),
         *_routed(sizes, experts),
         _combine(sizes, experts),
     ]
     if experts.shared_ffn:
-        layers += _mlp(sizes, "shared experts", experts.shared_ffn, ends=False)
+        layers += _mlp(sizes, (Role.SHARED_UP, Role.SHARED_DOWN), experts.shared_ffn, ends=False)
         layers.append(_sum(sizes))
     if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, "experts post norm", sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.EXPERTS_POST_NORM, sizes.outer_tokens))
     return tuple(layers)
 
 
@@ -146,8 +151,8 @@ def _router(sizes: Sizes, experts: Experts) -> Layer:
         weight += down.weight_gradient(sizes)
     choice = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32)
     back = streamed(K.SOFTMAX, rows, experts.count, 2, 1, DType.FP32, backward=True)
-    return Layer(
-        "experts router",
+    return layer(
+        Role.ROUTER,
         (*forward, Op("choice", choice, kernels=ROUTER_KERNELS, host_reads=experts_counted(sizes))),
         (Op("choice gradient", back), *backward),
         weight,
@@ -209,8 +214,8 @@ def _sort(sizes: Sizes, experts: Experts, name: str, backward: bool = False) -> 
 
 def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
-    return Layer(
-        "experts dispatch",
+    return layer(
+        Role.DISPATCH,
         (
             _permute(sizes, "permute"),
             *_exchange(sizes, "ep all-to-all dispatch"),
@@ -244,14 +249,14 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
             forward, backward = clamp + forward, backward + clamp_gradient
         added = weighted_bias(sizes, rows, width, groups)
     return (
-        Layer(
-            "experts up",
+        layer(
+            Role.EXPERTS_UP,
             up.forward(sizes) + forward,
             backward + up.input_gradient(sizes),
             up.weight_gradient(sizes),
         ),
-        Layer(
-            "experts down",
+        layer(
+            Role.EXPERTS_DOWN,
             down.forward(sizes) + added[0],
             added[1] + down.input_gradient(sizes),
             down.weight_gradient(sizes),
@@ -266,14 +271,14 @@ def _fused_experts(sizes: Sizes, up: Linear, down: Linear) -> tuple[Layer, Layer
     """
     quantised = replace(down, quantises_input=False), replace(up, quantises_gradient=False)
     return (
-        Layer(
-            "experts up",
+        layer(
+            Role.EXPERTS_UP,
             up.forward(sizes),
             quantised[1].input_gradient(sizes),
             up.weight_gradient(sizes),
         ),
-        Layer(
-            "experts down",
+        layer(
+            Role.EXPERTS_DOWN,
             quantised[0].forward(sizes),
             down.input_gradient(sizes),
             down.weight_gradient(sizes),
@@ -290,15 +295,15 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
         if experts.latent
         else None
     )
-    return Layer(
-        "experts combine",
+    return layer(
+        Role.COMBINE,
         (
             *_sort(sizes, experts, "unsort"),
             *_split_experts(sizes, "combine expert-tp", scatter),
             *_exchange(sizes, "ep all-to-all combine"),
             _permute(sizes, "unpermute"),
             *(up.forward(sizes) if up else ()),
-            add(sizes, "residual", outer, hidden),
+            add(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
         ),
         (
             *(up.input_gradient(sizes) if up else ()),
@@ -314,8 +319,8 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
 def _sum(sizes: Sizes) -> Layer:
     """Shared and routed experts added up; the backward adds the gradients of both inputs."""
     outer, hidden = sizes.outer_tokens, sizes.model.hidden
-    return Layer(
-        "experts sum",
-        (add(sizes, "shared sum", outer, hidden),),
+    return layer(
+        Role.EXPERTS_SUM,
+        (add(sizes, "shared sum", outer, hidden, OpPart.SUM),),
         (add(sizes, "shared gradient sum", outer, hidden),),
     )

@@ -8,6 +8,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import NormKind
+from stepcast.ir.role import OpPart, Role
 from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import (
     Collective,
@@ -35,6 +36,11 @@ QUANTISED: dict[DType, tuple[float, float]] = {
 ACCUMULATE_EXPOSURE = 0.5
 
 MASK_BYTES = 1.0  # of one element in dropout's mask
+
+
+def layer(role: Role, forward: Ops = (), input_gradient: Ops = (), weight_gradient: Ops = ()) -> Layer:
+    """The layer of that *role*, which is its name."""
+    return Layer(str(role), forward, input_gradient, weight_gradient, role=role)
 
 
 def collective(
@@ -71,7 +77,8 @@ class Linear:
         return Matmul(m, n, k, 1, self.dtype)
 
     def forward(self, sizes: Sizes) -> Ops:
-        own = Op(self.name, self.product(self.rows, self.outputs, self.inputs))
+        product = self.product(self.rows, self.outputs, self.inputs)
+        own = Op(self.name, product, part=OpPart.PRODUCT)
         cast: Ops = ()
         if self.quantises_input:
             cast = self._quantised(sizes, "input", self.rows // self.gathered, self.inputs)
@@ -191,7 +198,7 @@ def norm_kind(sizes: Sizes) -> ElementwiseKind:
 
 
 def norm_layer(
-    sizes: Sizes, name: str, rows: int, after: tuple[str, ...] = (), branches: bool = True
+    sizes: Sizes, role: Role, rows: int, after: tuple[str, ...] = (), branches: bool = True
 ) -> Layer:
     """A norm over the hidden width; *after* names what its backward waits for.
 
@@ -205,7 +212,7 @@ def norm_layer(
         gradient = (cast(sizes, "norm gradient cast", rows, width, sizes.stored, sizes.stream), *gradient)
     if branches:
         gradient += (add(sizes, "residual gradient", rows, width),)
-    return Layer(name, forward, waiting(gradient, after))
+    return layer(role, forward, waiting(gradient, after))
 
 
 def norm_forward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
@@ -224,8 +231,8 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
     return tuple(ops)
 
 
-def add(sizes: Sizes, name: str, rows: int, width: int) -> Op:
-    return Op(name, streamed(K.ADD, rows, width, 2, 1, sizes.stream))
+def add(sizes: Sizes, name: str, rows: int, width: int, part: OpPart | None = None) -> Op:
+    return Op(name, streamed(K.ADD, rows, width, 2, 1, sizes.stream), part=part)
 
 
 def residual(sizes: Sizes, rows: int, width: int) -> Op:
@@ -233,10 +240,10 @@ def residual(sizes: Sizes, rows: int, width: int) -> Op:
     elements, stream = rows * width, sizes.stream
     read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
     if not sizes.framework.dropout:
-        return Op("residual", Elementwise(K.ADD, rows, width, read, write, dtype=stream))
-    return Op(
-        "residual", Elementwise(K.DROPOUT, rows, width, read, write + elements * MASK_BYTES, dtype=stream)
-    )
+        work = Elementwise(K.ADD, rows, width, read, write, dtype=stream)
+    else:
+        work = Elementwise(K.DROPOUT, rows, width, read, write + elements * MASK_BYTES, dtype=stream)
+    return Op("residual", work, part=OpPart.RESIDUAL)
 
 
 def dropped(sizes: Sizes, name: str, rows: int, width: int) -> Op:

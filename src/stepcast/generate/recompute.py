@@ -4,33 +4,32 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from stepcast.generate.context import CORE
 from stepcast.generate.parts import Ops, renamed
+from stepcast.ir.role import OpPart, Role
 from stepcast.ir.strategy import RecomputeModule
 from stepcast.ir.work import Collective, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op
 
 M = RecomputeModule
-# Modules of consecutive layers: the names that their layers start with.
-SPANS: dict[RecomputeModule, tuple[str, ...]] = {
-    M.CORE: (CORE,),
-    M.LATENT_UP: ("attention up",),
-    M.MLP: ("mlp up", "mlp down"),
+# Modules of consecutive layers.
+SPANS: dict[RecomputeModule, tuple[Role, ...]] = {
+    M.CORE: (Role.CORE,),
+    M.LATENT_UP: (Role.LATENT_UP,),
+    M.MLP: (Role.MLP_UP, Role.MLP_DOWN),
     M.EXPERTS: (
-        "experts router",
-        "experts dispatch",
-        "experts up",
-        "experts down",
-        "experts combine",
-        "shared experts",
-        "experts sum",
+        Role.ROUTER,
+        Role.DISPATCH,
+        Role.EXPERTS_UP,
+        Role.EXPERTS_DOWN,
+        Role.COMBINE,
+        Role.SHARED_UP,
+        Role.SHARED_DOWN,
+        Role.EXPERTS_SUM,
     ),
 }
 # What an eager host could issue of light kernels while it enters a checkpointed block and saves the states of
 # the random generators: 0.8 ms, fitted to the forwards of gpt2-large with and without it on an H200.
 CHECKPOINT_KERNELS = 27
-# Added to the stream after a module, and no part of it.
-OUTSIDE = ("residual",)
 
 
 def recomputed(layers: tuple[Layer, ...], modules: Sequence[RecomputeModule]) -> tuple[Layer, ...]:
@@ -38,7 +37,7 @@ def recomputed(layers: tuple[Layer, ...], modules: Sequence[RecomputeModule]) ->
     for module in modules:
         match module:
             case M.NORMS:
-                latent = any(layer.name == "attention down" for layer in layers)
+                latent = any(layer.role is Role.LATENT_DOWN for layer in layers)
                 layers = _each(layers, partial(_own_norm, latent))
             case M.EXPERT_ACTIVATION:
                 # The whole module's recomputation holds it already.
@@ -78,14 +77,15 @@ def before(layer: Layer, ops: Ops) -> Layer:
     return replace(layer, input_gradient=ops + layer.input_gradient)
 
 
-def _span(layers: tuple[Layer, ...], names: tuple[str, ...]) -> tuple[Layer, ...]:
-    """The last of the layers named is the first in the backward, and runs all of them again."""
-    at = [index for index, layer in enumerate(layers) if layer.name.startswith(names)]
+def _span(layers: tuple[Layer, ...], roles: tuple[Role, ...]) -> tuple[Layer, ...]:
+    """The last of these layers is the first in the backward, and runs all of them again; what is added to the
+    stream after a module is no part of it.
+    """
+    at = [index for index, layer in enumerate(layers) if layer.role in roles]
     if not at:
         return layers
-    again = renamed(
-        "recompute", (op for index in at for op in layers[index].forward if op.name not in OUTSIDE)
-    )
+    forwards = (op for index in at for op in layers[index].forward)
+    again = renamed("recompute", (op for op in forwards if op.part is not OpPart.RESIDUAL))
     last = at[-1]
     return (*layers[:last], before(layers[last], again), *layers[last + 1 :])
 
@@ -98,15 +98,11 @@ def _own_norm(latent: bool, layer: Layer) -> Ops:
     """Transformer Engine's norm is a kernel of its own before routers and latent projections; elsewhere it is
     part of the linear layer after it, which Megatron-Core does not recompute (``transformer_layer.py``).
     """
-    own = layer.name == "experts norm" or (layer.name == "attention norm" and latent)
+    own = layer.role is Role.EXPERTS_NORM or (layer.role is Role.ATTENTION_NORM and latent)
     return renamed("recompute", layer.forward) if own else ()
 
 
 def _expert_activation(layer: Layer) -> Ops:
-    if layer.name != "experts up":
+    if layer.role is not Role.EXPERTS_UP:
         return ()
-    return renamed("recompute", (op for op in layer.forward if _activates(op)))
-
-
-def _activates(op: Op) -> bool:
-    return op.name.startswith(("clamp", "activation", "gate"))
+    return renamed("recompute", (op for op in layer.forward if op.part is OpPart.ACTIVATION))

@@ -22,6 +22,7 @@ from stepcast.ir.kept import layer_kept
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
+from stepcast.ir.role import OpPart, Role
 from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import NO_OFFLOAD, RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
@@ -31,7 +32,15 @@ from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMat
 from stepcast.ir.workload import Layer, Op, Stage, folded
 
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
-UNCAPTURED = ("experts dispatch", "experts up", "experts down", "experts combine")
+UNCAPTURED = (Role.DISPATCH, Role.EXPERTS_UP, Role.EXPERTS_DOWN, Role.COMBINE)
+MAMBA = (
+    Role.MAMBA_NORM,
+    Role.MAMBA_IN,
+    Role.MAMBA_SCAN,
+    Role.MAMBA_GROUP_NORM,
+    Role.MAMBA_OUT,
+    Role.MAMBA_POST_NORM,
+)
 
 
 class StageMaker:
@@ -164,7 +173,7 @@ def block_layers(
     sizes = Sizes(model, strategy, framework)
     layers = _recomputed(sizes, _halves(sizes, kind), whole)
     if framework.execution is Execution.PARTIAL_GRAPHS:
-        layers = tuple(replace(layer, captured=not layer.name.startswith(UNCAPTURED)) for layer in layers)
+        layers = tuple(replace(layer, captured=layer.role not in UNCAPTURED) for layer in layers)
     return layers
 
 
@@ -181,7 +190,7 @@ def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:
         case FeedForward.EXPERTS:
             layers += expert_layers(sizes)
     if sizes.model.shared_norm and kind.mixer is Mixer.ATTENTION:
-        layers = tuple(layer for layer in layers if layer.name not in ("mlp norm", "experts norm"))
+        layers = tuple(layer for layer in layers if layer.role not in (Role.MLP_NORM, Role.EXPERTS_NORM))
     return layers
 
 
@@ -202,18 +211,19 @@ def _cheap_half(sizes: Sizes, layers: tuple[Layer, ...]) -> Ops:
     blocks, which keep everything.
     """
     again: list[Op] = []
-    for op in (op for layer in layers if not layer.name.startswith("mamba") for op in layer.forward):
+    for role, op in ((layer.role, op) for layer in layers if layer.role not in MAMBA for op in layer.forward):
         match op.work:
-            case Elementwise() if op.name not in ("residual", "shared sum"):
+            case Elementwise() if op.part not in (OpPart.RESIDUAL, OpPart.SUM):
                 again.append(op)
             case Collective(kind=CollectiveKind.ALL_GATHER):
                 again.append(op)
-            case Matmul() if op.name == "qkv":
-                again.append(replace(op, work=replace(op.work, n=sizes.key_width)))
-            case Matmul() if op.name == "output":
-                again.append(op)
-            case Matmul() | GroupedMatmul() if op.name == "up" and sizes.model.gated:
-                again.append(replace(op, work=replace(op.work, n=op.work.n // 2)))
+            case Matmul() | GroupedMatmul() if op.part is OpPart.PRODUCT:
+                if role is Role.QKV:
+                    again.append(replace(op, work=replace(op.work, n=sizes.key_width)))
+                elif role is Role.ATTENTION_OUTPUT:
+                    again.append(op)
+                elif role in (Role.MLP_UP, Role.EXPERTS_UP, Role.SHARED_UP) and sizes.model.gated:
+                    again.append(replace(op, work=replace(op.work, n=op.work.n // 2)))
     return tuple(again)
 
 

@@ -8,9 +8,10 @@ backward gathers the input of the first matmul again for its weight gradient.
 
 from dataclasses import replace
 
-from stepcast.generate.parts import Linear, Ops, cast, collective, dropped_gradient, residual, waiting
+from stepcast.generate.parts import Linear, Ops, cast, collective, dropped_gradient, layer, residual, waiting
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.group import Group
+from stepcast.ir.role import Role
 from stepcast.ir.work import CollectiveKind
 from stepcast.ir.workload import Layer
 
@@ -28,7 +29,7 @@ def tensor_bytes(sizes: Sizes, width: int | None = None) -> int:
 
 def column_layer(
     sizes: Sizes,
-    name: str,
+    role: Role,
     linears: tuple[Linear, ...],
     then: Ops = (),
     then_gradient: Ops = (),
@@ -41,18 +42,18 @@ def column_layer(
     gradients = tuple(op for linear in linears for op in linear.input_gradient(sizes))
     weights = tuple(op for linear in linears for op in linear.weight_gradient(sizes))
     if sizes.tp == 1:
-        return Layer(name, forward + then, then_gradient + gradients, weights)
+        return layer(role, forward + then, then_gradient + gradients, weights)
     size = tensor_bytes(sizes, width)
     beside = _beside(sizes)
     if not sizes.strategy.sequence_parallel:
-        reduce = collective(f"{name} tp all-reduce", REDUCE, size, Group.TP, blocking=not beside)
-        return Layer(name, forward + then, (*then_gradient, *gradients, reduce), weights)
+        reduce = collective(f"{role} tp all-reduce", REDUCE, size, Group.TP, blocking=not beside)
+        return layer(role, forward + then, (*then_gradient, *gradients, reduce), weights)
     overlap = sizes.strategy.overlap.tensor
-    gather = collective(f"{name} tp all-gather", GATHER, size, Group.TP, blocking=not overlap)
-    again = collective(f"{name} tp all-gather again", GATHER, size, Group.TP, blocking=not beside)
-    scatter = collective(f"{name} tp reduce-scatter", SCATTER, size, Group.TP, blocking=not beside)
-    return Layer(
-        name,
+    gather = collective(f"{role} tp all-gather", GATHER, size, Group.TP, blocking=not overlap)
+    again = collective(f"{role} tp all-gather again", GATHER, size, Group.TP, blocking=not beside)
+    scatter = collective(f"{role} tp reduce-scatter", SCATTER, size, Group.TP, blocking=not beside)
+    return layer(
+        role,
         (gather, *forward, *waiting(then, (gather.name,) if overlap else ())),
         (*then_gradient, again, *gradients, scatter),
         waiting(weights, (again.name,) if beside else ()),
@@ -64,15 +65,15 @@ def _beside(sizes: Sizes) -> bool:
     return sizes.fused and sizes.strategy.overlap.tensor_gradients
 
 
-def column_waits(sizes: Sizes, name: str) -> tuple[str, ...]:
+def column_waits(sizes: Sizes, role: Role) -> tuple[str, ...]:
     """What the backward before a column layer waits for."""
     if sizes.tp == 1 or not _beside(sizes):
         return ()
     kind = "reduce-scatter" if sizes.strategy.sequence_parallel else "all-reduce"
-    return (f"{name} tp {kind}",)
+    return (f"{role} tp {kind}",)
 
 
-def row_layer(sizes: Sizes, name: str, linear: Linear, ends: bool = True) -> Layer:
+def row_layer(sizes: Sizes, role: Role, linear: Linear, ends: bool = True) -> Layer:
     """A matmul split by rows, the sum over ranks, and the residual where the branch *ends* here."""
     forward = linear.forward(sizes)
     gradient = linear.input_gradient(sizes)
@@ -86,16 +87,16 @@ def row_layer(sizes: Sizes, name: str, linear: Linear, ends: bool = True) -> Lay
         narrow = cast(sizes, "branch gradient cast", sizes.outer_tokens, hidden, sizes.stream, sizes.stored)
         gradient = (narrow, *gradient)
     if sizes.tp == 1:
-        return Layer(name, forward + tail, gradient, weight)
+        return layer(role, forward + tail, gradient, weight)
     size = tensor_bytes(sizes)
     overlap = sizes.strategy.overlap.tensor
     sequence = sizes.strategy.sequence_parallel
     kind, word = (SCATTER, "reduce-scatter") if sequence else (REDUCE, "all-reduce")
-    reduce = collective(f"{name} tp {word}", kind, size, Group.TP, blocking=not overlap)
+    reduce = collective(f"{role} tp {word}", kind, size, Group.TP, blocking=not overlap)
     # Overlapped, the sum of one part runs beside the matmul of the next, so it is issued with the matmul.
     forward = (reduce, *forward) if overlap else (*forward, reduce)
     tail = waiting(tail, (reduce.name,)) if overlap else tail
     if sequence:
-        gather = collective(f"{name} tp all-gather", GATHER, size, Group.TP)
+        gather = collective(f"{role} tp all-gather", GATHER, size, Group.TP)
         gradient = (gather, *gradient)
-    return Layer(name, forward + tail, gradient, weight)
+    return layer(role, forward + tail, gradient, weight)

@@ -6,24 +6,29 @@ from dataclasses import replace
 
 from stepcast.generate.aicb import EXPERT_LINES, Times
 from stepcast.ir.edits import with_ops
+from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, Recorded, Transfer, Work
 from stepcast.ir.workload import Op, Phase, Workload
 
 Seconds = Callable[[Work], float]
 
-# The line of AICB that a generated layer's computation belongs to, by the first words of its name.
-LINES = (
-    ("embedding", "embedding_layer"),
-    ("attention output", "attention_row"),
-    ("attention", "attention_column"),
-    ("mlp down", "mlp_row"),
-    ("mlp", "mlp_column"),
-    ("expert", "mlp_moelayer"),
-    ("router", "mlp_moelayer"),
-    ("final", "final_column"),
-    ("head", "final_column"),
-    ("loss", "final_column"),
-)
+R = Role
+# The lines of AICB and the generated layers whose computation belongs to them.
+LINES: dict[str, tuple[Role, ...]] = {
+    "embedding_layer": (R.EMBEDDING,),
+    "attention_column": (
+        *(R.ATTENTION_NORM, R.QKV, R.LATENT_DOWN, R.LATENT_UP, R.CORE, R.ATTENTION_POST_NORM),
+    ),
+    "attention_row": (R.ATTENTION_OUTPUT,),
+    "mlp_column": (R.MLP_NORM, R.MLP_UP, R.MLP_POST_NORM),
+    "mlp_row": (R.MLP_DOWN,),
+    "mlp_moelayer": (
+        *(R.EXPERTS_NORM, R.ROUTER, R.DISPATCH, R.EXPERTS_UP, R.EXPERTS_DOWN, R.COMBINE),
+        *(R.EXPERTS_SUM, R.EXPERTS_POST_NORM),
+    ),
+    "final_column": (R.FINAL_NORM, R.HEAD_PROJECTION, R.HEAD, R.LOSS),
+}
+LINE_OF = {role: line for line, roles in LINES.items() for role in roles}
 # Lines that stand for several: AICB's form without sequence parallelism.
 JOINED = {
     "both_embeddings": ("embedding_layer", "final_column"),
@@ -49,9 +54,9 @@ def aicb_times(workload: Workload, seconds: Seconds, layers_per_stage: int) -> T
     middle = workload.stages[len(workload.stages) // 2]
     totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     for each in middle.body_layers():
-        line = next((line for words, line in LINES if each.name.startswith(words)), None)
-        if line is None:
+        if each.role not in LINE_OF:
             continue
+        line = LINE_OF[each.role]
         for at, phase in enumerate(Phase):
             totals[line][at] += sum(
                 seconds(op.work) for op in each.ops(phase) if not isinstance(op.work, Collective | Transfer)

@@ -27,12 +27,16 @@ from stepcast.hardware.schema import (
     check_keys,
     nearest,
 )
+from stepcast.hardware.transport import Transport, Transports
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.toml import parse_toml
 from stepcast.ir.limits import BASES, DESCRIPTION
+from stepcast.units import US
 
 NOT_INHERITED = ("base", "aliases", "description")
+TRANSPORT = "node.nic.transport"
+OF_TRANSPORT = ("node.nic.latency", "node.nic.efficiency")
 MAKERS = re.compile(r"^(nvidia|amd|tesla|instinct)-")
 
 
@@ -77,13 +81,23 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
         gpu = build_gpu(gpu_name, _without(gpu_entries, NOT_INHERITED), name)
     except CatalogError as error:
         raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
-    return build_cluster(_own_name("clusters", name), entries, gpu, name)
+    return build_cluster(_own_name("clusters", name), entries, gpu, name, known_transports())
 
 
 def load_fit(name: str) -> dict[str, Any]:
     """The parsed file of learnt constants *name* (``compute``), for the cost model that knows its keys."""
     text = (resources.files("stepcast") / "data" / "fits" / f"{name}.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
+
+
+@lru_cache(maxsize=1)
+def known_transports() -> Transports:
+    """What carries messages between nodes, by name."""
+    text = (resources.files("stepcast") / "data" / "transports.toml").read_text(encoding="utf-8")
+    return {
+        name: Transport(entry["latency_us"] * US, entry["efficiency"], entry["source"])
+        for name, entry in tomllib.loads(text).items()
+    }
 
 
 @lru_cache(maxsize=1)
@@ -173,9 +187,12 @@ def _with_base(kind: str, own: dict[str, Entry], chain: tuple[str, ...]) -> Entr
 
 
 def _inherited(base: Entries, own: Entries) -> dict[str, Entry]:
-    """What *own* takes over from *base*: with other peaks, products that were published no longer hold."""
+    """What *own* takes over from *base*: with other peaks, products that were published no longer hold, and
+    with another transport what the old one reached.
+    """
     other_peaks = any(key.startswith("matrix.") for key in own)
-    return {key: entry for key, entry in base.items() if not (other_peaks and key.startswith("reached."))}
+    kept = base if TRANSPORT not in own else _without(base, OF_TRANSPORT)
+    return {key: entry for key, entry in kept.items() if not (other_peaks and key.startswith("reached."))}
 
 
 def _without(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:
@@ -217,6 +234,9 @@ def _set(entries: dict[str, Entry], text: str) -> None:
         for old in [name for name in entries if name.startswith("gpu.")]:
             del entries[old]
         key = "gpu.base"
+    if key == TRANSPORT:
+        for old in OF_TRANSPORT:
+            entries.pop(old, None)
     entry = Entry(parsed, "--set", f"--set {key}")
     check_keys({key: entry}, CLUSTER_KEYS)
     entries[key] = entry

@@ -8,6 +8,14 @@ from stepcast.hardware.check import require_amount, require_count
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.node import FabricKind, Node
 from stepcast.hardware.topology import Topology
+from stepcast.units import US
+
+# Small messages of 2 and 8 GPUs in one process, for each GPU: 3.9 and 4.4 us (NetX-lab/Echo and
+# microsoft/superbenchmark: A100), 3.3 to 5.3 (Azure/AI-benchmarking-guide: A100, H100).
+USUAL_LAUNCH_S = 4.4 * US
+# All-to-all of 8 A100 (microsoft/superbenchmark: 226 of a ring's 235 GB/s), 8 H100 (MooreThreads/SimuMax: 345
+# of 370), 4 and 64 GB200, 8 GB300 and 8 B300 (oracle-quickstart: 640 to 680 of 684).
+USUAL_EXCHANGE_SHARE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,15 +25,23 @@ class Communication:
     With the latency and efficiency of the fabric's link and of the NIC, these are the fitted numbers.
     """
 
-    launch_overhead_s: float  # to start one rank's kernel; a thread starts those of its ranks in turn
+    # To start one rank's kernel; a thread starts those of its ranks in turn.
+    launch_overhead_s: float = USUAL_LAUNCH_S
     channel_overhead_s: float = 0.0  # for each channel that a collective opens; more open with its size
     # What an all-to-all reaches of the rate within a node, whose messages go to all peers at once.
-    exchange_share: float = 1.0
+    exchange_share: float = USUAL_EXCHANGE_SHARE
+    # The same for tokens that go to their experts and come back, in uneven parts; 0: as others.
+    expert_share: float = 0.0
+    library: str = ""  # whose tables hold, such as "nccl-2.12"; none: the GPU maker's
 
     def __post_init__(self) -> None:
         require_amount(self, "launch_overhead_s", "channel_overhead_s")
         if not 0 < self.exchange_share <= 1:
             raise ValueError(f"exchange_share must lie above 0 and be at most 1, not {self.exchange_share!r}")
+        if self.expert_share == 0:
+            object.__setattr__(self, "expert_share", self.exchange_share)
+        if not 0 < self.expert_share <= 1:
+            raise ValueError(f"expert_share must lie above 0 and be at most 1, not {self.expert_share!r}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ def cluster_facts(cluster: Cluster) -> Facts:
         "in_switch_reduction": node.fabric.in_switch_reduction,
         "nics_per_node": node.nics,
         "nic": _link(node.nic),
+        "transport": node.transport or None,
         "host": _host(node.host),
         "network": str(topology.kind),
         "scale_up_gpus": cluster.domain_gpus,

@@ -31,6 +31,7 @@ class Fabric:
     socket_link: Link | None = None
     sockets: int = 1
     in_switch_reduction: bool = False  # the switch adds (NVLink SHARP)
+    reduction_share: float = 1.0  # of a ring's rate that a port keeps while the switch adds
 
     def __post_init__(self) -> None:
         require_count(self, "sockets")
@@ -38,6 +39,10 @@ class Fabric:
             raise ValueError("an nvlink-pairs fabric needs host_link, the way between GPUs without a bridge")
         if self.in_switch_reduction and self.kind is not FabricKind.NVSWITCH:
             raise ValueError(f"in_switch_reduction needs an nvswitch fabric, not {self.kind}")
+        if not 0 < self.reduction_share <= 1:
+            raise ValueError(
+                f"reduction_share must lie above 0 and be at most 1, not {self.reduction_share!r}"
+            )
 
     def between(self, a: int, b: int, gpus: int) -> Link:
         """The way from GPU *a* to GPU *b* of a node that has *gpus*."""
@@ -89,6 +94,7 @@ class Node:
     fabric: Fabric
     nics: int = 0  # that carry training traffic; storage and management NICs are not counted
     nic: Link | None = None
+    transport: str = ""  # what the NICs speak, where it is told
     host: Host | None = None  # where it is known
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ GPU's share of its node's NICs is nics / gpus.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -59,9 +59,9 @@ def resolve(
         raise ValueError(f"rank {members[-1]} is outside {cluster.name}, which has {cluster.gpus} GPUs")
     size = cluster.domain_gpus
     nodes = placement.spread(members, size)
-    most = max(map(len, nodes.values()))
-    aligned = len({tuple(local) for local in nodes.values()}) == 1
-    intra = _slowest(cluster.node.fabric.among(local, size) for local in nodes.values() if len(local) > 1)
+    held = dict.fromkeys(map(tuple, nodes.values()))
+    most, aligned = max(map(len, held)), len(held) == 1
+    intra = _slowest(cluster.node.fabric.among(local, size) for local in held if len(local) > 1)
     inter, exchange, hops = None, None, 0
     if len(nodes) > 1:
         active = max(most, size if active_per_node is None else active_per_node)
@@ -70,7 +70,7 @@ def resolve(
         ranks=len(members),
         nodes=len(nodes),
         ranks_per_node=most,
-        fewest_per_node=min(map(len, nodes.values())),
+        fewest_per_node=min(map(len, held)),
         intra=intra,
         inter=inter,
         exchange_bytes_per_s=exchange,
@@ -119,21 +119,27 @@ def _slowest_path(cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], pl
     return max((resolve(cluster, ranks, placement=placement) for ranks in distinct), key=_slowness)
 
 
-def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> Iterator[tuple[int, ...]]:
+def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> list[tuple[int, ...]]:
     """One group of each shape: copies are the same again whole leaves apart, and where all their members sit
     on the same GPU of different domains, it makes no difference on which.
     """
-    unit, shapes = placement.period, set()
+    unit = placement.period
     alike = cluster.topology.kind is not NetworkKind.TORUS and unit is not None
     domain = unit or cluster.domain_gpus
     leaf = domain * _leaf_domains(cluster.topology)
+    known: dict[tuple[int, ...], dict[int, int]] = {}
     for firsts, offsets in groups:
         step = 1 if any(offset % domain for offset in offsets) else domain
-        for first in firsts:
-            shape = (first % leaf // step, offsets) if alike else (first, offsets)
-            if shape not in shapes:
-                shapes.add(shape)
-                yield tuple([first + offset for offset in offsets])
+        shapes = known.get(offsets, {})
+        # Of each shape the first.
+        known[offsets] = {
+            first % leaf // step if alike else first: first for first in reversed(firsts)
+        } | shapes
+    return sorted(
+        tuple([first + offset for offset in offsets])
+        for offsets, shapes in known.items()
+        for first in shapes.values()
+    )
 
 
 def _slowness(path: GroupPath) -> tuple[float, ...]:

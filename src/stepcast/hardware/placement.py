@@ -4,7 +4,7 @@ Ranks follow each other in a domain and from one domain to the next; a placement
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -25,8 +25,10 @@ class Placement:
 
     held: tuple[int, ...] = ()
 
-    def spread(self, ranks: Sequence[int], size: int) -> dict[int, list[int]]:
-        """Domain -> the GPUs in it that *ranks* sit on; domains have *size* GPUs."""
+    def spread(self, ranks: Sequence[int], size: int) -> Mapping[int, Sequence[int]]:
+        """Domain -> the GPUs in it that *ranks*, rising, sit on; domains have *size* GPUs."""
+        if not self.held and ranks[-1] - ranks[0] == len(ranks) - 1:
+            return _all_between(ranks[0], ranks[-1] + 1, size)
         domains: dict[int, list[int]] = {}
         starts = [0, *accumulate(self.held)]
         for rank in ranks:
@@ -44,6 +46,16 @@ class Placement:
 
 
 FILLED = Placement()
+
+
+def _all_between(start: int, stop: int, size: int) -> dict[int, range]:
+    """What ranks that follow each other hold: a whole world of them takes no longer than its domains."""
+    domains = range(start // size, -(-stop // size))
+    whole = dict.fromkeys(domains, range(size))
+    first, last = domains[0], domains[-1]
+    whole[last] = range(stop - last * size)
+    whole[first] = range(start - first * size, whole[first].stop)
+    return whole
 
 
 @lru_cache(maxsize=1024)

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from stepcast.hardware.cluster import Cluster, Communication
+from stepcast.hardware.cluster import USUAL_EXCHANGE_SHARE, USUAL_LAUNCH_S, Cluster, Communication
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Fabric, FabricKind, Host, Node
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.topology import NetworkKind, Topology
+from stepcast.hardware.transport import USUAL_TRANSPORT, Transports
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
 UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
@@ -52,6 +53,8 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "node.fabric.kind": str,
     "node.fabric.sockets": int,
     "node.fabric.in_switch_reduction": bool,
+    "node.fabric.reduction_share": float,
+    "node.nic.transport": str,
     "network.kind": str,
     "network.switch_latency": Dimension.TIME,
     "network.leaf_nodes": int,
@@ -62,6 +65,8 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "communication.launch_overhead": Dimension.TIME,
     "communication.channel_overhead": Dimension.TIME,
     "communication.exchange_share": float,
+    "communication.expert_share": float,
+    "communication.library": str,
     **{f"{link}.{key}": kind for link in LINKS for key, kind in LINK_KEYS.items()},
     **{f"gpu.{key}": kind for key, kind in GPU_KEYS.items()},
 }
@@ -232,7 +237,7 @@ def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
         )
 
 
-def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
+def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str, transports: Transports) -> Cluster:
     """The cluster of *entries*, whose ``gpu.*`` keys have already become *gpu*."""
     read = Reader(entries, CLUSTER_KEYS, where)
     with read.section("node"):
@@ -241,14 +246,17 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
             gpus=read.count("node.gpus"),
             fabric=_fabric(read),
             nics=read.count("node.nics", 0),
-            nic=_link(read, "node.nic") if read.has("node.nic") else None,
+            nic=_nic(read, transports) if read.has("node.nic") else None,
+            transport=read.text("node.nic.transport", ""),
             host=_host(read) if read.has("node.host") else None,
         )
     with read.section("communication"):
         communication = Communication(
-            launch_overhead_s=read.number("communication.launch_overhead"),
+            launch_overhead_s=read.number("communication.launch_overhead", USUAL_LAUNCH_S),
             channel_overhead_s=read.number("communication.channel_overhead", 0.0),
-            exchange_share=read.number("communication.exchange_share", 1.0),
+            exchange_share=read.number("communication.exchange_share", USUAL_EXCHANGE_SHARE),
+            expert_share=read.number("communication.expert_share", 0.0),
+            library=read.text("communication.library", ""),
         )
     with read.section(""):
         cluster = Cluster(
@@ -260,7 +268,8 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str) -> Cluster:
             description=read.text("description", ""),
         )
     gpu_sources = {f"gpu.{key}": source for key, source in gpu.sources.items()}
-    return replace(cluster, sources=gpu_sources | read.sources())
+    usual_sources = _usual_sources(read, transports)
+    return replace(cluster, sources=gpu_sources | read.sources() | usual_sources)
 
 
 def _link(read: Reader, prefix: str) -> Link:
@@ -270,6 +279,33 @@ def _link(read: Reader, prefix: str) -> Link:
             latency_s=read.number(f"{prefix}.latency"),
             efficiency=read.number(f"{prefix}.efficiency", 1.0),
         )
+
+
+def _nic(read: Reader, transports: Transports) -> Link:
+    """What a description does not say of a NIC is its transport's."""
+    prefix = "node.nic"
+    word = read.text(f"{prefix}.transport", USUAL_TRANSPORT)
+    if word not in transports:
+        key = f"{prefix}.transport"
+        known = ", ".join(transports)
+        raise CatalogError(
+            read.entries[key].where, key, f"unknown transport {word!r}, expected one of {known}"
+        )
+    usual = transports[word]
+    with read.section(prefix):
+        return Link(
+            bandwidth_bytes_per_s=read.number(f"{prefix}.bandwidth"),
+            latency_s=read.number(f"{prefix}.latency", usual.latency_s),
+            efficiency=read.number(f"{prefix}.efficiency", usual.efficiency),
+        )
+
+
+def _usual_sources(read: Reader, transports: Transports) -> dict[str, str]:
+    """Where a NIC's constants come from that its description leaves to its transport."""
+    if not read.has("node.nic"):
+        return {}
+    source = transports[read.text("node.nic.transport", USUAL_TRANSPORT)].source
+    return {key: source for key in ("node.nic.latency", "node.nic.efficiency") if not read.has(key)}
 
 
 def _host(read: Reader) -> Host:
@@ -298,6 +334,7 @@ def _fabric(read: Reader) -> Fabric:
             socket_link=links.get("socket_link"),
             sockets=read.count(f"{prefix}.sockets", 1),
             in_switch_reduction=read.flag(f"{prefix}.in_switch_reduction"),
+            reduction_share=read.number(f"{prefix}.reduction_share", 1.0),
         )
 
 

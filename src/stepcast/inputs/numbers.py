@@ -1,8 +1,11 @@
 """Numbers in text files: digits as written, within what the rest of the program can hold."""
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 from stepcast.inputs.errors import FormatError
+from stepcast.ir.limits import COLUMNS
 
 LARGEST_COUNT = 2**63 - 1
 
@@ -36,6 +39,14 @@ def parse_amount(token: str, what: str, line: int | None) -> float:
     if value < 0:
         raise FormatError(f"{what} is {token}; expected zero or more", line=line)
     return value
+
+
+def check_different(names: Sequence[str]) -> None:
+    """A FormatError where two columns of a header have one name, or there are more than any table has."""
+    if len(names) > COLUMNS.most:
+        raise FormatError(COLUMNS.said, line=1)
+    if repeated := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise FormatError(f"header repeats {', '.join(map(shorten, repeated[:5]))}", line=1)
 
 
 def shorten(text: str, limit: int = 40) -> str:

@@ -4,14 +4,17 @@ Columns are op, dtype, the sizes that the operator has (B, M, N, K of matmuls; B
 attention; rows, cols or numel of others) and ms, the time of one call.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import chain
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.numbers import parse_amount, parse_count, shorten
+from stepcast.inputs.numbers import check_different, parse_amount, parse_count, shorten
+from stepcast.inputs.op_rows import OperatorRows, UnknownOperatorError
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.kernels import cast
-from stepcast.ir.operator_times import OperatorTime, OperatorTimes
+from stepcast.ir.operator_times import OperatorTimes
 from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, streamed
 from stepcast.units import MS
 
@@ -31,10 +34,6 @@ STREAMS = {
 }
 
 
-class UnknownOperatorError(ValueError):
-    """An operator that has no work of ours."""
-
-
 def looks_like(head: str) -> bool:
     first = head.lstrip("\ufeff").split("\n", 1)[0].strip()
     names = [name.strip() for name in first.split("\t" if "\t" in first else ",")]
@@ -43,13 +42,24 @@ def looks_like(head: str) -> bool:
 
 def read(source: Source) -> OperatorTimes:
     """Every row whose operator is known; the others are counted."""
-    lines = source.each_line()
-    header = next(lines, "")
+    slabs = source.slabs()
+    header, _, rest = next(slabs, "").partition("\n")
     separator = "\t" if "\t" in header else ","
     columns = _columns(header.split(separator))
-    found: list[OperatorTime] = []
-    left_out: dict[str, int] = {}
-    for number, line in enumerate(lines, start=2):
+    rows = OperatorRows(columns, works_of)
+    line = 2
+    for slab in chain((rest,), slabs):
+        if not rows.add(slab, separator):
+            rows.add_one_by_one(_checked(slab, separator, columns, line))
+        line += slab.count("\n")
+    if not len(rows) and not rows.left_out:
+        raise FormatError("table has a header but no rows; expected one row per measured operator", line=1)
+    return OperatorTimes(rows.finished(), source.path, left_out=rows.left_out)
+
+
+def _checked(slab: str, separator: str, columns: list[str], first: int) -> Iterator[tuple[Row, float]]:
+    """The rows of *slab* with what is used of them, and their seconds; says which line is wrong."""
+    for number, line in enumerate(slab.split("\n"), start=first):
         if not line.strip():
             continue
         cells = line.split(separator)
@@ -59,13 +69,10 @@ def read(source: Source) -> OperatorTimes:
         seconds = parse_amount(row["ms"], "ms", number) * MS
         if not seconds:
             raise FormatError("ms is 0; expected the time of a call", line=number)
-        try:
-            found.append(OperatorTime(row["op"], works_of(row, number), seconds))
-        except UnknownOperatorError as error:
-            left_out[str(error)] = left_out.get(str(error), 0) + 1
-    if not found and not left_out:
-        raise FormatError("table has a header but no rows; expected one row per measured operator", line=1)
-    return OperatorTimes(tuple(found), source.path, left_out=left_out)
+        used = {"op": row["op"], "dtype": row["dtype"]}
+        with suppress(UnknownOperatorError):
+            works_of(row, number, used)
+        yield used, seconds
 
 
 def _columns(names: list[str]) -> list[str]:
@@ -75,18 +82,20 @@ def _columns(names: list[str]) -> list[str]:
         raise FormatError(
             f"header lacks {', '.join(missing)}; expected {', '.join(NEEDED)} and sizes", line=1
         )
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise FormatError(f"header repeats {', '.join(map(shorten, repeated))}", line=1)
+    check_different(names)
     return names
 
 
-def works_of(row: Row, line: int | None = None) -> tuple[Compute, ...]:
-    """The kernels of one measured call; UnknownOperatorError for an operator or format that is not known."""
+def works_of(row: Row, line: int | None = None, used: dict[str, str] | None = None) -> tuple[Compute, ...]:
+    """The kernels of one measured call; UnknownOperatorError for an operator or format that is not known.
+
+    The sizes that it takes are noted in *used*.
+    """
     op = row["op"]
     if row["dtype"] not in set(DType):
         raise UnknownOperatorError(f"number format {shorten(row['dtype'])} is not known")
     dtype = DType(row["dtype"])
-    sizes = _Sizes(row, line)
+    sizes = _Sizes(row, line, {} if used is None else used)
     match op:
         case "linear" | "bmm":
             return (Matmul(sizes["M"], sizes["N"], sizes["K"], sizes.optional("B"), dtype),)
@@ -124,14 +133,16 @@ def _mixed(op: str, rows: int, columns: int, dtype: DType) -> tuple[Compute, ...
 class _Sizes:
     """The size columns of one row as whole numbers."""
 
-    def __init__(self, row: Row, line: int | None) -> None:
-        self._row, self._line = row, line
+    def __init__(self, row: Row, line: int | None, used: dict[str, str]) -> None:
+        self._row, self._line, self._used = row, line, used
 
     def __getitem__(self, name: str) -> int:
         text = self._row.get(name, "")
         if not text:
             raise FormatError(f"{self._row['op']} without {name}; expected a size", line=self._line)
-        return parse_count(text, name, self._line, at_least=1)
+        value = parse_count(text, name, self._line, at_least=1)
+        self._used[name] = str(value)
+        return value
 
     def optional(self, name: str, default: int = 1) -> int:
         return self[name] if self._row.get(name) else default

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.layers import layer_of, recorded_op
-from stepcast.inputs.numbers import parse_amount, parse_count, shorten
+from stepcast.inputs.numbers import check_different, parse_amount, parse_count, shorten
 from stepcast.inputs.simai.reader import KINDS
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
@@ -77,8 +77,7 @@ def _columns(names: list[str]) -> tuple[list[str], list[str]]:
     missing = [name for name in COLUMNS if name not in names]
     if missing:
         raise FormatError(f"header lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}", line=1)
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise FormatError(f"header repeats {', '.join(map(shorten, repeated))}", line=1)
+    check_different(names)
     if names[0] != "name":
         raise FormatError(f"first column is {shorten(names[0])}; expected 'name'", line=1)
     extra = [name for name in names if name not in COLUMNS]

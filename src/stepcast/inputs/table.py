@@ -78,6 +78,8 @@ def read_sources(sources: Sequence[Source], entry: Format) -> Any:
         raise error.at(sources[0].path) from None
     except RecursionError:
         raise FormatError("is nested too deeply", sources[0].path) from None
+    except ValueError as error:  # a check that a noun makes of itself
+        raise FormatError(str(error), sources[0].path) from None
 
 
 @contextmanager

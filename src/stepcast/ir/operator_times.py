@@ -1,6 +1,6 @@
 """Measured operators: what ran and how long it took, without when."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from stepcast.ir.check import require
@@ -26,7 +26,7 @@ class OperatorTimes:
     """Operators of one GPU. *matrix_share* says what they are part of: None where each was timed by itself,
     else the share of a step's kernel time that matrix kernels take."""
 
-    operators: tuple[OperatorTime, ...]
+    operators: Sequence[OperatorTime]
     source: str = ""
     device: str = ""  # the name that the driver gives the GPU; empty where the file does not tell
     matrix_share: float | None = None

@@ -7,7 +7,7 @@ tp-cp-ep-dp-pp (``parallel_state.initialize_model_parallel``).
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise, product
+from itertools import pairwise
 from math import prod
 from typing import NamedTuple
 
@@ -117,12 +117,11 @@ class RankGrid:
 
     def _combinations(self, axes: Sequence[str], expert: bool) -> list[int]:
         """The offsets of all coordinates along *axes*."""
-        sizes = self.layout.axes(expert=expert)
-        steps = [
-            range(0, sizes[axis] * self.stride(axis, expert=expert), self.stride(axis, expert=expert))
-            for axis in axes
-        ]
-        return [sum(offsets) for offsets in product(*steps)]
+        sizes, found = self.layout.axes(expert=expert), [0]
+        for axis in axes:
+            stride = self.stride(axis, expert=expert)
+            found = [step + other for step in range(0, sizes[axis] * stride, stride) for other in found]
+        return found
 
     def _member_offsets(self, family: str, expert: bool, axes: tuple[str, ...]) -> list[int]:
         """How far the members of a group are from its first: the same for all groups of a family."""

@@ -15,12 +15,13 @@ repeated layers are stored once.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.role import OpPart, Role
 from stepcast.ir.work import Collective, Work
 
 SINGLE_GPU = Layout()
@@ -50,6 +51,8 @@ class Op:
     kernels: int = 1
     host_reads: bool = False
     early: bool = False
+    # Of a generated op; its name tells as much, so that ops alike are equal with and without.
+    part: OpPart | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class Layer:
     notes: tuple[tuple[str, str], ...] = ()
     # Part of a captured graph, which costs an otherwise eager host nothing.
     captured: bool = False
+    # Of a generated layer.
+    role: Role | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         # Spelled out, not through a helper: files hold millions of layers.

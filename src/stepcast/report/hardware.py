@@ -28,7 +28,7 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
             f"{fabric['kind']}, {_rate(fabric)}"
             + (", adds in the switch" if found["in_switch_reduction"] else ""),
         ),
-        ("NICs", f"{found['nics_per_node']} of {_rate(nic)}" if nic else "none"),
+        ("NICs", f"{found['nics_per_node']} of {_rate(nic)}{_spoken(found)}" if nic else "none"),
         ("network", found["network"]),
     ]
     if host := found["host"]:
@@ -38,6 +38,10 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
     if found["scale_up_gpus"] > found["gpus_per_node"]:
         pairs.append(("scale-up domain", f"{found['scale_up_gpus']} GPUs"))
     return pairs
+
+
+def _spoken(found: Facts) -> str:
+    return f", {found['transport']}" if found["transport"] else ""
 
 
 def _rate(link: Facts) -> str:
@@ -71,5 +75,6 @@ def cluster_row(found: Facts) -> Facts:
         "GB/s": f"{found['fabric']['bandwidth_bytes_per_s'] / GB:g}",
         "NICs": found["nics_per_node"],
         "Gb/s": f"{nic['bandwidth_bytes_per_s'] * 8 / GB:g}" if nic else "-",
+        "transport": found["transport"] or "-",
         "network": found["network"],
     }

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepcast.simulation.fold import Fold, fold_of
 from stepcast.simulation.pieces import NO_LANE, Cost, Floats, Ints, Piece, ProgramError, Segment, Shape
 
 Number = TypeVar("Number", np.int64, np.float64)
@@ -128,18 +129,49 @@ class Program:
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
         """Each cost once: what a list of prices must know."""
-        return tuple(dict.fromkeys(cost for piece in self.pieces for cost in piece.costs))
+        return self._numbered[0]
+
+    @cached_property
+    def op_costs(self) -> Ints:
+        """For each op of all pieces, one piece after the other, the place of its cost among all."""
+        return self._numbered[1]
+
+    @cached_property
+    def _numbered(self) -> tuple[tuple[Cost, ...], Ints]:
+        known: dict[int, int] = {}  # by identity: to compare them takes longer
+        number: dict[Cost, int] = {}
+        places: list[int] = []
+        ops = [np.zeros(0, np.int64)]
+        for piece in self.pieces:
+            ops.append(piece.cost + len(places))
+            for cost in piece.costs:
+                place = known.get(id(cost))
+                if place is None:
+                    place = known[id(cost)] = number.setdefault(cost, len(number))
+                places.append(place)
+        return tuple(number), np.array(places, np.int64)[np.concatenate(ops)]
 
     @cached_property
     def cost_of(self) -> dict[Piece, Ints]:
         """For each op of each piece the place of its cost among all."""
-        number = {cost: at for at, cost in enumerate(self.costs)}
-        return {
-            piece: np.array([number[cost] for cost in piece.costs], np.int64)[piece.cost]
-            if piece.costs
-            else piece.cost
-            for piece in self.pieces
-        }
+        ends = np.cumsum([len(piece.cost) for piece in self.pieces])
+        return dict(zip(self.pieces, np.split(self.op_costs, ends[:-1]), strict=True)) if len(ends) else {}
+
+    @cached_property
+    def chain_of(self) -> Ints:
+        """For each segment the number of its chain: segments may differ in their names alone."""
+        number: dict[object, int] = {}
+        return np.array([number.setdefault(each.chain, len(number)) for each in self.segments], np.int64)
+
+    @cached_property
+    def fold(self) -> Fold:
+        """How the matrices of the chains follow from the durations of ``op_costs``."""
+        number = {piece: at for at, piece in enumerate(self.pieces)}
+        chains = dict.fromkeys(segment.chain for segment in self.segments)
+        numbered = tuple(tuple((number[piece], repeat) for piece, repeat in chain) for chain in chains)
+        # Where an op takes time but no lane, the last end of all may be one that only a register keeps.
+        delays = any(piece.delays for piece in self.pieces)
+        return fold_of(len(self.lanes), tuple(piece.shape.form for piece in self.pieces), numbered, delays)
 
     def priced(self, price: Callable[[Cost], float] | None = None) -> Floats:
         """The price of each cost in whole ticks; without *price* costs are seconds."""

@@ -116,7 +116,7 @@ class _Spending:
 
     def __init__(self, run: Run, lanes: Lanes, groups: tuple[Channel, ...]) -> None:
         self.lanes, self.groups = lanes, groups
-        self.maps = piece_maps(run.program, run.seconds[None])
+        self.maps = piece_maps(run.program, run.seconds)
         self.seconds: dict[Piece, list[float]] = {
             piece: run.seconds[cost].tolist() for piece, cost in run.program.cost_of.items()
         }
@@ -143,7 +143,7 @@ class _Spending:
         columns = np.zeros(EXPOSED + len(self.groups))
         idle_s, state = 0.0, begins
         for piece, repeat in segment.chain:
-            matrix = self.maps[piece].once[0][: piece.shape.lanes]
+            matrix = self.maps[piece][: piece.shape.lanes]
             left = repeat
             while left:
                 state = state[: piece.shape.first_op]

@@ -128,8 +128,10 @@ def facts_of(layers: Sequence[Layer]) -> Facts:
 
 
 def _facts(layers: Sequence[Layer]) -> Facts:
-    works = [op.work for layer in layers for op in layer.all_ops]
-    groups = frozenset(work.group for work in works if isinstance(work, Communication))
+    ops = [op for layer in layers for op in layer.all_ops]
+    groups = frozenset(op.work.group for op in ops if isinstance(op.work, Communication))
+    if not any(op.after for op in ops):
+        return Facts(groups, dict.fromkeys(Kind, frozenset()))
     return Facts(groups, {kind: _open_names(layers, kind) for kind in Kind})
 
 

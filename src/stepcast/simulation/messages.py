@@ -78,14 +78,25 @@ class Which(StrEnum):
     """The message of a place has passed (rendezvous)."""
 
 
+class End(StrEnum):
+    """A place, as seen from that of a phase."""
+
+    SOURCE = "source"
+    """Where its message comes from."""
+    TARGET = "target"
+    HERE = "here"
+
+
 class Wire(NamedTuple):
-    """An input of a call: the signal *which* of *place* for the micro-batch of one of the phases."""
+    """An input of a call: the signal *which* of the place at an *end* of one of the phases, for its
+    micro-batch.
+    """
 
     which: Which
     direction: int
-    place: Place
+    end: End
     of_previous: bool
-    """The micro-batch is that of the call before this one (whose message is being sent)."""
+    """The phase is one of the call before this one (whose message is being sent)."""
     phase: int
 
 
@@ -139,6 +150,14 @@ class Frame:
             return None
         return self.schedule.previous(place) if phase.backward else self.schedule.following(place)
 
+    def place(self, wire: Wire, phases: tuple[Phase, ...], before: tuple[Phase, ...]) -> Place:
+        """The place of which *wire* carries a signal."""
+        phase = (before if wire.of_previous else phases)[wire.phase]
+        ends = {End.SOURCE: self.inbound, End.TARGET: self.outbound}
+        found = ends[wire.end](phase) if wire.end in ends else Place(self.stage, phase.chunk)
+        assert found is not None
+        return found
+
     def remote(self, place: Place | None) -> bool:
         return place is not None and place.stage != self.stage
 
@@ -155,10 +174,14 @@ class Frame:
         )
 
     def _passes(self, phase: Phase) -> tuple[Cost, ...]:
-        """How the messages of *phase* come and go."""
+        """How the messages of *phase* come and go: not at all, within the stage, or at a cost."""
         here, source, target = Place(self.stage, phase.chunk), self.inbound(phase), self.outbound(phase)
-        comes = source and (self.cost(phase, source, here) if self.remote(source) else True)
-        goes = target and (self.cost(phase, here, target) if self.remote(target) else True)
+        comes: Cost = source is not None
+        goes: Cost = target is not None
+        if source is not None and self.remote(source):
+            comes = ("from another", self.cost(phase, source, here))
+        if target is not None and self.remote(target):
+            goes = ("to another", self.cost(phase, here, target))
         return comes, goes
 
 
@@ -204,14 +227,14 @@ class _Build:
             if target is not None and frame.remote(target):
                 lane = self.messages.send_lanes[phase.backward]
                 cost = frame.cost(phase, Place(frame.stage, phase.chunk), target)
-                wire = Wire(Which.POSTED, int(phase.backward), target, True, number)
+                wire = Wire(Which.POSTED, int(phase.backward), End.TARGET, True, number)
                 waits.append(self.add(TimedOp("send", cost, lane, inputs=(0,)), wire=wire))
         for number, phase in enumerate(phases):
             source = frame.inbound(phase)
             if source is not None and frame.remote(source):
                 lane = self.messages.receive_lanes[phase.backward]
                 cost = frame.cost(phase, source, Place(frame.stage, phase.chunk))
-                wire = Wire(Which.READY, int(phase.backward), source, False, number)
+                wire = Wire(Which.READY, int(phase.backward), End.SOURCE, False, number)
                 self.arrived[number] = self.add(TimedOp("receive", cost, lane, inputs=(0,)), wire=wire)
                 waits.append(self.arrived[number])
         if waits:
@@ -253,9 +276,10 @@ class _Build:
         source = self.frame.inbound(phase)
         if source is not None:
             passes = self.messages.mode is Send.RENDEZVOUS and self.frame.remote(source)
-            return Wire(Which.ARRIVED if passes else Which.READY, int(phase.backward), source, False, port)
+            which = Which.ARRIVED if passes else Which.READY
+            return Wire(which, int(phase.backward), End.SOURCE, False, port)
         if phase.backward:
-            return Wire(Which.READY, 0, Place(self.frame.stage, phase.chunk), False, port)
+            return Wire(Which.READY, 0, End.HERE, False, port)
         return None
 
     def outputs(self, phases: tuple[Phase, ...]) -> None:

@@ -91,11 +91,13 @@ class Shape:
         return tuple(tuple(nodes[start:stop]) for start, stop in pairwise(bounds))
 
     @cached_property
-    def exits(self) -> Ints:
-        """The nodes that say where each lane and register stands after the piece, then those of the
-        outputs."""
-        kept = np.where(self.last < 0, np.arange(self.lanes), self.first_op + self.last)
-        return np.concatenate([kept, self.first_op + self.outputs])
+    def form(self) -> "Form":
+        """One object for all shapes that behave the same."""
+        if self.key not in _FORMS:
+            if len(_FORMS) >= MOST_FORMS:
+                _FORMS.clear()
+            _FORMS[self.key] = _form(self)
+        return _FORMS[self.key]
 
     @cached_property
     def key(self) -> tuple[int, int, bytes, bytes, bytes, bytes, bytes]:
@@ -106,12 +108,67 @@ class Shape:
 
 
 @dataclass(frozen=True, eq=False)
+class Form:
+    """A shape without its names and the lanes that it does not touch.
+
+    Nodes are the lanes and registers that it touches, then its inputs, then its ops.
+    """
+
+    reads: frozenset[int]
+    """Lanes and registers of the shape that ops wait for as they stood before the piece."""
+    writes: frozenset[int]
+    touched: Ints
+    inputs: int
+    before: Ints
+    """The nodes that each op waits for, one op after the other."""
+    waits: Ints
+    """For each op their number."""
+    level: Ints
+    """For each op the number of ops on the longest chain that leads to it."""
+    exits: Ints
+    """Where each touched lane and register stands after the piece, then the outputs."""
+
+    @property
+    def outputs(self) -> int:
+        return len(self.exits) - len(self.touched)
+
+
+MOST_FORMS = 16384
+_FORMS: dict[object, Form] = {}
+
+
+def _form(shape: Shape) -> Form:
+    reads = frozenset(node for node in shape.before.tolist() if node < shape.lanes)
+    writes = frozenset(np.flatnonzero(shape.last >= 0).tolist())
+    touched = sorted(reads | writes)
+    first_op = len(touched) + shape.inputs
+    moved = {lane: at for at, lane in enumerate(touched)}
+    moved |= {shape.lanes + port: len(touched) + port for port in range(shape.inputs)}
+    moved |= {shape.first_op + op: first_op + op for op in range(shape.ops)}
+    before = [moved[node] for node in shape.before.tolist()]
+    level = [-1] * first_op
+    for start, stop in pairwise(shape.before_start.tolist()):
+        level.append(1 + max(level[node] for node in before[start:stop]))
+    last = shape.last.tolist()
+    kept = [at if last[lane] < 0 else first_op + last[lane] for at, lane in enumerate(touched)]
+    exits = kept + [first_op + output for output in shape.outputs.tolist()]
+    arrays = [np.array(part, np.int64) for part in (touched, before, level[first_op:], exits)]
+    lanes, nodes, levels, ends = arrays
+    return Form(reads, writes, lanes, shape.inputs, nodes, np.diff(shape.before_start), levels, ends)
+
+
+@dataclass(frozen=True, eq=False)
 class Piece:
     """A shape with the costs of its ops: op i costs ``costs[cost[i]]``."""
 
     shape: Shape
     costs: tuple[Cost, ...]
     cost: Ints
+
+    @cached_property
+    def delays(self) -> bool:
+        """Whether any op takes time but no lane."""
+        return any(self.costs[number] != 0 for number in self.cost[self.shape.lane == NO_LANE].tolist())
 
     @classmethod
     def of(

@@ -16,8 +16,9 @@ import numpy as np
 
 from stepcast.simulation.arrays import Calls, Program
 from stepcast.simulation.distinct import distinct
-from stepcast.simulation.messages import FREE, USUAL, Frame, Framed, Messages, Phase, Send, Which, Wire
-from stepcast.simulation.pieces import Cost, Ints, ProgramError, Segment, TimedOp
+from stepcast.simulation.identity import ByIdentity
+from stepcast.simulation.messages import FREE, USUAL, End, Frame, Framed, Messages, Phase, Send, Which, Wire
+from stepcast.simulation.pieces import Cost, Ints, Piece, ProgramError, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule
 
 SegmentOf = Callable[[int, tuple[Phase, ...]], Segment]
@@ -56,6 +57,8 @@ class Slots(NamedTuple):
     after: tuple[Phase, ...]
     alike: int
     """The same number for those around whose segments the same messages stand."""
+    look: int
+    """The same number for those that run the same phases, too."""
 
 
 class InRound(NamedTuple):
@@ -89,32 +92,54 @@ def pipeline_program(
     before: Sequence[Round] = (),
     after: Sequence[Round] = (),
     like: Sequence[int] = (),
+    same: Sequence[object] = (),
 ) -> Program:
     """The program of *schedule*, with the rounds that come *before* the slots and *after* them.
 
-    *like* says of each micro-batch which one it runs the same as; nothing: all run the usual.
+    *like* says of each micro-batch which one it runs the same as; nothing: all run the usual. *same* is equal
+    for stages to which *segment_of* gives the same segments; nothing: it is asked for every stage.
     """
     meetings = [tuple(each.meeting for each in rounds) for rounds in (before, after)]
     skeleton = skeleton_of(schedule, messages.mode, tuple(like), *meetings)
     rounds = [*before, *after]
+    same = same or range(schedule.stages)
+    found: dict[object, Segment] = {}
     known: dict[object, Segment] = {}
 
     def segment(part: Slots | InRound | Message) -> Segment:
-        match part:
-            case InRound(number, stage):
-                return rounds[number].segments[stage]
-            case Message(kind, source, target):
-                return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
+        if isinstance(part, InRound):
+            return rounds[part.number].segments[part.stage]
+        if isinstance(part, Message):
+            kind, source, target = part
+            return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
+        place = (same[part.stage], part.look) if messages.alike else part
+        if place not in found:
+            found[place] = slots(part)
+        return found[place]
+
+    def slots(part: Slots) -> Segment:
         base = segment_of(part.stage, part.phases) if part.phases else None
         key = (base, part.alike if messages.alike else part)
         if key not in known:
-            frame = Frame(schedule, part.stage, len(lanes), messages)
-            framed = frame.around(base, part.phases, part.before, part.after)
             name = "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in part.phases) or "messages"
-            known[key] = framed.segment.named(name)
+            known[key] = Segment(name, _framed(Frame(schedule, part.stage, len(lanes), messages), base, part))
         return known[key]
 
     return Program(lanes, tuple(map(segment, skeleton.parts)), skeleton.made)
+
+
+def _framed(frame: Frame, base: Segment | None, part: Slots) -> tuple[tuple[Piece, int], ...]:
+    """The chain of *base* with its messages, which are joined to its ends alone and remembered for them."""
+    phases = part.phases, part.before, part.after
+    if base is None or len(base.chain) < 3 or any(len(piece.shape.outputs) for piece, _ in base.chain[:-1]):
+        return frame.around(base, *phases).segment.chain
+    (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
+    key = frame.messages.mode, frame.key(*phases)
+    begin, end = _ENDS.get((first, last), lambda: frame.around(Segment("", ends), *phases).segment.chain, key)
+    return (begin, *base.chain[1:-1], end)
+
+
+_ENDS: ByIdentity[tuple[tuple[Piece, int], ...]] = ByIdentity(4096)
 
 
 def _message(cost: object, lanes: int, messages: Messages, kind: Kind) -> Segment:
@@ -146,7 +171,7 @@ def skeleton_of(
 class _Group:
     """Calls of one stage that share a segment."""
 
-    wires: tuple[Wire | None, ...]
+    wires: tuple[tuple[Wire, Place] | None, ...]
     calls: Ints
     batches: Ints
     """calls x phases: the micro-batches of the calls."""
@@ -166,7 +191,8 @@ class _Build:
         self.calls = 0
         self.groups: list[_Group] = []
         self.round_calls: dict[tuple[int, int], int] = {}
-        self.alike: dict[object, int] = {}
+        self.framed: dict[object, tuple[int, Framed]] = {}
+        self.looks: dict[object, int] = {}
         size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
         self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
 
@@ -199,15 +225,22 @@ class _Build:
         used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
         first_call = self.add(len(self.parts) + group.astype(np.int64), np.where(used, batches, -1))
         before = np.concatenate([batches[:1], batches[:-1]])
-        key_of = Frame(self.schedule, stage, _MESSAGE_LANES, Messages(_anything, self.mode)).key
+        frame = Frame(self.schedule, stage, _MESSAGE_LANES, Messages(_anything, self.mode))
         for number, at in enumerate(first.tolist()):
             around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
             near = (phases[code[at]], around[0], around[1])
-            part = Slots(stage, *near, self.alike.setdefault(key_of(*near), len(self.alike)))
+            passes = frame.key(*near)
+            if passes not in self.framed:
+                self.framed[passes] = len(self.framed), _placeholder(frame, *near)
+            alike, framed = self.framed[passes]
+            look = self.looks.setdefault((near[0], alike), len(self.looks))
+            part = Slots(stage, *near, alike, look)
             self.parts.append(part)
-            framed = _placeholder(self.schedule, self.mode, part)
             calls = np.flatnonzero(group == number)
-            self.groups.append(_Group(framed.wires, first_call + calls, batches[calls], before[calls]))
+            wires = tuple(
+                (wire, frame.place(wire, part.phases, part.before)) if wire else None for wire in framed.wires
+            )
+            self.groups.append(_Group(wires, first_call + calls, batches[calls], before[calls]))
             for which, ports, shift in ((Which.READY, framed.ready, 0), (Which.POSTED, framed.posted, 1)):
                 owners = part.phases if shift == 0 else part.after
                 for phase, port in ports.items():
@@ -242,8 +275,8 @@ class _Build:
         for number, (source, target) in enumerate(routes):
             self.parts.append(Message(kind, source, target))
             wires = (
-                Wire(Which.READY, direction, source, False, 0),
-                Wire(Which.POSTED, direction, target, False, 0),
+                (Wire(Which.READY, direction, End.SOURCE, False, 0), source),
+                (Wire(Which.POSTED, direction, End.TARGET, False, 0), target),
             )
             at = np.flatnonzero(route == number)
             self.groups.append(_Group(wires, first + at, batch[at, None], batch[at, None]))
@@ -256,12 +289,13 @@ class _Build:
         source_call = np.full((self.calls, inputs), -1, np.int64)
         source_port = np.full((self.calls, inputs), -1, np.int64)
         for group in self.groups:
-            for port, wire in enumerate(group.wires):
-                if wire is not None:
+            for port, bound in enumerate(group.wires):
+                if bound is not None:
+                    wire, (stage, chunk) = bound
                     batch = (group.batches_before if wire.of_previous else group.batches)[:, wire.phase]
-                    place = wire.direction, *wire.place
-                    source_call[group.calls, port] = self.signal[wire.which][0][place][batch]
-                    source_port[group.calls, port] = self.signal[wire.which][1][place][batch]
+                    calls, ports = (part[wire.direction, stage, chunk] for part in self.signal[wire.which])
+                    source_call[group.calls, port] = calls[batch]
+                    source_port[group.calls, port] = ports[batch]
         for number, each in enumerate(meetings):
             awaited = number if each.in_turn else number - 1
             for stage, others in each.waits:
@@ -285,14 +319,14 @@ def _anything(kind: Kind, source: Place, target: Place) -> Cost:
     return 1.0
 
 
-def _placeholder(schedule: Schedule, mode: Send, part: Slots) -> Framed:
-    """What is bound to what around any segment for *part*."""
-    messages = Messages(_anything, mode)
-    count = len(part.phases)
+def _placeholder(
+    frame: Frame, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]
+) -> Framed:
+    """What is bound to what around any segment for *phases*."""
+    count = len(phases)
     ops = [TimedOp("", 0.0, inputs=(number,)) for number in range(count)]
-    base = Segment.of("", ops, lanes=_MESSAGE_LANES, inputs=count, outputs=range(count)) if count else None
-    frame = Frame(schedule, part.stage, _MESSAGE_LANES, messages)
-    return frame.around(base, part.phases, part.before, part.after)
+    base = Segment.of("", ops, lanes=frame.lanes, inputs=count, outputs=range(count)) if count else None
+    return frame.around(base, phases, before, after)
 
 
 _MESSAGE_LANES = 5

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import pairwise
 
 from stepcast.ir.group import Channel, Group, HostWay
@@ -14,20 +14,11 @@ from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, mo
 from stepcast.simulation.costs import Prices
 from stepcast.simulation.lanes import Lanes, facts_of
 from stepcast.simulation.messages import Messages, Phase, Send
+from stepcast.simulation.outline import Terms
 from stepcast.simulation.pieces import Cost, Floats, Piece, Segment
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
-from stepcast.simulation.segments import (
-    Issued,
-    Terms,
-    begin_piece,
-    end_piece,
-    interleaved_piece,
-    layers_piece,
-    once_ops,
-    once_piece,
-    phase_ops,
-)
+from stepcast.simulation.segments import Issued, once_ops, phase_ops, pieces_under
 
 ONCE_PHASES = (LayerPhase.FORWARD, LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
@@ -98,10 +89,19 @@ def build_step(
     terms = Terms(lanes, alone, eager, prices.takes is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send, alike=True)
-    once = [_stage_of(workload, schedule, stage) for stage in range(schedule.stages)]
+    once = _once(workload, schedule)
     rounds = _Rounds(replace(terms, eager=False, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
-    program = pipeline_program(schedule, lanes.names, slots.segment, messages, before, after, alike(workload))
+    program = pipeline_program(
+        schedule,
+        lanes.names,
+        slots.segment,
+        messages,
+        before,
+        after,
+        alike(workload),
+        [slots.runs(stage, schedule.chunks) for stage in range(schedule.stages)],
+    )
     return Step(program, schedule, lanes, message, prices, len(before), len(after))
 
 
@@ -128,8 +128,8 @@ class _Slots:
     def __init__(
         self, chunks: Mapping[Place, Chunk], terms: Terms, prices: Prices, slow_stages: Mapping[int, float]
     ) -> None:
-        self.chunks, self.prices, self.slow_stages = chunks, prices, slow_stages
-        self.terms = {factor: replace(terms, factor=factor) for factor in {1.0, *slow_stages.values()}}
+        self.chunks, self.pieces, self.prices = chunks, pieces_under(terms), prices
+        self.slow_stages = slow_stages
         self.made: dict[tuple[object, ...], Segment] = {}
 
     def segment(self, stage: int, phases: tuple[Phase, ...]) -> Segment:
@@ -139,11 +139,16 @@ class _Slots:
         kinds = tuple(phase.kind for phase in phases)
         key = (factor, *map(id, blocks), *kinds)
         if key not in self.made:
-            self.made[key] = self._chained(blocks, kinds, self.terms[factor])
+            self.made[key] = self._chained(blocks, kinds, factor)
         return self.made[key]
 
-    def _chained(self, bodies: Sequence[Blocks], kinds: tuple[Kind, ...], terms: Terms) -> Segment:
-        streams = len(bodies)
+    def runs(self, stage: int, chunks: int) -> object:
+        """Equal for stages that run the same."""
+        own = (id(self.chunks[Place(stage, chunk)]) for chunk in range(chunks))
+        return (self.slow_stages.get(stage, 1.0), *own)
+
+    def _chained(self, bodies: Sequence[Blocks], kinds: tuple[Kind, ...], factor: float) -> Segment:
+        pieces, streams = self.pieces, len(bodies)
         middle: list[tuple[Piece, int]] = []
         if streams == 1:
             ((body,), (kind,)) = bodies, kinds
@@ -151,53 +156,55 @@ class _Slots:
             for at, block in enumerate(ordered, start=1):
                 last = at == len(ordered)
                 if block.repeat > last:
-                    middle.append((layers_piece(block.layers, kind, terms, True), block.repeat - last))
+                    middle.append((pieces.layers(block.layers, kind, True, factor), block.repeat - last))
                 if last:
-                    middle.append((layers_piece(block.layers, kind, terms, False), 1))
+                    middle.append((pieces.layers(block.layers, kind, False, factor), 1))
         else:
             ops = [phase_ops(written(body), kind) for body, kind in zip(bodies, kinds, strict=True)]
-            middle.append((interleaved_piece(ops, self.prices.seconds, terms), 1))
-        begin, end = _ends(terms.lanes, streams)
-        return Segment("", ((begin, 1), *middle, (end, 1)))
+            middle.append((pieces.interleaved(ops, self.prices.seconds, factor), 1))
+        return Segment("", ((pieces.begin(streams), 1), *middle, (pieces.end(streams), 1)))
 
 
-@lru_cache(maxsize=256)
-def _ends(lanes: Lanes, streams: int) -> tuple[Piece, Piece]:
-    return begin_piece(lanes, streams), end_piece(lanes, streams)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Once:
     """What one stage runs once per step."""
 
     before: list[Issued]
-    after: list[Issued]
+    after: list[list[Issued]]
+    """Cut before each collective that spans stages."""
 
 
-def _stage_of(workload: Workload, schedule: Schedule, stage: int) -> _Once:
+def _once(workload: Workload, schedule: Schedule) -> list[_Once]:
+    """Of every stage; the same object for stages that run the same."""
+    parts: list[list[Stage]] = [[] for _ in range(schedule.stages)]
+    if workload.uniform:
+        parts = [[workload.stages[0]]] * schedule.stages
+    else:
+        for copy in model_copies(schedule):
+            for place, part in zip(copy, workload.stages, strict=True):
+                parts[place.stage].append(part)
+    known: dict[tuple[object, ...], _Once] = {}
+    found = []
+    for stage, own in enumerate(parts):
+        at_end = stage in (0, schedule.stages - 1)
+        key = (at_end, *map(id, own))
+        if key not in known:
+            known[key] = _stage_of(own, at_end)
+        found.append(known[key])
+    return found
+
+
+def _stage_of(parts: Sequence[Stage], at_end: bool) -> _Once:
     """The prologue's forward comes first; its backward, in reverse, and the epilogue come last."""
     backward = (LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
     before: list[Issued] = []
     after: list[Issued] = []
-    for part in _parts(workload, schedule, stage):
+    for part in parts:
         before += once_ops(part.prologue, (LayerPhase.FORWARD,))
         after += once_ops(reversed(part.prologue), backward)
         after += once_ops(part.epilogue, ONCE_PHASES)
-    ends = (0, schedule.stages - 1)
-    kept = [issued for issued in after if stage in ends or _group(issued) is not Group.EMBEDDING]
-    return _Once(before, kept)
-
-
-def _parts(workload: Workload, schedule: Schedule, stage: int) -> list[Stage]:
-    """The workload's pieces that lie on *stage*."""
-    if workload.uniform:
-        return [workload.stages[0]]
-    return [
-        piece
-        for copy in model_copies(schedule)
-        for place, piece in zip(copy, workload.stages, strict=True)
-        if place.stage == stage
-    ]
+    kept = [issued for issued in after if at_end or _group(issued) is not Group.EMBEDDING]
+    return _Once(before, _cut_at_meetings(kept))
 
 
 def _group(issued: Issued) -> Channel | None:
@@ -208,7 +215,7 @@ class _Rounds:
     """What runs once per step: in rounds that begin where stages must meet."""
 
     def __init__(self, terms: Terms, slow_stages: Mapping[int, float]) -> None:
-        self.terms, self.slow_stages = terms, slow_stages
+        self.pieces, self.slow_stages = pieces_under(terms), slow_stages
         self.made: dict[tuple[object, ...], Segment] = {}
 
     def before(self, once: Sequence[_Once]) -> list[Round]:
@@ -221,7 +228,7 @@ class _Rounds:
 
     def after(self, once: Sequence[_Once]) -> list[Round]:
         """The first begins when all communication has ended."""
-        parts = [_cut_at_meetings(each.after) for each in once]
+        parts = [each.after for each in once]
         meetings = max(([_group(part[0]) for part in each[1:]] for each in parts), key=len)
         rounds = [
             Round(
@@ -247,10 +254,10 @@ class _Rounds:
 
     def _segment(self, stage: int, ops: Sequence[Issued], name: str, others: int, finish: bool) -> Segment:
         factor = self.slow_stages.get(stage, 1.0)
-        key = (factor, name, others, finish, *((id(each.layer), id(each.op)) for each in ops))
+        key = (factor, name, others, finish, id(ops))
         if key not in self.made:
-            terms = replace(self.terms, factor=factor)
-            self.made[key] = Segment("", ((once_piece(ops, name, terms, others, finish), 1),))
+            piece = self.pieces.once(ops, name, others, finish, factor)
+            self.made[key] = Segment("", ((piece, 1),))
         return self.made[key]
 
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from stepcast.simulation.arrays import Program, Times
-from stepcast.simulation.engine import levels
 from stepcast.simulation.pieces import Floats, Ints, ProgramError
+from stepcast.simulation.plan import levels
 
 
 class Tables(NamedTuple):

@@ -3,12 +3,12 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from stepcast.cost.collectives import Algorithm, Protocol, Route, price, route_of
+from stepcast.cost.collectives import Algorithm, Protocol, price
+from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route
 from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.path import resolve
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import folder_files, read
-from stepcast.ir.sweep import CollectiveSweep, SweepRow
+from stepcast.ir.sweep import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 
 
@@ -61,19 +61,17 @@ def compare_folder(
 
 
 def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> list[MeasuredCollective]:
-    if sweep.kind is None:
-        raise ValueError(f"{sweep.source}: does not say which collective it timed")
-    route = sweep_route(sweep, cluster)
+    kind, route = kind_of(sweep), sweep_route(sweep, cluster)
     rows = []
     for row in sweep.rows:
         measured_s = measured_time_s(row)
         if measured_s is None or row.size_bytes == 0:
             continue
-        predicted = price(sweep.kind, row.size_bytes, route)
+        predicted = price(kind, row.size_bytes, route)
         rows.append(
             MeasuredCollective(
                 source=sweep.source,
-                kind=sweep.kind,
+                kind=kind,
                 ranks=sweep.ranks,
                 size_bytes=row.size_bytes,
                 measured_s=measured_s,
@@ -83,23 +81,6 @@ def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> list[MeasuredColl
             )
         )
     return rows
-
-
-def sweep_route(sweep: CollectiveSweep, cluster: Cluster) -> Route:
-    """The ranks spread evenly over as many nodes as the log names."""
-    per_node = -(-sweep.ranks // sweep.nodes)
-    if per_node > cluster.domain_gpus:
-        raise ValueError(
-            f"{sweep.source}: {per_node} ranks on a node; {cluster.name} holds {cluster.domain_gpus}"
-        )
-    ranks = [rank // per_node * cluster.domain_gpus + rank % per_node for rank in range(sweep.ranks)]
-    return route_of(resolve(cluster, ranks, active_per_node=per_node), cluster, sweep.ranks_per_thread)
-
-
-def measured_time_s(row: SweepRow) -> float | None:
-    """The mean of the variants that ran; None where none did."""
-    times = [time_s for time_s in (row.out_of_place_s, row.in_place_s) if time_s]
-    return sum(times) / len(times) if times else None
 
 
 def mean_abs_error(rows: Iterable[MeasuredCollective], at_least_bytes: int = 0) -> float:

@@ -49,6 +49,12 @@ _TABLE = (
     ),
     MeasurementSet("nccl-tests", "all-reduce on 2 to 64 A100", "stepcast.validate.collectives", "nccl-tests"),
     MeasurementSet(
+        "collectives",
+        "public nccl-tests and rccl-tests tables, A100 to GB300 and MI355X",
+        "stepcast.validate.collective_tables",
+        "collectives",
+    ),
+    MeasurementSet(
         "megatron-traces",
         "Megatron-LM runs, every rank traced",
         "stepcast.validate.megatron",

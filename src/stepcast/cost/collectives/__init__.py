@@ -7,6 +7,7 @@ from stepcast.cost.collectives.choose import (
     bus_factor,
     candidates,
     collective_s,
+    host_s,
     price,
     send_receive_price,
     send_receive_s,
@@ -14,8 +15,8 @@ from stepcast.cost.collectives.choose import (
 from stepcast.cost.collectives.contention import lost_share
 from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.exchange import imbalance_of
-from stepcast.cost.collectives.protocol import Protocol
 from stepcast.cost.collectives.route import Route, route_of, uneven_warning
+from stepcast.cost.collectives.tuning import Protocol
 
 __all__ = [
     "Algorithm",
@@ -28,6 +29,7 @@ __all__ = [
     "bus_factor",
     "candidates",
     "collective_s",
+    "host_s",
     "imbalance_of",
     "lost_share",
     "price",

@@ -1,7 +1,8 @@
 """Which algorithm a collective takes, and its price.
 
 NCCL predicts the time of every algorithm and protocol it could use and takes the least; so do we, with
-our own predictions. An algorithm may also be forced, as NCCL_ALGO does.
+our own predictions. An algorithm may also be forced, as NCCL_ALGO does. No collective ends before its host
+has started every kernel, and a caller may add its own time.
 """
 
 from collections.abc import Iterator
@@ -19,10 +20,11 @@ from stepcast.cost.collectives.exchange import (
 )
 from stepcast.cost.collectives.hierarchical import hierarchical
 from stepcast.cost.collectives.in_switch import in_network, nvls, nvls_tree
-from stepcast.cost.collectives.protocol import Protocol, protocols
+from stepcast.cost.collectives.protocol import protocols
 from stepcast.cost.collectives.ring import ROUNDS, chain, ring
 from stepcast.cost.collectives.route import Route
 from stepcast.cost.collectives.tree import PASSES, tree
+from stepcast.cost.collectives.tuning import Protocol
 from stepcast.ir.work import CollectiveKind
 
 if TYPE_CHECKING:
@@ -43,6 +45,7 @@ class Algorithm(StrEnum):
 
 ALL_REDUCE, ALL_TO_ALL = CollectiveKind.ALL_REDUCE, CollectiveKind.ALL_TO_ALL
 BARRIER_BYTES = 4.0  # a barrier is an all-reduce of one word
+BLOCK = 8192  # sizes that are priced together: as many as stay in a core's cache
 
 
 class AlgorithmError(ValueError):
@@ -92,8 +95,12 @@ def price(
     route: Route,
     algorithm: Algorithm | None = None,
     imbalance: float = 1.0,
+    in_place: bool = True,
 ) -> CollectivePrice:
-    """The price of one collective; *algorithm* forces one, *imbalance* is for an uneven all-to-all."""
+    """The price of one collective; *algorithm* forces one, *imbalance* is for an uneven all-to-all.
+
+    Out of place, ranks that gather or exchange also copy their own part (nccl-tests prints both).
+    """
     if not size_bytes >= 0:
         raise ValueError(f"size must not be negative, not {size_bytes!r}")
     factor = bus_factor(kind, route.ranks)
@@ -103,7 +110,10 @@ def price(
     best = min(
         candidates(kind, route, algorithm, imbalance), key=lambda candidate: candidate.curve.seconds(size)
     )
-    return CollectivePrice(best.curve.seconds(size), best.algorithm, best.protocol, size_bytes, factor)
+    seconds = max(best.curve.seconds(size), host_s(kind, route)) + route.call_overhead_s
+    if not in_place:
+        seconds += size * _own_copy_s_per_byte(kind, route)
+    return CollectivePrice(seconds, best.algorithm, best.protocol, size_bytes, factor)
 
 
 def collective_s(
@@ -112,6 +122,7 @@ def collective_s(
     route: Route,
     algorithm: Algorithm | None = None,
     imbalance: float = 1.0,
+    in_place: bool = True,
 ) -> "NDArray[float64]":
     """Times of many sizes at once."""
     import numpy
@@ -124,11 +135,34 @@ def collective_s(
     if route.ranks == 1:
         return numpy.zeros(sizes.shape)
     listed = candidates(kind, route, algorithm, imbalance)
-    least = listed[0].curve.seconds(sizes)
-    for candidate in listed[1:]:
-        numpy.minimum(least, candidate.curve.seconds(sizes), out=least)
+    least = numpy.empty(sizes.shape)
+    flat, flat_least = sizes.ravel(), least.ravel()
+    for start in range(0, sizes.size, BLOCK):
+        part, found = flat[start : start + BLOCK], flat_least[start : start + BLOCK]
+        found[:] = listed[0].curve.seconds(part)
+        for candidate in listed[1:]:
+            numpy.minimum(found, candidate.curve.seconds(part), out=found)
+    numpy.maximum(least, host_s(kind, route), out=least)
+    if not in_place:
+        least += sizes * _own_copy_s_per_byte(kind, route)
+    least += route.call_overhead_s
     least[sizes == 0] = 0.0
     return least
+
+
+def host_s(kind: CollectiveKind, route: Route) -> float:
+    """Time of a host thread to start one collective on all of the ranks that it drives, one after another.
+
+    An all-to-all is a message to and one from each rank, which the host prepares singly.
+    """
+    messages = 2 * route.ranks if kind is ALL_TO_ALL else 0
+    return route.ranks_per_thread * (route.launch_overhead_s + messages * route.tuning.message_s)
+
+
+def _own_copy_s_per_byte(kind: CollectiveKind, route: Route) -> float:
+    """1/n of the buffer, read and written in memory; a reduction's own part is read in any case."""
+    copies = kind in (CollectiveKind.ALL_GATHER, ALL_TO_ALL)
+    return 2 / route.ranks / route.memory_bytes_per_s if copies else 0.0
 
 
 def send_receive_s(size_bytes: float, route: Route) -> float:
@@ -143,7 +177,8 @@ def send_receive_price(size_bytes: float, route: Route) -> CollectivePrice:
     if route.ranks == 1 or size_bytes == 0:
         return CollectivePrice(0.0, None, None, size_bytes, 1.0)
     best = min(_messages(route), key=lambda candidate: candidate.curve.seconds(size_bytes))
-    seconds = best.curve.seconds(size_bytes)
+    launch_s = route.launch_overhead_s * route.ranks_per_thread
+    seconds = max(best.curve.seconds(size_bytes), launch_s) + route.call_overhead_s
     return CollectivePrice(seconds, best.algorithm, best.protocol, size_bytes, 1.0)
 
 
@@ -195,10 +230,12 @@ def _known(kind: CollectiveKind, route: Route, imbalance: float) -> Iterator[Can
         if kind in PASSES:
             yield Candidate(Algorithm.TREE, protocol, tree(kind, route, protocol))
     if kind in ROUNDS and route.in_switch_reduction and route.nodes == 1:
-        yield Candidate(Algorithm.NVLS, Protocol.SIMPLE, nvls(kind, route))
+        for curve in nvls(kind, route):
+            yield Candidate(Algorithm.NVLS, Protocol.SIMPLE, curve)
     if kind is ALL_REDUCE and route.nodes > 1:
         if route.in_switch_reduction and route.ranks_per_node > 1:
-            yield Candidate(Algorithm.NVLS_TREE, Protocol.SIMPLE, nvls_tree(route))
+            for curve in nvls_tree(route):
+                yield Candidate(Algorithm.NVLS_TREE, Protocol.SIMPLE, curve)
         if route.in_network_reduction:
             yield Candidate(Algorithm.IN_NETWORK, Protocol.SIMPLE, in_network(route))
 
@@ -217,7 +254,8 @@ def _automatic(candidate: Candidate, kind: CollectiveKind, route: Route) -> bool
     """Whether NCCL would consider *candidate*.
 
     It has no hierarchical ones, keeps trees for all-reduce, where they pay between nodes only, and there
-    sends small messages up the tree, which has fewer hops than the ring.
+    sends small messages up the tree, which has fewer hops than the ring. It lets the switch add from so many
+    ranks on that its own estimate of that passes the ring's.
     """
     reduces = kind in (ALL_REDUCE, CollectiveKind.BARRIER)
     match candidate.algorithm:
@@ -225,6 +263,8 @@ def _automatic(candidate: Candidate, kind: CollectiveKind, route: Route) -> bool
             return False
         case Algorithm.TREE:
             return reduces and route.nodes > 1
+        case Algorithm.NVLS:
+            return route.ranks >= route.tuning.nvls_least_ranks
         case Algorithm.RING:
             return not (reduces and route.nodes > 1 and candidate.protocol is Protocol.LL)
         case _:

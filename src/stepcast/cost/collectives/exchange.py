@@ -7,27 +7,34 @@ from collections.abc import Sequence
 
 from stepcast.cost.collectives.curve import Curve, one_after_another
 from stepcast.cost.collectives.protocol import (
-    BANDWIDTH_SHARE,
     BYTES_PER_CHANNEL,
-    Protocol,
     inter_hop_s,
     intra_hop_s,
+    ll_limit,
     opening_channels,
     start_s,
 )
 from stepcast.cost.collectives.route import Route
+from stepcast.cost.collectives.tuning import Protocol
 
 # Peers that a kernel serves at once (NVIDIA/nccl, src/include/device.h: NCCL_MAX_DEV_WORK_P2P_PER_BATCH).
 PEERS_AT_ONCE = 8
 
 
 def send_receive(route: Route, protocol: Protocol) -> Curve:
-    """One message to one peer: a hop, then S over the sender's port, or over its share of the way out."""
+    """One message to one peer: a hop, then S over the sender's port, or over its share of the way out.
+
+    Within a node the receiver copies it out of its buffer, which reads and writes memory, 2 S / M: no other
+    peer's data fill the port meanwhile.
+    """
+    latency_s = route.tuning.start_s[protocol]
     if route.nodes == 1:
-        hop_s, rate = intra_hop_s(route, protocol), route.intra_bytes_per_s
+        latency_s += intra_hop_s(route, protocol)
+        per_byte = _s_per_byte(route, protocol, 1 / route.intra_bytes_per_s) + 2 / route.memory_bytes_per_s
     else:
-        hop_s, rate = inter_hop_s(route, protocol), route.inter_bytes_per_s / route.fewest_per_node
-    return _curve(route, hop_s, 1 / (rate * BANDWIDTH_SHARE[protocol]))
+        latency_s += inter_hop_s(route, protocol)
+        per_byte = _s_per_byte(route, protocol, route.fewest_per_node / route.inter_bytes_per_s)
+    return _curve(route, latency_s, per_byte)
 
 
 def pairwise_all_to_all(route: Route, protocol: Protocol, imbalance: float = 1.0) -> Curve:
@@ -40,7 +47,7 @@ def pairwise_all_to_all(route: Route, protocol: Protocol, imbalance: float = 1.0
     n, g = route.ranks, route.ranks_per_node
     within = (g - 1) / n / (route.intra_bytes_per_s * route.exchange_share)
     between = 0.0 if route.nodes == 1 else (n - route.fewest_per_node) / n / route.exchange_bytes_per_s
-    per_byte = imbalance * max(within, between) / BANDWIDTH_SHARE[protocol]
+    per_byte = _s_per_byte(route, protocol, imbalance * max(within, between))
     return _curve(route, _batches_s(route, protocol, n - 1), per_byte)
 
 
@@ -66,7 +73,7 @@ def root_exchange(route: Route, protocol: Protocol) -> Curve:
     between = 0.0
     if route.nodes > 1:
         between = (n - g) / n / (route.inter_bytes_per_s / route.fewest_per_node)
-    per_byte = max(within, between) / BANDWIDTH_SHARE[protocol]
+    per_byte = _s_per_byte(route, protocol, max(within, between))
     return _curve(route, _batches_s(route, protocol, n - 1), per_byte)
 
 
@@ -92,7 +99,13 @@ def _curve(route: Route, latency_s: float, per_byte: float) -> Curve:
     return Curve(start_s(route, latency_s), per_byte, ramps)
 
 
+def _s_per_byte(route: Route, protocol: Protocol, wire_s_per_byte: float) -> float:
+    """What *protocol* makes of the wires' time: LL is bound by its threads too."""
+    slowed = wire_s_per_byte / route.tuning.share[protocol]
+    return max(slowed, 1 / ll_limit(route)) if protocol is Protocol.LL else slowed
+
+
 def _batches_s(route: Route, protocol: Protocol, peers: int) -> float:
     """Latency of *peers* messages, some at once; the batches follow one another."""
     hop_s = inter_hop_s(route, protocol) if route.nodes > 1 else intra_hop_s(route, protocol)
-    return -(-peers // PEERS_AT_ONCE) * hop_s
+    return route.tuning.exchange_start_s + -(-peers // PEERS_AT_ONCE) * hop_s

@@ -4,9 +4,9 @@ NCCL itself does not work this way, so it is never chosen automatically.
 """
 
 from stepcast.cost.collectives.curve import Curve, one_after_another
-from stepcast.cost.collectives.protocol import Protocol
 from stepcast.cost.collectives.ring import ring
 from stepcast.cost.collectives.route import Route
+from stepcast.cost.collectives.tuning import Protocol
 from stepcast.ir.work import CollectiveKind
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = (

@@ -1,18 +1,16 @@
 """The ring: every rank sends to the next, all links at once."""
 
-from stepcast.cost.collectives.curve import Curve, Ramp
+from stepcast.cost.collectives.curve import Curve
 from stepcast.cost.collectives.protocol import (
-    BANDWIDTH_SHARE,
     BYTES_PER_CHANNEL,
-    CHUNK_BYTES,
-    RING_START_S,
-    Protocol,
     inter_hop_s,
     intra_hop_s,
     opening_channels,
+    rate_of,
     start_s,
 )
 from stepcast.cost.collectives.route import Route
+from stepcast.cost.collectives.tuning import Protocol
 from stepcast.ir.work import CollectiveKind
 
 # Times round the ring: a reduce-scatter takes one, an all-gather one, an all-reduce is both.
@@ -29,24 +27,20 @@ def ring(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     S/n / M.
     """
     n, rounds = route.ranks, ROUNDS[kind]
-    rate = route.ring_bytes_per_s * BANDWIDTH_SHARE[protocol]
-    latency_s = RING_START_S[protocol] + rounds * _once_round_s(route, protocol)
-    per_byte = rounds * (n - 1) / n / rate + 2 / n / route.memory_bytes_per_s
+    latency_s = route.tuning.start_s[protocol] + rounds * _once_round_s(route, protocol)
+    per_byte = rounds * (n - 1) / n / rate_of(route, protocol) + 2 / n / route.memory_bytes_per_s
     return Curve(start_s(route, latency_s), per_byte, opening_channels(route, _bytes_per_channel(route)))
 
 
 def chain(route: Route, protocol: Protocol) -> Curve:
     """Broadcast and reduce: the whole buffer runs down (or up) the ring in chunks, each rank passing it on.
 
-    S/B for the last rank's last byte after the first arrived; the first is there when one chunk per
-    channel has passed the n-2 ranks between. Chunks are cut so that a small message fills the pipeline
-    too: it pays twice.
+    S/B for the last rank's last byte after the first arrived, which has made every hop. Chunks are so small
+    that a hop is latency: 8 A100 reduce 8 MiB in the time of their start and 8 MiB / B.
     """
-    rate = route.ring_bytes_per_s * BANDWIDTH_SHARE[protocol]
-    latency_s = RING_START_S[protocol] + _once_round_s(route, protocol)
-    filling = Ramp(1 / rate, (route.ranks - 2) * route.open_channels * CHUNK_BYTES)
-    ramps = (*opening_channels(route, _bytes_per_channel(route)), filling)
-    return Curve(start_s(route, latency_s), 1 / rate, ramps)
+    latency_s = route.tuning.start_s[protocol] + _once_round_s(route, protocol)
+    ramps = opening_channels(route, _bytes_per_channel(route))
+    return Curve(start_s(route, latency_s), 1 / rate_of(route, protocol), ramps)
 
 
 def _once_round_s(route: Route, protocol: Protocol) -> float:

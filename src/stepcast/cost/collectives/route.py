@@ -1,9 +1,10 @@
 """The way a group of ranks communicates over, in plain numbers: all that a collective's cost depends on."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
+from stepcast.cost.collectives.tuning import Tuning, library_tuning, tuning_of
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import FabricKind
@@ -32,15 +33,19 @@ class Route:
     inter_latency_s: float = 0.0
     exchange_bytes_per_s: float = 0.0  # 0: a rank's share of inter
     exchange_share: float = 1.0  # of the rate within a node, where all send to all
+    reduction_share: float = 1.0  # of the rate within a node, where the switch adds
     memory_bytes_per_s: float = math.inf
-    launch_overhead_s: float = 0.0
+    launch_overhead_s: float = 0.0  # of the host, for each rank that a thread drives
+    call_overhead_s: float = 0.0  # of the caller, before and after each collective
     channel_overhead_s: float = 0.0
+    through_share: float = 1.0  # of the rate within a node, for a ring that passes through it
     channels: int = 24  # within a node
     channels_per_rank: int = 2  # between nodes
     ranks_per_thread: int = 1
     nvlink: bool = True  # else PCIe within the node
     in_switch_reduction: bool = False
     in_network_reduction: bool = False
+    tuning: Tuning = field(default_factory=library_tuning)
 
     def __post_init__(self) -> None:
         for name in ("ranks", "nodes", "channels", "channels_per_rank", "ranks_per_thread"):
@@ -60,7 +65,13 @@ class Route:
         for name in ("intra_bytes_per_s", "inter_bytes_per_s", "exchange_bytes_per_s", "memory_bytes_per_s"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be above zero, not {getattr(self, name)!r}")
-        for name in ("intra_latency_s", "inter_latency_s", "launch_overhead_s", "channel_overhead_s"):
+        for name in (
+            "intra_latency_s",
+            "inter_latency_s",
+            "launch_overhead_s",
+            "call_overhead_s",
+            "channel_overhead_s",
+        ):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, not {getattr(self, name)!r}")
 
@@ -71,7 +82,7 @@ class Route:
             return self.intra_bytes_per_s
         if self.ranks_per_node == 1:
             return self.inter_bytes_per_s
-        return min(self.intra_bytes_per_s, self.inter_bytes_per_s)
+        return min(self.intra_bytes_per_s * self.through_share, self.inter_bytes_per_s)
 
     @property
     def open_channels(self) -> int:
@@ -108,6 +119,11 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
     nvlink = fabric.kind is not FabricKind.PCIE
     if fabric.kind is FabricKind.NVLINK_PAIRS and intra is not None:
         nvlink = intra.bandwidth_bytes_per_s >= fabric.link.bandwidth_bytes_per_s
+    through = 1.0
+    if fabric.kind is FabricKind.NVLINK_MESH and path.nodes > 1 and path.ranks_per_node > 1:
+        # As many rings as GPUs pass a node, each over all but one of them, so every edge of the mesh carries
+        # one in either direction; a ring that closes in the node has an edge less for each GPU.
+        through = path.ranks_per_node / (path.ranks_per_node - 1)
     exchange = 0.0
     if inter is not None and path.exchange_bytes_per_s is not None:
         exchange = path.exchange_bytes_per_s * inter.efficiency
@@ -122,6 +138,8 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         inter_latency_s=inter.latency_s if inter else 0.0,
         exchange_bytes_per_s=exchange,
         exchange_share=constants.exchange_share,
+        reduction_share=fabric.reduction_share,
+        through_share=through,
         memory_bytes_per_s=cluster.gpu.memory_bandwidth_bytes_per_s,
         launch_overhead_s=constants.launch_overhead_s,
         channel_overhead_s=constants.channel_overhead_s,
@@ -129,6 +147,7 @@ def route_of(path: GroupPath, cluster: Cluster, ranks_per_thread: int = 1) -> Ro
         nvlink=nvlink,
         in_switch_reduction=path.in_switch_reduction,
         in_network_reduction=path.in_network_reduction,
+        tuning=tuning_of(cluster),
     )
 
 

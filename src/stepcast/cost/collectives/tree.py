@@ -2,16 +2,17 @@
 
 from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.protocol import (
-    BANDWIDTH_SHARE,
     BYTES_PER_CHANNEL,
     CHUNK_BYTES,
-    Protocol,
+    CHUNKS,
     inter_hop_s,
     intra_hop_s,
     opening_channels,
+    rate_of,
     start_s,
 )
 from stepcast.cost.collectives.route import Route
+from stepcast.cost.collectives.tuning import Protocol
 from stepcast.ir.work import CollectiveKind
 
 # Passes over the tree: an all-reduce goes up and comes down again.
@@ -29,13 +30,17 @@ def tree(kind: CollectiveKind, route: Route, protocol: Protocol) -> Curve:
     Latency: up the chain of the node and log2(nodes) levels, and down again. Bandwidth: two trees carry
     half of the buffer each; a node that is inner in one is a leaf in the other (Sanders, Speck and
     Traeff, 2009), so each sends the buffer once per pass: S/B. Filling: no level is idle once one chunk
-    per channel has passed each level; chunks are cut so that small messages fill the pipeline too, hence
-    pay twice.
+    per channel has passed each level.
     """
     passes, depth = PASSES[kind], levels(route.nodes)
-    rate = route.ring_bytes_per_s * BANDWIDTH_SHARE[protocol]
     chain_s = (route.ranks_per_node - 1) * intra_hop_s(route, protocol, tree=True)
-    latency_s = passes * (chain_s + depth * inter_hop_s(route, protocol))
-    filling = Ramp(passes / rate, depth * route.open_channels * CHUNK_BYTES)
+    latency_s = route.tuning.tree_start_s[protocol]
+    latency_s += passes * (chain_s + depth * inter_hop_s(route, protocol))
+    chunk_bytes = CHUNKS[protocol] * route.open_channels * CHUNK_BYTES
+    # LL's flags arrive with the data: nothing to wait for.
+    step_s = 0.0 if protocol is Protocol.LL else route.tuning.tree_step_s
+    per_byte = passes / rate_of(route, protocol)
+    # Chunks are cut so that a small message fills the pipeline too: it pays twice.
+    filling = Ramp(per_byte, depth * chunk_bytes)
     ramps = (*opening_channels(route, BYTES_PER_CHANNEL), filling)
-    return Curve(start_s(route, latency_s), passes / rate, ramps)
+    return Curve(start_s(route, latency_s), per_byte + step_s / chunk_bytes, ramps)

@@ -12,6 +12,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.optimus.blocks import NO_BLOCK, Attribution, Tokens, attribute
 from stepcast.inputs.optimus.scan import Scan
 from stepcast.ir.layout import Layout
+from stepcast.ir.limits import OPTIMUS
 from stepcast.ir.runlog import LayerTimes, RunLog
 from stepcast.units import MS
 
@@ -119,7 +120,11 @@ def settle(once: dict[str, str], tokens: Tokens, warnings: list[str]) -> tuple[L
             f"read as {micro_batches} micro-batches of {micro_batch}"
         )
     sizes = {"micro_batch": micro_batch, "micro_batches": micro_batches, "global_batch": ran}
-    return Layout(tp=tp, dp=dp, pp=pp), sizes
+    try:
+        OPTIMUS.check(pp * micro_batches)
+        return Layout(tp=tp, dp=dp, pp=pp), sizes
+    except ValueError as error:
+        raise FormatError(str(error)) from None
 
 
 def samples_taken(once: dict[str, str], dp: int, global_batch: int) -> int:

@@ -56,7 +56,10 @@ class Header:
         """Degrees with defaults; data parallelism takes the GPUs that are left, by whole division."""
         tp, pp = self.tp or 1, self.pp or 1
         dp = 1 if self.gpus is None else self.gpus // (tp * pp)
-        return Layout(tp=tp, ep=self.ep or 1, pp=pp, vpp=self.vpp or 1, dp=dp)
+        try:
+            return Layout(tp=tp, ep=self.ep or 1, pp=pp, vpp=self.vpp or 1, dp=dp)
+        except ValueError as error:
+            raise FormatError(str(error), line=1) from None
 
 
 def parse_header(line: str) -> Header:

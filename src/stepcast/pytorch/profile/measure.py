@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from stepcast.profile.cases import Case, Operator
+from stepcast.pytorch.profile.cases import Case, Operator
 
 Clock = Callable[[], float]
 Report = Callable[["Progress"], None]

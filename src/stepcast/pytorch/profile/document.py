@@ -6,7 +6,7 @@ from typing import Any
 
 from stepcast.cost.calibration import CalibrationError, Correction
 from stepcast.inputs.toml import parse_toml
-from stepcast.profile.measure import Points
+from stepcast.pytorch.profile.measure import Points
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
-from stepcast.profile.cases import Operator
+from stepcast.pytorch.profile.cases import Operator
 
 K = ElementwiseKind
 Call = Callable[[], Any]

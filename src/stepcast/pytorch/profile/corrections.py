@@ -10,7 +10,7 @@ from stepcast.cost.compute import ALONE, compute_price
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.rates import Array
 from stepcast.hardware.gpu import Gpu
-from stepcast.profile.cases import Case
+from stepcast.pytorch.profile.cases import Case
 
 FEWEST = 3  # points that a class needs for a correction with all its constants
 PARTS = 4

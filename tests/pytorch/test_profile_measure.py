@@ -15,11 +15,11 @@ from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
-from stepcast.profile.cases import LONGEST_S, Case, Operator, gpu_cases, held_bytes
-from stepcast.profile.corrections import fit_classes
-from stepcast.profile.document import Document, read_document, to_toml
-from stepcast.profile.measure import Points, Progress, measure
-from stepcast.profile.torch_backend import TorchBackend
+from stepcast.pytorch.profile.cases import LONGEST_S, Case, Operator, gpu_cases, held_bytes
+from stepcast.pytorch.profile.corrections import fit_classes
+from stepcast.pytorch.profile.document import Document, read_document, to_toml
+from stepcast.pytorch.profile.measure import Points, Progress, measure
+from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 H200, T4, FIT = load_gpu("h200"), load_gpu("t4"), default_fit()
 FORMATS = (DType.BF16, DType.TF32, DType.FP8, DType.FP16, DType.FP32)

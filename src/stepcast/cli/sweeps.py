@@ -1,0 +1,35 @@
+"""nccl-tests and rccl-tests logs beside a cluster."""
+
+import argparse
+from typing import Any
+
+from stepcast.ir.sweep import CollectiveSweep
+
+
+def sweep_facts(sweep: CollectiveSweep, args: argparse.Namespace) -> dict[str, Any]:
+    """Measured against predicted, size by size, and what a shortfall usually means."""
+    from stepcast.analyze.faults import findings
+    from stepcast.analyze.sweeps import MeasuredSweep
+    from stepcast.hardware import load_cluster
+
+    if args.cluster is None:
+        raise ValueError(
+            f"{sweep.source}: say with --cluster what it ran on, which its times are compared with"
+            f"{_candidates(sweep.device)}"
+        )
+
+    log = MeasuredSweep(sweep, load_cluster(args.cluster, args.set))
+    log.check()
+    return {**log.facts(), "findings": findings(log), "warnings": list(sweep.warnings)}
+
+
+def _candidates(device: str) -> str:
+    """Clusters of the catalogue with the GPU that a log names."""
+    from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
+
+    try:
+        gpu = load_gpu(device).name
+    except CatalogError:
+        return "; 'stepcast list clusters' names those that are known"
+    names = [name for name in cluster_names() if load_cluster(name).gpu.name == gpu]
+    return f"; with {gpu} are known {', '.join(names)}" if names else ""

@@ -1,0 +1,99 @@
+"""Cells of a table of plain text, read column by column with numpy.
+
+What is not as plain as expected gives None, and the caller looks at it line by line, to take it or to say
+what is wrong.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.inputs.chakra.byte_view import ByteView, Offsets
+
+Counts = npt.NDArray[np.int64]
+Amounts = npt.NDArray[np.float64]
+
+NEWLINE, POINT, ZERO = 10, ord("."), ord("0")
+# Such whole numbers, and such powers of ten, are exact as floating-point numbers, and so is their quotient.
+MOST_EXACT_DIGITS = 15
+MOST_DIGITS = 18
+
+
+class Cells:
+    """Rows of *width* cells; every row ends with a line feed."""
+
+    def __init__(self, text: str, separator: str, width: int) -> None:
+        data = (text if text.endswith("\n") else text + "\n").encode()
+        self._data = data
+        self._view = ByteView(data)
+        letters = np.frombuffer(data, dtype=np.uint8)
+        ends = np.flatnonzero((letters == ord(separator)) | (letters == NEWLINE))
+        self.plain = text.isascii() and len(ends) % width == 0
+        if self.plain:
+            grid = ends.reshape(-1, width)
+            self.plain = bool(np.all(letters[grid[:, -1]] == NEWLINE)) and data.count(b"\n") == len(grid)
+            self._ends = grid
+            starts = np.concatenate([[0], ends[:-1] + 1])
+            self._starts = starts.reshape(-1, width)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _column(self, at: int) -> tuple[Offsets, Offsets]:
+        starts = np.ascontiguousarray(self._starts[:, at])
+        return starts, np.ascontiguousarray(self._ends[:, at]) - starts
+
+    def words(self, at: int) -> tuple[Sequence[str], Counts]:
+        """The distinct texts of a column, and which one each row has."""
+        starts, lengths = self._column(at)
+        hashes = self._view.hashes(starts, starts + lengths)
+        _, firsts, of_row = np.unique(hashes, return_index=True, return_inverse=True)
+        texts = [self._data[starts[row] : starts[row] + lengths[row]].decode() for row in firsts.tolist()]
+        return texts, of_row
+
+    def counts(self, at: int) -> Counts | None:
+        """Whole numbers of a column, 0 where a cell is empty; a zero that is written out is not plain."""
+        starts, lengths = self._column(at)
+        values = np.zeros(len(starts), dtype=np.int64)
+        rows = np.flatnonzero(lengths)
+        if not len(rows):
+            return values
+        if lengths.max() > MOST_DIGITS:
+            return None
+        number = self._digits(starts[rows], lengths[rows])
+        if number is None or not number.all():
+            return None
+        values[rows] = number
+        return values
+
+    def amounts(self, at: int) -> Amounts | None:
+        """Decimal numbers of a column, all of them above zero."""
+        starts, lengths = self._column(at)
+        if not lengths.all() or lengths.max() > MOST_EXACT_DIGITS + 1:
+            return None
+        point = lengths.copy()  # where the decimal point is; at the end where there is none
+        for digit in range(int(lengths.max())):
+            here = (self._view.bytes(starts + digit) == POINT) & (digit < lengths) & (point == lengths)
+            point[here] = digit
+        whole = self._digits(starts, point)
+        after = np.maximum(lengths - point - 1, 0)
+        part = self._digits(starts + point + 1, after)
+        if whole is None or part is None or bool(np.any(lengths - (point < lengths) > MOST_EXACT_DIGITS)):
+            return None
+        if bool(np.any(lengths - (point < lengths) == 0)):
+            return None
+        scale = 10**after
+        values: Amounts = (whole * scale + part) / scale
+        return values if bool(values.all()) else None
+
+    def _digits(self, starts: Offsets, lengths: Offsets) -> Counts | None:
+        """The number that so many digits from each place on are; None where one is no digit."""
+        values = np.zeros(len(starts), dtype=np.int64)
+        for digit in range(int(lengths.max(initial=0))):
+            rows = np.flatnonzero(lengths > digit)
+            found = self._view.bytes(starts[rows] + digit).astype(np.int64) - ZERO
+            if found.min() < 0 or found.max() > 9:
+                return None
+            values[rows] = values[rows] * 10 + found
+        return values

@@ -1,0 +1,1 @@
+"""What runs PyTorch: nothing outside this room imports it."""

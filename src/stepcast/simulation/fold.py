@@ -1,0 +1,240 @@
+"""Pieces and segments as max-plus matrices.
+
+Each end time in a piece is the maximum, over what the piece begins with (where its lanes and registers stand
+and its inputs arrive), of that time plus a constant. So a piece is a small matrix: columns for lanes,
+registers and inputs, rows for lanes, registers and outputs; a piece that repeats is a power of its matrix, a
+chain of pieces a product. All pieces of a program are worked out together, op by op, then all powers, then
+all chains. What is combined with what follows from the shapes alone and is remembered for them; only the
+lanes and registers that a piece touches take part.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from stepcast.simulation.pieces import Floats, Form, Ints
+
+Chain = tuple[tuple[int, int], ...]
+"""Pieces by their number, each with its repeats."""
+
+
+class _Level(NamedTuple):
+    """Ops that wait for ops of earlier levels alone."""
+
+    start: int
+    stop: int
+    waits: tuple[Ints, ...]
+    """The k-th thing that each op waits for; those with the most waits come first."""
+
+
+class _Squaring(NamedTuple):
+    """One bit of the repeats: whose power takes part in whose result, and whose square is needed after."""
+
+    first: Ints
+    further: Ints
+    squared: Ints
+
+
+class _Link(NamedTuple):
+    """The pieces at one place of all chains that reach it."""
+
+    chains: Ints
+    pieces: Ints
+    """Among the pieces, then the powers."""
+    entries: Ints
+    """entries of a piece x chains: the row of the state that each is."""
+    outputs: tuple[Ints, Ints, Ints]
+    """For each output which it is of its chain and of its piece, and the place of its chain here."""
+
+
+class Fold:
+    """How the matrices of pieces and chains follow from the durations of the pieces' ops."""
+
+    def __init__(self, lanes: int, forms: Sequence[Form], chains: Sequence[Chain], every: bool) -> None:
+        """*every*: with all lanes and registers, not those alone that some chain reads."""
+        self.lanes = lanes
+        self.read = np.arange(lanes) if every else _read(forms, chains)
+        self.touched = max([1, *(len(form.touched) for form in forms)])
+        self.inputs = max((form.inputs for form in forms), default=0)
+        self.outputs = max((form.outputs for form in forms), default=0)
+        self.entries = self.touched + self.inputs
+        self.forms = forms
+        self._order_ops()
+        items: dict[tuple[int, int], int] = {}
+        for chain in chains:
+            for piece, repeat in chain:
+                if repeat > 1:
+                    items.setdefault((piece, repeat), len(forms) + len(items))
+        self._plan_powers(list(items))
+        self._plan_chains(chains, items)
+
+    def _order_ops(self) -> None:
+        """Ops of all pieces by their level; nodes are the entries of a piece, then the ops, then nothing."""
+        forms = self.forms
+        ops, touched, inputs = (
+            np.array([(len(form.level), len(form.touched), form.inputs) for form in forms], np.int64)
+            .reshape(-1, 3)
+            .T
+        )
+        base = self.entries + np.cumsum(ops) - ops
+        count = int(ops.sum())
+
+        def nodes(parts: Sequence[Ints]) -> Ints:
+            """The nodes that each form names, as nodes of all."""
+            sizes = [len(part) for part in parts]
+            of_form = np.repeat(np.arange(len(forms)), sizes)
+            node = np.concatenate([np.zeros(0, np.int64), *parts])
+            first_input, first_op = touched[of_form], (touched + inputs)[of_form]
+            given = node - first_input + self.touched
+            return np.where(
+                node < first_input, node, np.where(node < first_op, given, node - first_op + base[of_form])
+            )
+
+        level, waits = (
+            np.concatenate([np.zeros(0, np.int64), *parts])
+            for parts in ([form.level for form in forms], [form.waits for form in forms])
+        )
+        before, first = nodes([form.before for form in forms]), np.cumsum(waits) - waits
+        self.order = np.lexsort((-waits, level))
+        place = np.arange(self.entries + count + 1)
+        place[self.entries + self.order] = self.entries + np.arange(count)
+        before, waits, first = place[before], waits[self.order], first[self.order]
+        bounds = np.searchsorted(level[self.order], np.arange(level.max(initial=-1) + 2)).tolist()
+        self.levels = []
+        for start, stop in pairwise(bounds):
+            further = np.searchsorted(-waits[start:stop], -np.arange(waits[start])).tolist()
+            parts = (before[first[start : start + several] + k] for k, several in enumerate(further))
+            self.levels.append(_Level(start, stop, tuple(parts)))
+        exits = place[nodes([form.exits for form in forms])]
+        self.exits = np.full((len(forms), self.touched + self.outputs), self.entries + count, np.int64)
+        at = 0
+        for row, form in zip(self.exits, forms, strict=True):
+            own, end = len(form.touched), len(form.exits)
+            row[:own] = exits[at : at + own]
+            row[self.touched : self.touched + end - own] = exits[at + own : at + end]
+            at += end
+
+    def _plan_powers(self, powers: Sequence[tuple[int, int]]) -> None:
+        self.repeated = np.array([piece for piece, _ in powers], np.int64)
+        repeats = np.array([repeat for _, repeat in powers], np.int64)
+        begun = np.zeros(len(powers), bool)
+        self.squarings = []
+        while repeats.any():
+            odd = repeats & 1 > 0
+            repeats = repeats >> 1
+            parts = (odd & ~begun, odd & begun, repeats > 0)
+            self.squarings.append(_Squaring(*(np.flatnonzero(part) for part in parts)))
+            begun |= odd
+
+    def _plan_chains(self, chains: Sequence[Chain], items: dict[tuple[int, int], int]) -> None:
+        """A chain's state has a row for each lane and input, and one that is nothing."""
+        forms = self.forms
+        inputs = max((forms[chain[0][0]].inputs for chain in chains), default=0)
+        self.state, self.count = self.lanes + inputs, len(chains)
+        self.begins = np.concatenate([self.read, self.lanes + np.arange(inputs)])
+        entries = np.full((self.entries, len(forms)), self.state, np.int64)
+        for number, form in enumerate(forms):
+            entries[: len(form.touched), number] = form.touched
+            if form.inputs:
+                rows = range(self.lanes, self.lanes + form.inputs)
+                entries[self.touched : self.touched + form.inputs, number] = rows
+        given = [0] * len(chains)
+        self.links = []
+        for at in range(max(map(len, chains), default=0)):
+            here = [number for number, chain in enumerate(chains) if at < len(chain)]
+            numbers = [chains[number][at][0] for number in here]
+            outputs: list[tuple[int, int, int]] = []
+            for column, (chain, number) in enumerate(zip(here, numbers, strict=True)):
+                for port in range(forms[number].outputs):
+                    outputs.append((given[chain], port, column))
+                    given[chain] += 1
+            pieces = [items.get(chains[number][at], chains[number][at][0]) for number in here]
+            of_chain, of_piece, at_chain = np.array(outputs, np.int64).reshape(-1, 3).T
+            given_here = (of_chain, of_piece, at_chain)
+            self.links.append(_Link(np.array(here), np.array(pieces), entries[:, numbers], given_here))
+        self.given = max(given, default=0)
+
+    def pieces(self, durations_s: Floats) -> Floats:
+        """(touched + outputs) x (touched + inputs) x pieces: the matrix of each piece.
+
+        *durations_s* are those of the ops of all pieces, one after the other.
+        """
+        values = np.full((self.entries + len(self.order) + 1, self.entries), -np.inf)
+        values[np.arange(self.entries), np.arange(self.entries)] = 0.0
+        lengths, ops = durations_s[self.order, None], values[self.entries :]
+        for start, stop, waits in self.levels:
+            latest = values.take(waits[0], 0)
+            for further in waits[1:]:
+                part = latest[: len(further)]
+                np.maximum(part, values.take(further, 0), out=part)
+            np.add(latest, lengths[start:stop], out=ops[start:stop])
+        return np.ascontiguousarray(values.take(self.exits, 0).transpose(1, 2, 0))
+
+    def _powers(self, pieces: Floats) -> Floats:
+        square = pieces[: self.touched, : self.touched, self.repeated]
+        result = np.empty_like(square)
+        for first, further, squared in self.squarings:
+            result[:, :, first] = square[:, :, first]
+            if further.size:
+                result[:, :, further] = product(square[:, :, further], result[:, :, further])
+            if squared.size:
+                part = square[:, :, squared]
+                square[:, :, squared] = product(part, part)
+        return result
+
+    def maps(self, durations_s: Floats) -> Floats:
+        """(read + outputs) x (read + inputs) x chains: the matrix of every chain."""
+        pieces = self.pieces(durations_s)
+        if self.repeated.size:
+            raised = np.full((*pieces.shape[:2], len(self.repeated)), -np.inf)
+            raised[: self.touched, : self.touched] = self._powers(pieces)
+            pieces = np.concatenate([pieces, raised], axis=2)
+        columns = np.arange(len(self.begins))
+        state = np.full((self.state + 1, len(columns), self.count), -np.inf)
+        state[self.begins, columns] = 0.0
+        given = np.full((self.given, len(columns), self.count), -np.inf)
+        for chains, numbers, entries, (rows, ports, places) in self.links:
+            after = product(pieces[:, :, numbers], state[entries[:, None], columns[:, None], chains])
+            state[entries[: self.touched, None], columns[:, None], chains] = after[: self.touched]
+            given[rows, :, chains[places]] = after[self.touched + ports, :, places]
+        return np.concatenate([state[self.read], given])
+
+    def dense(self, pieces: Floats, number: int) -> Floats:
+        """(lanes + outputs) x (lanes + inputs): the matrix of one of the *pieces*, with all lanes."""
+        form, compact = self.forms[number], pieces[:, :, number]
+        lanes, inputs, outputs = self.lanes, form.inputs, form.outputs
+        found = np.full((lanes + outputs, lanes + inputs), -np.inf)
+        found[np.arange(lanes), np.arange(lanes)] = 0.0
+        rows = np.concatenate([form.touched, lanes + np.arange(outputs)])
+        columns = np.concatenate([form.touched, lanes + np.arange(inputs)])
+        kept = [
+            np.concatenate([np.arange(len(form.touched)), self.touched + np.arange(ports)])
+            for ports in (outputs, inputs)
+        ]
+        found[rows[:, None], columns] = compact[kept[0][:, None], kept[1]]
+        return found
+
+
+def product(two: Floats, one: Floats) -> Floats:
+    """The matrices of *one* followed by *two*: rows x columns x members."""
+    result: Floats = np.maximum.reduce(two.swapaxes(0, 1)[:, :, None] + one[:, None], 0)
+    return result
+
+
+@lru_cache(maxsize=512)
+def fold_of(lanes: int, forms: tuple[Form, ...], chains: tuple[Chain, ...], every: bool) -> Fold:
+    return Fold(lanes, forms, chains, every)
+
+
+def _read(forms: Sequence[Form], chains: Sequence[Chain]) -> Ints:
+    """The lanes and registers that some chain reads as it finds them; the first lane in any case."""
+    found = {0}
+    for chain in chains:
+        written: set[int] = set()
+        for piece, _ in chain:
+            found |= forms[piece].reads - written
+            written |= forms[piece].writes
+    return np.array(sorted(found), np.int64)

@@ -1,0 +1,121 @@
+"""Random command lines: good ones of every verb, with options of that verb added, dropped and given odd values."""
+
+import argparse
+from collections.abc import Sequence
+from functools import cache
+from random import Random
+from typing import Any
+
+from stepcast.cli.main import VERBS, build_parser
+
+PREDICT = ("predict", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16")
+GOOD: tuple[tuple[str, ...], ...] = (
+    PREDICT,
+    (*PREDICT, "--tp", "4", "--pp", "2", "--global-batch", "32"),
+    ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "16", "--ep", "8"),
+    (
+        "predict",
+        "--model",
+        "llama3-8b",
+        "--cluster",
+        "gb200-nvl72",
+        "--gpus",
+        "8",
+        "--framework",
+        "torchtitan",
+    ),
+    (
+        "predict",
+        "--model",
+        "config.json",
+        "--cluster",
+        "cluster.toml",
+        "--gpus",
+        "8",
+        "--framework",
+        "framework.toml",
+    ),
+    ("simulate", "w.txt", "--cluster", "dgx-h100"),
+    ("simulate", "w.txt", "--engine", "simai"),
+    ("simulate", "t.tsv", "--cluster", "dgx-h100", "--gpus", "8"),
+    ("simulate", "c.et", "--cluster", "dgx-h100", "--gpus", "8"),
+    ("simulate", "w.txt", "--cluster", "dgx-h100", "--schedule", "s.sched"),
+    ("analyze", "benchmark-data-7.txt"),
+    ("analyze", "k.json"),
+    ("analyze", "log.txt"),
+    ("replay", "benchmark-data-7.txt", "--what-if", "tp=2x"),
+    ("replay", "k.json", "--what-if", "compute=0.5x"),
+    ("compare", "benchmark-data-7.txt", "k.json"),
+    ("convert", "w.txt", "out.json", "--to", "json"),
+    ("convert", "t.tsv", "out.et", "--to", "chakra"),
+    ("convert", "k.json", "out.json", "--to", "perfetto"),
+    ("collective", "all-reduce", "--size", "1GB", "--ranks", "16", "--cluster", "dgx-h100"),
+    ("op", "matmul", "--m", "64", "--n", "64", "--k", "64", "--gpu", "h100"),
+    ("op", "attention", "--seq", "1024", "--heads", "8", "--head-dim", "64", "--gpu", "h200"),
+    ("calibrate", "o.csv", "--gpu", "h200"),
+    ("calibrate", "benchmark-data-7.txt", "--gpu", "a100", "--model", "llama3-8b"),
+    ("show", "w.txt"),
+    ("show", "cluster.toml"),
+    ("show", "calibration.toml"),
+    ("list", "clusters"),
+    ("list", "formats"),
+    ("completion", "bash"),
+)
+FILES = (
+    "w.txt", "t.tsv", "o.csv", "benchmark-data-7.txt", "n.log", "log.txt", "k.json", "config.json", "c.et",
+    "cluster.toml", "framework.toml", "calibration.toml", "s.sched", "none.txt", ".", "/dev/null", "/dev/zero",
+)  # fmt: skip
+NUMBERS = (
+    "0", "1", "2", "3", "4", "7", "8", "16", "32", "64", "100", "128", "1000", "4096", "-1", "0.5", "1.5", "1e-9",
+    "1e300", "1e-320", "nan", "inf", "-inf", "x", "", "9" * 30, "9" * 5000, "1e3", "0x10", "1_0", "٣", "1,2", "2x",
+)  # fmt: skip
+NAMES = (
+    "llama3-8b", "gpt3-175b", "mixtral-8x7b", "deepseek-v3", "llama3-8b-l2", "mine:layers=2,hidden=64", "dgx-h100",
+    "dgx-a100", "gb200-nvl72", "generic:gpu=h200,node.gpus=4", "h100", "a100", "pytorch", "torchtitan", "nemo",
+    "adamw", "adamw:bf16", "muon", "full", "selective", "block:2", "selective:mlp", "gradients,tensor", "none",
+)  # fmt: skip
+PAIRS = (
+    "tp=2x", "dp=2", "0=2", "3=1.5", "gpu=h200", "node.gpus=4", "node.nics=0", "node.nics=1e9", "compute=0.5x",
+    "network.oversubscription=4", "ep=0", "tp=", "=1", "=", "a=b=c", "node.gpus=[1", "gpu.memory=1 GB", "1=nan",
+)  # fmt: skip
+
+
+@cache
+def options(verb: str) -> tuple[argparse.Action, ...]:
+    """The options that *verb* knows."""
+    chosen = build_parser([entry for entry in VERBS if entry.name == verb])
+    sub: Any = next(action for action in chosen._actions if isinstance(action, argparse._SubParsersAction))
+    return tuple(
+        action for action in sub.choices[verb]._actions if action.option_strings and action.dest != "help"
+    )
+
+
+def command(seed: int, number: int) -> tuple[str, ...]:
+    """Command line *number* of *seed*."""
+    random = Random(f"{seed}/commands/{number}")
+    words = list(random.choice(GOOD))
+    for _ in range(random.choice((0, 1, 1, 2, 2, 3, 5)) if options(words[0]) else 0):
+        action = random.choice(options(words[0]))
+        words.append(random.choice(action.option_strings))
+        if action.nargs != 0:
+            words += _values(action, random)
+    match random.randrange(12):
+        case 0:  # a word goes
+            del words[random.randrange(1, len(words))]
+        case 1:  # a word becomes another
+            words[random.randrange(1, len(words))] = _word(random)
+        case 2:  # a word more
+            words.insert(random.randrange(1, len(words) + 1), _word(random))
+    return tuple(words)
+
+
+def _values(action: argparse.Action, random: Random) -> Sequence[str]:
+    if action.choices and random.random() < 0.9:
+        return [random.choice(list(map(str, action.choices)))]
+    if action.type is not None and random.random() < 0.9:
+        return [random.choice(NUMBERS)]
+    return [_word(random)]
+
+
+def _word(random: Random) -> str:
+    return random.choice(random.choice((FILES, NUMBERS, NAMES, PAIRS)))

@@ -1,0 +1,149 @@
+"""Random damage of a good file: by bytes, by lines, by words, and by structure."""
+
+import json
+import re
+from random import Random
+from typing import Any
+
+NASTY = (
+    b"-1", b"NaN", b"inf", b"1e400", b"1e-320", b"9" * 30, b"9" * 5000, b"0", b"", b"\x00", b"\xff\xfe", b"\r\n",
+    b"\t\t", b",,", b'"', b"[[[[", b"{", b"}", "é漢".encode(), b"1_000", b"0x10", b"None", b"true", b"-0.0",
+    b"9223372036854775807", b"9223372036854775808", b"18446744073709551616", b"2147483648", b"\x1b[31m", b"%s",
+    b"\xed\xa0\x80", b"\xe2\x80\xa8", b"'", b"\\", b"=", b":", b"#",
+)  # fmt: skip
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, 1, -1, 2, 7, 10**6, 2**31, 2**53, 2**63 - 1, 2**63, 10**30, 0.5, -0.0, 1e300, 1e-320,
+    "", "x", "0", "NaN", "llama", "é", "\x00", "a" * 3000, [], {}, [0], [[]], {"a": 1}, [1, "x", None],
+)  # fmt: skip
+WORD = re.compile(rb"[A-Za-z0-9_.+-]+")
+NUMBER = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?")
+
+
+def damaged(seed: bytes, others: tuple[bytes, ...], random: Random) -> bytes:
+    """*seed* after one to four damages; some take a piece of another file."""
+    data = seed
+    if random.random() < 0.3 and (changed := _structure(seed, random)) is not None:
+        data = changed
+        if random.random() < 0.7:
+            return data
+    for _ in range(random.choice((1, 1, 1, 2, 3, 4))):
+        data = random.choice((_bytes, _bytes, _lines, _words, _words))(data, others, random)
+    return data
+
+
+def _bytes(data: bytes, others: tuple[bytes, ...], random: Random) -> bytes:
+    at = random.randrange(len(data) + 1)
+    length = random.choice((1, 1, 2, 7, 60, 1000))
+    match random.randrange(7):
+        case 0:
+            return data[:at]
+        case 1:
+            return data[:at] + data[at + length :]
+        case 2:
+            return data[: at + length] + data[at:]
+        case 3:
+            return data[:at] + random.choice(NASTY) + data[at:]
+        case 4:
+            return data[:at] + bytes([random.randrange(256)]) + data[at + 1 :]
+        case 5:
+            return data[:at] + random.randbytes(length) + data[at + length :]
+        case _:
+            other = random.choice(others)
+            start = random.randrange(len(other) + 1)
+            return data[:at] + other[start : start + length] + data[at:]
+
+
+def _lines(data: bytes, others: tuple[bytes, ...], random: Random) -> bytes:
+    lines = data.splitlines(keepends=True) or [b""]
+    at = random.randrange(len(lines))
+    match random.randrange(6):
+        case 0:
+            del lines[at]
+        case 1:
+            lines.insert(at, lines[random.randrange(len(lines))])
+        case 2:
+            lines[at:at] = lines[at : at + 1] * random.choice((2, 10, 100))
+        case 3:
+            other = random.randrange(len(lines))
+            lines[at], lines[other] = lines[other], lines[at]
+        case 4:
+            foreign = random.choice(others).splitlines(keepends=True) or [b""]
+            lines.insert(at, random.choice(foreign))
+        case _:
+            random.shuffle(lines)
+    return b"".join(lines)
+
+
+def _words(data: bytes, others: tuple[bytes, ...], random: Random) -> bytes:
+    """Another word or number in place of one or of all that are equal to it."""
+    found = list((NUMBER if random.random() < 0.6 else WORD).finditer(data))
+    if not found:
+        return data
+    one = random.choice(found)
+    match random.randrange(4):
+        case 0:
+            word = random.choice(found)[0]
+        case 1:
+            word = str(random.choice((0, 1, 2, 3, 8, 1000, 10**9, 10**15))).encode()
+        case _:
+            word = random.choice(NASTY)
+    if random.random() < 0.2:
+        return data.replace(one[0], word)
+    return data[: one.start()] + word + data[one.end() :]
+
+
+def _structure(data: bytes, random: Random) -> bytes | None:
+    """JSON: another value, or none, at some place; tables: another cell or column. None where it is neither."""
+    if data[:1] in b"{[":
+        try:
+            tree = json.loads(data)
+        except ValueError:
+            return None
+        for _ in range(random.choice((1, 1, 2, 4))):
+            tree = _changed(tree, random)
+        return json.dumps(tree, allow_nan=True, ensure_ascii=random.random() < 0.5).encode(
+            "utf-8", "surrogatepass"
+        )
+    separator = next((mark for mark in (b"\t", b",") if data.split(b"\n", 1)[0].count(mark) > 1), None)
+    if separator is None:
+        return None
+    rows = [line.split(separator) for line in data.split(b"\n")]
+    column = random.randrange(len(rows[0]))
+    match random.randrange(4):
+        case 0:  # a column goes
+            rows = [row[:column] + row[column + 1 :] for row in rows]
+        case 1:  # a column moves to the front
+            rows = [row[column : column + 1] + row[:column] + row[column + 1 :] for row in rows]
+        case 2:  # a column of one value
+            value = random.choice(NASTY)
+            rows[1:] = [[*row[:column], value, *row[column + 1 :]] for row in rows[1:]]
+        case _:  # one cell
+            row = random.choice(rows)
+            row[random.randrange(len(row))] = random.choice(NASTY)
+    return b"\n".join(separator.join(row) for row in rows)
+
+
+def _changed(tree: Any, random: Random) -> Any:
+    """*tree* with one place changed, deep down more often than not."""
+    if isinstance(tree, dict) and tree and random.random() < 0.9:
+        key = random.choice(list(tree))
+        match random.randrange(12):
+            case 0:
+                return {name: value for name, value in tree.items() if name != key}
+            case 1:
+                return {
+                    (random.choice(VALUES[20:24]) if name == key else name): value
+                    for name, value in tree.items()
+                }
+            case _:
+                return {**tree, key: _changed(tree[key], random)}
+    if isinstance(tree, list) and tree and random.random() < 0.9:
+        at = random.randrange(len(tree))
+        match random.randrange(8):
+            case 0:
+                return tree[:at] + tree[at + 1 :]
+            case 1:
+                return tree[:at] + [tree[at]] * random.choice((2, 30)) + tree[at:]
+            case _:
+                return [*tree[:at], _changed(tree[at], random), *tree[at + 1 :]]
+    return random.choice(VALUES)

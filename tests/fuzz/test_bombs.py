@@ -1,0 +1,85 @@
+"""Small inputs that ask for much: an answer or one clear line, within 20 s and 3 GB."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from stepcast.ir.limits import LIMITS
+from tests.fuzz.bombs import EXAMPLES, Bomb, all_bombs, uses, write
+from tests.fuzz.worker import run_command
+from tests.shared import ROOT
+
+# Of the files that are large to make, one of each kind is enough here; python -m tests.fuzz.bombs runs all.
+BOMBS = dict(all_bombs("schedules", "chains", "simais", "tables", "models", "options", "traces", "protobufs"))
+# Counts that the engine still writes out one by one: as many buckets as the parameters fill.
+SLOW = {
+    "models: hidden_size 2e+09": "buckets",
+    "models: intermediate_size 2e+09": "buckets",
+    "models: vocab_size 2e+09": "buckets",
+}
+
+
+@pytest.fixture(autouse=True)
+def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("bomb", [bomb for name, bomb in BOMBS.items() if name not in SLOW],
+                         ids=[name for name in BOMBS if name not in SLOW])  # fmt: skip
+def test_a_small_input_takes_little(bomb: Bomb, tmp_path: Path) -> None:
+    files, words = bomb
+    write(files, tmp_path)
+    outcome = run_command(words)
+    assert not outcome.fault, outcome.err[:500]
+
+
+@pytest.mark.parametrize("kind", ["endless", "directory", "packed zeros"])
+def test_every_file_option_survives_what_is_no_file(kind: str, tmp_path: Path) -> None:
+    import gzip
+
+    path = tmp_path / "x.toml"
+    match kind:
+        case "endless":
+            path.symlink_to("/dev/zero")
+        case "directory":
+            path.mkdir()
+        case _:
+            path.write_bytes(gzip.compress(bytes(400 * 2**20), 9))
+    for name, words in uses(str(path)):
+        outcome = run_command(words)
+        assert outcome.status == 2, name
+        assert not outcome.fault, (name, outcome.fault)
+
+
+def test_a_pipe_that_nobody_writes_into_is_waited_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepcast.inputs.source.WRITER_S", 0.2)
+    os.mkfifo(tmp_path / "pipe")
+    outcome = run_command(("show", str(tmp_path / "pipe")))
+    assert outcome.status == 2
+    assert "no program writes into" in outcome.err
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    data = (EXAMPLES / "simai-gpt-13b.txt").read_bytes()
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(data,))
+    writer.start()
+    outcome = run_command(("show", str(tmp_path / "pipe")))
+    writer.join()
+    assert outcome.status == 0, outcome.err
+
+
+def test_standard_input_without_end_is_refused() -> None:
+    outcome = run_command(("show", "-"), stdin="/dev/zero")
+    assert outcome.status == 2
+    assert "standard input: more than 512 MiB" in outcome.err
+
+
+def test_every_limit_is_in_the_docs() -> None:
+    page = (ROOT / "docs" / "limits.md").read_text()
+    for limit in LIMITS:
+        assert f"| {limit.what} | {limit.shown} | {limit.why} |" in page
