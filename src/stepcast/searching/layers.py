@@ -55,9 +55,13 @@ def layer_cost(
         _spent(seconds, end_layers(model, view, framework, embedding=embedding))
         for embedding in (True, False)
     )
+    forward_s, input_s, weight_s = np.array(layers, dtype=np.float64).T
+    kept = [layer_kept(model, strategy, kind, framework).after(whole) for kind in kinds]
     return LayerCost(
-        *(np.array(each) for each in zip(*layers, strict=True)),
-        np.array([layer_kept(model, strategy, kind, framework).after(whole) for kind in kinds]),
+        forward_s,
+        input_s,
+        weight_s,
+        np.array(kept, dtype=np.float64),
         (first[0], first[1] + first[2]),
         (last[0], last[1] + last[2]),
     )

@@ -25,9 +25,9 @@ from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, Pairs, Placement
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Strategy, StrategyError
-from stepcast.search.exchanges import exchanges
-from stepcast.search.layers import LayerCost, kinds_of, layer_cost
-from stepcast.search.space import Ints, Space
+from stepcast.searching.exchanges import exchanges
+from stepcast.searching.layers import LayerCost, kinds_of, layer_cost
+from stepcast.searching.space import Ints, Space
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -44,15 +44,16 @@ class Bounds:
 
     legal: Bools
     time_s: Floats
+    computing_s: Floats  # of an average stage
     memory_bytes: Floats
 
 
 def bounds(space: Space, cluster: Cluster, framework: Framework, most_bytes: float) -> Bounds:
     """Legality and memory of all candidates, and the time of those that may fit into *most_bytes*."""
-    return _Bounding(space, cluster, framework).all(most_bytes)
+    return Bounding(space, cluster, framework).all(most_bytes)
 
 
-class _Bounding:
+class Bounding:
     def __init__(self, space: Space, cluster: Cluster, framework: Framework) -> None:
         self.space, self.cluster, self.framework = space, cluster, framework
         self.model: Model = space.model
@@ -62,12 +63,14 @@ class _Bounding:
         space = self.space
         legal = self.legal()
         memory = np.full(len(space), np.inf)
-        rows = np.flatnonzero(legal)
-        memory[rows] = self.memory(rows)
+        if len(rows := np.flatnonzero(legal)):
+            memory[rows] = self.memory(rows)
         time_s = np.full(len(space), np.inf)
         rows = np.flatnonzero(legal & (memory <= most_bytes))
         time_s[rows] = self.time(rows)
-        return Bounds(legal, time_s, memory)
+        computing_s = np.full(len(space), np.inf)
+        computing_s[rows] = self.computing(rows)
+        return Bounds(legal, time_s, computing_s, memory)
 
     # ---- legality ------------------------------------------------------------------------------------
 
@@ -128,7 +131,8 @@ class _Bounding:
         several = self.space.micro_batches[rows] > 1
         early = several | (self.framework.kernels is Kernels.FUSED)
         running = np.where(early, gradients, 0.0) + kept
-        return fixed + np.maximum(gradients, running) + overhead.context_bytes + overhead.buffer_bytes
+        largest: Floats = fixed + np.maximum(gradients, running)
+        return largest + (overhead.context_bytes + overhead.buffer_bytes)
 
     def _states(self, at: int) -> tuple[float, float]:
         strategy = self.space.strategy(at)
@@ -149,7 +153,8 @@ class _Bounding:
         held = [
             counts[index] * flight for index, flight in zip(pieces_of_stage(strategy, 0), flying, strict=True)
         ]
-        return np.sum(held, axis=0)
+        total: Floats = np.array(held).sum(axis=0)
+        return total
 
     def _counts(self, strategy: Strategy) -> Floats:
         """Layers of each kind in each piece of the pipeline."""
@@ -175,13 +180,29 @@ class _Bounding:
         return np.concatenate([*each, cost.first_s, cost.last_s])
 
     def time(self, rows: Ints) -> Floats:
-        found, kinds = np.zeros(len(rows)), self.space.axes.schedule
-        pairs = np.array([SCHEDULES[kind].pairs is Pairs.OWN for kind in kinds])
-        beside = pairs[self.space.columns["schedule"][rows]]
-        for paired in (False, True):
+        found = np.zeros(len(rows))
+        beside = self._spread(rows, (*LAYOUT, "vpp", "schedule"), self._is_paired)
+        for paired in np.unique(beside):
             here = np.flatnonzero(beside == paired)
-            found[here] = self._time(rows[here], paired)
+            found[here] = self._time(rows[here], bool(paired))
         return found
+
+    def computing(self, rows: Ints) -> Floats:
+        """What kernels take on the average of the stages."""
+        if not len(rows):
+            return np.zeros(0)
+        layers, count = self._layers(rows, paired=True), len(self.kinds)
+        each = np.array([self.model.blocks.count(kind) for kind in self.kinds], dtype=np.float64)
+        of_layers: Floats = (layers[:, : 3 * count].reshape(-1, 3, count) * each).sum(axis=(1, 2))
+        whole = of_layers + layers[:, 4 * count :].sum(axis=1)
+        mean: Floats = whole * self.space.micro_batches[rows] / self.space.columns["pp"][rows]
+        return mean
+
+    def _is_paired(self, at: int) -> bool:
+        """Whether exchanges may hide behind kernels of another micro-batch."""
+        strategy = self.space.strategy(at)
+        own = SCHEDULES[strategy.schedule].pairs is Pairs.OWN and strategy.layout.pp > 1
+        return own or strategy.pairs_micro_batches
 
     def _time(self, rows: Ints, paired: bool) -> Floats:
         layers, found = self._layers(rows, paired), np.zeros(len(rows))
@@ -253,4 +274,4 @@ class _Bounding:
     def _spread_many(self, rows: Ints, names: tuple[str, ...], of: Callable[[int], object]) -> Floats:
         first, member = self._distinct(rows, names)
         values = [np.asarray(of(int(at)), dtype=np.float64) for at in first]
-        return np.stack(values)[member] if values else np.zeros((0, 1))
+        return np.stack(values)[member]

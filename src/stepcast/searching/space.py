@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -135,6 +135,14 @@ class Space:
             **self.common,
         )
 
+    def having(self, common: Mapping[str, Any]) -> "Space":
+        """The same candidates, all of them with *common* fields of a Strategy."""
+        return replace(self, common={**self.common, **common})
+
+    def only(self, rows: Ints) -> "Space":
+        """Those candidates alone."""
+        return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
+
     def column(self, name: str) -> Ints:
         """A column of the table, or one that follows from others."""
         if name == "dp":
@@ -159,22 +167,24 @@ def space_of(
         for ep in axes.ep
         for expert_tp in sorted({each or tp for each in axes.expert_tp} if model.experts else {0})
     ]
-    rest = (
-        range(len(axes.recompute)),
-        range(len(axes.sharding)),
-        range(len(axes.precision)),
-    )
-    parts: list[NDArray[np.int64]] = []
-    for layout in layouts:
-        tp, pp = layout[1], layout[5]
-        pipelines = _pipelines(axes, pp, model.layers)
+    parts: list[Ints] = []
+    for gpus, tp, cp, ep, expert_tp, pp in layouts:
+        shared = gpus // (tp * pp) > 1  # there are several to split states among
+        pipelines = np.array(_pipelines(axes, pp, model.layers), dtype=np.int64)
         parallel = [int(each) for each in axes.sequence_parallel if tp > 1 or not each] or [0]
-        choices = product(pipelines, axes.micro_batch, parallel, *rest)
-        rows = [
-            (*layout, vpp, kind, micro_batch, recompute, sharding, sp, precision)
-            for (vpp, kind), micro_batch, sp, recompute, sharding, precision in choices
-        ]
-        parts.append(np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS)))
+        sizes = (
+            len(pipelines),
+            len(axes.micro_batch),
+            len(axes.recompute),
+            len(axes.sharding) if shared else 1,
+            len(parallel),
+            len(axes.precision),
+        )
+        pipeline, batch, recompute, sharding, sp, precision = np.indices(sizes).reshape(len(sizes), -1)
+        layout = np.tile((gpus, tp, cp, ep, expert_tp, pp), (len(pipeline), 1))
+        batches = np.array(axes.micro_batch, dtype=np.int64)[batch]
+        rest = (batches, recompute, sharding, np.array(parallel)[sp], precision)
+        parts.append(np.column_stack((layout, pipelines[pipeline], *rest)))
     table = np.concatenate(parts) if parts else np.zeros((0, len(COLUMNS)), dtype=np.int64)
     columns = {name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(COLUMNS)}
     return Space(model, axes, global_batch, seq, dict(common or {}), columns)

@@ -6,6 +6,7 @@ from stepcast.cost.pricing import Pricer
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
+from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.sharding import Gathered, Partition, Reduced, gathered_bytes, plan_of
 from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Strategy
@@ -19,7 +20,7 @@ GATHERS = {Gathered.EACH_PASS: 2, Gathered.EACH_MICRO_BATCH: 1}
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """Seconds after the last backward has begun, and in each micro-batch."""
+    """Seconds after the last backward has begun, and in each micro-batch on average."""
 
     once_s: float
     each_s: float
@@ -30,6 +31,8 @@ def exchanges(model: Model, cluster: Cluster, framework: Framework, strategy: St
     every, plan = pieces(model, strategy), plan_of(strategy, framework)
     own = (trained_shard(model, strategy, every[at]) for at in pieces_of_stage(strategy, 0))
     shard, pricer = sum(own, start=NOTHING), Pricer(cluster, strategy.layout)
+    # With a copy of the model in each direction, a micro-batch passes through one of them.
+    copies = SCHEDULES[strategy.schedule].copies if strategy.layout.pp > 1 else 1
     reduced_s = gathered_s = 0.0
     for part, each in plan.kinds(shard):
         if each.total:
@@ -40,8 +43,8 @@ def exchanges(model: Model, cluster: Cluster, framework: Framework, strategy: St
                 gathered_s = max(gathered_s, pricer.seconds(work))
     each_s = GATHERS.get(plan.gathered, 0) * gathered_s
     if plan.reduced is Reduced.EACH_MICRO_BATCH:
-        return Exchanges(0.0, max(each_s, reduced_s))
-    return Exchanges(reduced_s, each_s)
+        return Exchanges(0.0, max(each_s, reduced_s) / copies)
+    return Exchanges(reduced_s, each_s / copies)
 
 
 def _reduced_s(pricer: Pricer, framework: Framework, part: Partition, shard: Shard) -> float:
