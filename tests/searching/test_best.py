@@ -42,7 +42,7 @@ def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     assert counts.complete
     assert counts.considered == len(case.space) == parts
     assert counts.simulated < len(all_of_them)
-    assert all(each.bound <= each.score for each in result.simulated)
+    assert all(each.bound_s <= each.step_s for each in result.simulated)
 
 
 def test_parts_are_searched_as_one() -> None:

@@ -35,7 +35,7 @@ class Found:
     step_s: float
     memory_bytes: float
     score: float  # what the search makes least
-    bound: float  # which the score cannot be below
+    bound_s: float  # which the step cannot be below
 
     @property
     def gpus(self) -> int:
@@ -77,7 +77,7 @@ class Result:
     best: tuple[Found, ...]
     simulated: tuple[Found, ...]
     counts: Counts
-    missed: Missed | None = None  # a candidate that might be faster than the best and does not fit
+    missed: Missed | None = None  # with a lower bound than the best has
     smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
 
     @property
@@ -138,7 +138,7 @@ class _Searching:
                 if bound > self._worst():
                     break
                 self.left -= 1
-                self._try(self.parts[which], at, bound)
+                self._try(which, at)
                 if self.watch:
                     self.watch(self._counts(False), self.kept[0] if self.kept else None)
         except KeyboardInterrupt:
@@ -158,7 +158,8 @@ class _Searching:
         order = np.lexsort((numbers, least))
         return least[order], which[order], rows[order]
 
-    def _try(self, part: Part, at: int, bound: float) -> None:
+    def _try(self, which: int, at: int) -> None:
+        part, bound_s = self.parts[which], float(self.limits[which].time_s[at])
         strategy = part.space.strategy(at)
         stages = memory(part.space.model, strategy, self.cluster.gpu, part.framework)
         largest = max(stage.total for stage in stages)
@@ -171,7 +172,7 @@ class _Searching:
         prediction = predict(part.space.model, self.cluster, strategy, part.framework)
         score = self.objective.score(Candidate(prediction, largest, strategy.layout.gpus, self.cluster))
         number = int(part.rows[at])
-        found = Found(number, strategy, part.framework, prediction.step_s, largest, score, bound)
+        found = Found(number, strategy, part.framework, prediction.step_s, largest, score, bound_s)
         self.simulated.append(found)
         self.kept = nsmallest(self.top, (*self.kept, found), key=lambda each: each.rank)
 
@@ -189,10 +190,10 @@ class _Searching:
         )
 
     def _missed(self) -> Missed | None:
-        """What memory keeps out that might be faster than the best."""
+        """What memory keeps out that might be faster than the best: bound beside bound."""
         if not self.kept:
             return None
-        fastest = min(each.step_s for each in self.kept)
+        fastest = self.kept[0].bound_s
         found: Missed | None = None
         for part, bounding, limits in zip(self.parts, self.boundings, self.limits, strict=True):
             large = np.flatnonzero(limits.legal & ~np.isfinite(limits.time_s))

@@ -32,6 +32,7 @@ RECOMPUTES: Mapping[str, Recompute] = {
 SHARDINGS = (Sharding.NONE, Sharding.ZERO_1, Sharding.ZERO_2, Sharding.FSDP)
 MOST_CHUNKS = 16
 LARGEST_MICRO_BATCH = 64
+MOST_CANDIDATES = 20_000_000  # a table of 2 GB
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ def space_of(
         for expert_tp in sorted({each or tp for each in axes.expert_tp} if model.experts else {0})
     ]
     parts: list[Ints] = []
+    many = 0
     for gpus, tp, cp, ep, expert_tp, pp in layouts:
         shared = gpus // (tp * pp) > 1  # there are several to split states among
         pipelines = np.array(_pipelines(axes, pp, model.layers), dtype=np.int64)
@@ -180,6 +182,11 @@ def space_of(
             len(parallel),
             len(axes.precision),
         )
+        many += math.prod(sizes)
+        if many > MOST_CANDIDATES:
+            raise ValueError(
+                f"more than {MOST_CANDIDATES:,} candidates: fix some choices, or allow fewer values"
+            )
         pipeline, batch, recompute, sharding, sp, precision = np.indices(sizes).reshape(len(sizes), -1)
         layout = np.tile((gpus, tp, cp, ep, expert_tp, pp), (len(pipeline), 1))
         batches = np.array(axes.micro_batch, dtype=np.int64)[batch]
