@@ -2,11 +2,15 @@
 
 import csv
 import json
+import os
 import shlex
+import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stepcast import predict
 from tests.cli.test_main import run, run_json
 
 NARROW = (
@@ -96,6 +100,28 @@ def test_where_nothing_fits_the_least_change_is_named(capsys: pytest.CaptureFixt
     assert "nothing fits" in printed
     assert "2 times the GPUs: --gpus 16" in printed or "4 times the GPUs: --gpus 32" in printed
     assert "stepcast predict --model llama-3.1-70b" in printed
+
+
+def test_an_interrupt_prints_the_best_so_far(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepcast.searching import best
+
+    calls, before = [], signal.getsignal(signal.SIGINT)
+
+    def interrupted(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return predict(*given)
+
+    monkeypatch.setattr(best, "predict", interrupted)
+    status, printed, _ = run(capsys, "search", *SMALL)
+    assert status == 130
+    assert "incomplete" in printed
+    assert " 3 simulated" in printed
+    assert "stepcast predict" in printed
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import GIVEN, allowed, gpu_counts, row_words
+from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.numbers import MOST_SEQUENCES, MOST_TOKENS, count, positive, price
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
 from stepcast.cli.predict import training
@@ -144,6 +145,8 @@ def run(args: argparse.Namespace) -> int:
         print_json(found)
     else:
         print(search_text(found, terminal_width()))
+    if not result.counts.complete:
+        return INTERRUPTED
     return 0 if result.best else 1
 
 
@@ -264,7 +267,7 @@ def _facts(asked: Question, result: "Result", assumptions: Sequence[str]) -> dic
             for each in result.front
         ],
         "smallest_bytes": result.smallest_bytes,
-        "change": None if rows else _change(asked),
+        "change": None if rows or not result.counts.complete else _change(asked),
         "assumptions": list(assumptions),
     }
 

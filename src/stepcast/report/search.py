@@ -22,6 +22,8 @@ def search_text(found: Facts, width: int) -> str:
             parts.append(_front(found, width))
         commands = "\n".join(f"{row['rank']:>3}  {row['command']}" for row in found["rows"])
         parts.append("to see one of them:\n" + commands)
+    elif found["change"]:
+        parts.append("to see it:\n" + found["change"]["command"])
     parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
     return "\n\n".join(parts)
 
@@ -31,7 +33,8 @@ def strategy_words(row: Facts) -> str:
     words = [f"{name} {row[name]}" for name in DEGREES if row[name] > 1]
     if row["expert_tp"] and row["expert_tp"] != row["tp"]:
         words.append(f"expert-tp {row['expert_tp']}")
-    words.append(f"micro-batch {row['micro_batch']}")
+    if row["micro_batch"] > 1:
+        words.append(f"micro-batch {row['micro_batch']}")
     if row["pp"] > 1:
         words.append(row["schedule"])
     if row["recompute"] != "none":
@@ -60,8 +63,7 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
         change = found["change"]
         pairs.append(("least change", change["words"] if change else "none of those tried is enough"))
         if change:
-            pairs.append(("which takes", format_seconds(change["step_s"])))
-            pairs.append(("as", change["command"]))
+            pairs.append(("which takes", f"{format_seconds(change['step_s'])} with {strategy_words(change)}"))
     return pairs
 
 
@@ -95,7 +97,7 @@ def _ranked(found: Facts, width: int) -> str:
         line += [f"{row['days']:,.1f}", f"{row['gpu_hours']:,.0f}"] if trained else []
         line += [f"{row['cost']:,.0f}"] if row["cost"] is not None else []
         lines.append(line)
-    return table(heads, lines, width)
+    return table(heads, lines, width, whole=[heads.index("strategy")])
 
 
 def _why(found: Facts) -> list[tuple[str, object]]:
