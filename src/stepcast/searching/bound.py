@@ -171,11 +171,24 @@ class Bounding:
 
     def _layers(self, rows: Ints, paired: bool = False) -> Floats:
         """Forward, input gradient, weight gradient and kept bytes of each kind; then both ends."""
-        return self._spread_many(rows, LAYER, lambda at: self._layer(at, paired))
+        # The stage in the middle decides how hot GPUs run: of three or more it has neither end of the model.
+        # Weights that are gathered may be cast there, which cools it.
+        splits = np.array([each.splits_parameters for each in self.space.axes.sharding])
+        alone = (self.space.columns["pp"][rows] > 2) & ~splits[self.space.columns["sharding"][rows]]
+        found = np.zeros((len(rows), 4 * len(self.kinds) + 4))
+        for each in np.unique(alone):
+            here = np.flatnonzero(alone == each)
+            found[here] = self._spread_many(rows[here], LAYER, self._layer_of(paired, bool(each)))
+        return found
 
-    def _layer(self, at: int, paired: bool) -> Floats:
+    def _layer_of(self, paired: bool, alone: bool) -> Callable[[int], Floats]:
+        return lambda at: self._layer(at, paired, alone)
+
+    def _layer(self, at: int, paired: bool, alone: bool) -> Floats:
         strategy = self.space.strategy(at)
-        cost: LayerCost = layer_cost(self.model, self.cluster, self.framework, strategy, paired)
+        cost: LayerCost = layer_cost(
+            self.model, self.cluster, self.framework, strategy, paired=paired, alone=alone
+        )
         each = (cost.forward_s, cost.input_s, cost.weight_s, cost.kept_bytes)
         return np.concatenate([*each, cost.first_s, cost.last_s])
 

@@ -1,12 +1,13 @@
 """What layers cost, by the choices they depend on: seconds that nothing hides, and bytes that they keep."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.cost.compute import Load, priced_once
+from stepcast.cost.compute import Load, counted_load, priced_once
 from stepcast.cost.fits import default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.pricing import Pricer
@@ -23,6 +24,8 @@ from stepcast.ir.work import Collective, Compute, HostCopy, HostUpdate, Transfer
 from stepcast.ir.workload import Layer, Op
 
 Floats = NDArray[np.float64]
+# Loads are rounded to a thousandth.
+ROUNDED = 0.0011
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,17 +43,25 @@ class LayerCost:
 
 
 def layer_cost(
-    model: Model, cluster: Cluster, framework: Framework, strategy: Strategy, paired: bool = False
+    model: Model,
+    cluster: Cluster,
+    framework: Framework,
+    strategy: Strategy,
+    paired: bool = False,
+    alone: bool = False,
 ) -> LayerCost:
     """The least that any strategy with layers like those of *strategy* spends on them.
 
     Whatever else a strategy adds comes on top. Kernels are priced as if matrix products left the GPU cool,
-    which is the fastest they run. *paired* with another micro-batch, exchanges may hide behind its kernels.
+    which is the fastest they run; where layers are *alone* on the stage that heats it, as cool as they leave
+    it. *paired* with another micro-batch, exchanges may hide behind its kernels.
     """
-    view, seconds = layer_view(strategy), _Seconds(cluster, strategy.layout, framework, not paired)
+    view, kinds = layer_view(strategy), kinds_of(model)
     whole = strategy.recompute.kind is RecomputeKind.FULL
-    kinds = kinds_of(model)
-    layers = [_spent(seconds, block_layers(model, view, framework, kind, whole)) for kind in kinds]
+    blocks = [block_layers(model, view, framework, kind, whole) for kind in kinds]
+    duty = min(_duty(cluster, block) for block in blocks) if alone else 0.0
+    seconds = _Seconds(cluster, strategy.layout, framework, not paired, duty)
+    layers = [_spent(seconds, block) for block in blocks]
     first, last = (
         _spent(seconds, end_layers(model, view, framework, embedding=embedding))
         for embedding in (True, False)
@@ -72,6 +83,13 @@ def kinds_of(model: Model) -> tuple[Block, ...]:
     return tuple(dict.fromkeys(model.blocks))
 
 
+def _duty(cluster: Cluster, layers: Sequence[Layer]) -> float:
+    """The share of matrix kernels in the time of *layers*, at least; a mixture has no less than its least."""
+    ops = (op.work for layer in layers for op in layer.all_ops)
+    works = Counter(work for work in ops if isinstance(work, Compute))
+    return max(0.0, counted_load(works, cluster.gpu, default_fit()).duty - ROUNDED)
+
+
 def _spent(seconds: "_Seconds", layers: Sequence[Layer]) -> tuple[float, float, float]:
     return (
         sum(seconds(layer.forward) for layer in layers),
@@ -83,11 +101,13 @@ def _spent(seconds: "_Seconds", layers: Sequence[Layer]) -> tuple[float, float, 
 class _Seconds:
     """Of ops that stop the computing of a rank: its kernels, and tensor-parallel exchanges it waits for."""
 
-    def __init__(self, cluster: Cluster, layout: Layout, framework: Framework, waits: bool) -> None:
+    def __init__(
+        self, cluster: Cluster, layout: Layout, framework: Framework, waits: bool, duty: float
+    ) -> None:
         self.waits = waits
         gpu = cluster.gpu
         self.attention, self.architecture = framework.attention, gpu.architecture
-        self.price = priced_once(gpu, default_fit(), Load(float("inf"), 0.0))
+        self.price = priced_once(gpu, default_fit(), Load(float("inf"), duty))
         self.pricer = Pricer(cluster, layout)
 
     def __call__(self, ops: Iterable[Op]) -> float:
