@@ -12,6 +12,7 @@ BENCHMARKS = (
     "simulate",
     "predictions",
     "strategies",
+    "search",
     "runs",
     "kineto_analysis",
 )

@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"units", "ir"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
+    "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze"},
     "validate": {
         "units",

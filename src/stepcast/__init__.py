@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stepcast.ir.timeline import Timeline as Timeline
     from stepcast.ir.workload import Workload as Workload
     from stepcast.models.catalog import load_model as load_model
+    from stepcast.searching.search import search as search
 
 # Public name -> module and name there. Loaded when first used: `import stepcast` alone costs nothing.
 PUBLIC = {
@@ -54,6 +55,7 @@ PUBLIC = {
     "predict": ("stepcast.forecast.predict", "predict"),
     "predict_many": ("stepcast.forecast.predict", "predict_many"),
     "read": ("stepcast.inputs.table", "read"),
+    "search": ("stepcast.searching.search", "search"),
     "simulate": ("stepcast.forecast.simulate", "simulate"),
 }
 __all__ = ["__version__", *PUBLIC]

@@ -156,6 +156,7 @@ VALUED = [
 NEEDED = {
     "show": [str(GPT)],
     "predict": ["--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8"],
+    "search": ["--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "1", "--global-batch", "1"],
     "plan": ["--gpus", "8", "--step-s", "1", "--steps", "9", "--checkpoint-size", "1GB", "--runs", "2"],
     "simulate": [str(GPT), *SIMULATED],
     "analyze": [str(EXAMPLES / "megatron-rank7.txt")],

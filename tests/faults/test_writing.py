@@ -20,6 +20,7 @@ MEGATRON = str(EXAMPLES / "megatron-rank7.txt")
 PREDICT = ["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8"]
 PLAN = ["plan", "--gpus", "8", "--step-s", "1", "--steps", "100", "--checkpoint-size", "1GB", "--runs", "2"]
 # Every way to write a file; the last word is its name.
+SEARCH = ["search", "--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "1", "--global-batch", "1"]
 WRITING = {
     "trace of simulate": ["simulate", GPT, "--cluster", "dgx-h100", "--trace"],
     "trace of predict": [*PREDICT, "--trace"],
@@ -32,6 +33,7 @@ WRITING = {
     "Perfetto": ["convert", "--to", "perfetto", MEGATRON],
     "calibration": ["calibrate", "operators.csv", "--gpu", "h200", "-o"],
     "choices of plan": [*PLAN, "-o"],
+    "found by search": [*SEARCH, "--top", "1", "-o"],
     "rows": ["validate", "--set", "h200", "--data", "rows", "-o"],
 }
 OPERATORS = "op,dtype,rows,cols,ms\n" + "".join(

@@ -32,6 +32,7 @@ class Verb:
 VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
     Verb("predict", "run a model under a strategy on a cluster"),
+    Verb("search", "the best strategies of a model on a cluster, and why"),
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
     Verb("analyze", "where a measured run's time went"),

@@ -14,6 +14,7 @@ from stepcast.units import DAY, HOUR, parse_count
 
 if TYPE_CHECKING:
     from stepcast.cli.forecasting import Forecast
+    from stepcast.ir.strategy import Strategy
     from stepcast.ir.work import Work
 
 
@@ -48,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
             warnings = [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
     prediction = found.prediction.noting(found.assumptions, warnings)
     report = prediction.report
-    show_prediction(prediction, args, _training(args, found))
+    show_prediction(
+        prediction, args, training(args.tokens, args.price, found.strategy, found.prediction.step_s)
+    )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text
 
@@ -56,19 +59,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _training(args: argparse.Namespace, found: "Forecast") -> dict[str, Any] | None:
-    """What training on --tokens takes, step after step; 'stepcast plan' knows what comes between."""
-    if args.tokens is None:
+def training(
+    tokens: float | None, gpu_hour: float | None, strategy: "Strategy", step_s: float
+) -> dict[str, Any] | None:
+    """What training on *tokens* takes, step after step; 'stepcast plan' knows what comes between."""
+    if tokens is None:
         return None
-    steps = math.ceil(args.tokens / found.strategy.tokens)
-    seconds = steps * found.prediction.step_s
-    hours = seconds / HOUR * found.strategy.layout.gpus
+    steps = math.ceil(tokens / strategy.tokens)
+    seconds = steps * step_s
+    hours = seconds / HOUR * strategy.layout.gpus
     return {
-        "tokens": args.tokens,
+        "tokens": tokens,
         "steps": steps,
         "days": seconds / DAY,
         "gpu_hours": hours,
-        "cost": None if args.price is None else hours * args.price,
+        "cost": None if gpu_hour is None else hours * gpu_hour,
     }
 
 

@@ -1,0 +1,137 @@
+"""Found strategies as text: the ranked table, why the first is first, and how to see each again."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepcast.report.text import bullet, facts, table
+from stepcast.units import format_bytes, format_percent, format_seconds
+
+Facts = Mapping[str, Any]
+DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
+LARGEST_PARTS = 4
+MOST_OF_FRONT = 8
+
+
+def search_text(found: Facts, width: int) -> str:
+    """The facts of a search, for a person."""
+    parts = [facts(_counted(found), width)]
+    if found["rows"]:
+        parts.append(_ranked(found, width))
+        parts.append(facts(_why(found), width))
+        if len(found["front"]) > 1:
+            parts.append(_front(found, width))
+        commands = "\n".join(f"{row['rank']:>3}  {row['command']}" for row in found["rows"])
+        parts.append("to see one of them:\n" + commands)
+    elif found["change"]:
+        parts.append("to see it:\n" + found["change"]["command"])
+    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    return "\n\n".join(parts)
+
+
+def strategy_words(row: Facts) -> str:
+    """A strategy in few words: what is not so anyway."""
+    words = [f"{name} {row[name]}" for name in DEGREES if row[name] > 1]
+    if row["expert_tp"] and row["expert_tp"] != row["tp"]:
+        words.append(f"expert-tp {row['expert_tp']}")
+    if row["micro_batch"] > 1:
+        words.append(f"micro-batch {row['micro_batch']}")
+    if row["pp"] > 1:
+        words.append(row["schedule"])
+    if row["recompute"] != "none":
+        words.append(f"recompute {row['recompute']}")
+    words.append(row["sharding"] if row["sharding"] != "none" else "no sharding")
+    if row["tp"] > 1 and not row["sequence_parallel"]:
+        words.append("no sp")
+    return ", ".join(words)
+
+
+def _counted(found: Facts) -> list[tuple[str, object]]:
+    counts = found["counts"]
+    told = (
+        f"{counts['considered']:,} candidates: {counts['illegal']:,} illegal, "
+        f"{counts['too_large']:,} do not fit, "
+        f"{counts['pruned']:,} cannot be better, {counts['simulated']:,} simulated"
+    )
+    pairs: list[tuple[str, object]] = [("searched", told)]
+    if not counts["complete"]:
+        pairs.append(("incomplete", "interrupted: a better one may be among those that were not simulated"))
+    if not found["rows"]:
+        pairs.append(("found", "nothing fits"))
+        if found["smallest_bytes"]:
+            needed, has = format_bytes(found["smallest_bytes"]), format_bytes(found["capacity_bytes"])
+            pairs.append(("smallest", f"needs {needed} of a GPU or more, which has {has}"))
+        change = found["change"]
+        pairs.append(("least change", change["words"] if change else "none of those tried is enough"))
+        if change:
+            pairs.append(("which takes", f"{format_seconds(change['step_s'])} with {strategy_words(change)}"))
+    return pairs
+
+
+def _ranked(found: Facts, width: int) -> str:
+    rows, several = found["rows"], len({row["gpus"] for row in found["rows"]}) > 1
+    trained = rows[0]["days"] is not None
+    heads = [
+        "rank",
+        *(["GPUs"] if several else []),
+        "strategy",
+        "step",
+        "tokens/s/GPU",
+        "MFU",
+        "memory",
+        "free",
+    ]
+    heads += ["days", "GPU-hours"] if trained else []
+    heads += ["cost"] if rows[0]["cost"] is not None else []
+    lines = []
+    for row in rows:
+        line: list[object] = [f"{row['rank']}{'=' if row['equal'] else ''}"]
+        line += [row["gpus"]] if several else []
+        line += [
+            strategy_words(row),
+            format_seconds(row["step_s"]),
+            f"{row['tokens_per_s_per_gpu']:,.0f}",
+            format_percent(row["mfu"]),
+            format_bytes(row["memory_bytes"]),
+            format_bytes(row["free_bytes"]),
+        ]
+        line += [f"{row['days']:,.1f}", f"{row['gpu_hours']:,.0f}"] if trained else []
+        line += [f"{row['cost']:,.0f}"] if row["cost"] is not None else []
+        lines.append(line)
+    return table(heads, lines, width, whole=[heads.index("strategy")])
+
+
+def _why(found: Facts) -> list[tuple[str, object]]:
+    best, binds, second = found["rows"][0], found["binds"], found["runner_up"]
+    low, high = format_seconds(best["low_s"]), format_seconds(best["high_s"])
+    equal = sum(row["equal"] for row in found["rows"])
+    pairs: list[tuple[str, object]] = [("likely within", f"{low} to {high}")]
+    if equal > 1:
+        pairs.append(
+            ("equal", f"{equal} marked = are within that band: our error is larger than their difference")
+        )
+    parts = ", ".join(f"{name} {format_percent(share)}" for name, share in binds["shares"].items())
+    pairs.append(("binds", f"{binds['what']}; of the step: {parts}"))
+    if missed := found["missed"]:
+        pairs.append(
+            (
+                "does not fit",
+                f"{strategy_words(missed)}: at best {format_seconds(missed['bound_s'])}, with "
+                f"{format_bytes(missed['memory_bytes'])} or more",
+            )
+        )
+    if second:
+        losses = [each for each in second["parts_s"].items() if abs(each[1]) >= 1e-6]
+        shown = sorted(losses, key=lambda each: -abs(each[1]))[:LARGEST_PARTS]
+        parts = ", ".join(f"{name} {'+' if s > 0 else '-'}{format_seconds(abs(s))}" for name, s in shown)
+        pairs.append(("rank 2", f"{format_seconds(second['slower_s'])} slower: {parts or 'no part differs'}"))
+    return pairs
+
+
+def _front(found: Facts, width: int) -> str:
+    lines = [
+        (row["gpus"], strategy_words(row), format_seconds(row["step_s"]), format_bytes(row["memory_bytes"]))
+        for row in found["front"][:MOST_OF_FRONT]
+    ]
+    return "less memory, more time, of those simulated:\n" + table(
+        ["GPUs", "strategy", "step", "memory"], lines, width
+    )

@@ -1,0 +1,58 @@
+"""The best strategies of a model on a cluster, from the library."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from stepcast.hardware import Cluster
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import MEGATRON_CORE, Framework
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.searching.best import Part, Result, Watch, search_parts
+from stepcast.searching.space import Axes, Space, space_of
+
+Settle = Callable[[Layout, DType], tuple[Framework, Mapping[str, Any]]]
+"""The software that runs a layout in a precision, and the fields of a Strategy that it settles."""
+SETTLED_BY = ("pp", "vpp", "ep", "precision")
+
+
+def search(
+    model: Model,
+    cluster: Cluster,
+    gpus: int | Sequence[int],
+    global_batch: int,
+    seq: int,
+    framework: Framework = MEGATRON_CORE,
+    *,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    objective: str = "step",
+    top: int = 10,
+    most_bytes: float | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """The *top* best strategies; *axes* restrict choices by their names in Axes, as ``{"tp": (4, 8)}``."""
+    numbers = (gpus,) if isinstance(gpus, int) else tuple(gpus)
+    chosen = Axes(gpus=numbers, **{name: tuple(values) for name, values in (axes or {}).items()})
+    space = space_of(model, chosen, global_batch, seq, cluster.domain_gpus)
+    part = Part(space, framework, np.arange(len(space)))
+    return search_parts([part], cluster, top, objective, most_bytes, watch)
+
+
+def parts_of(space: Space, settle: Settle) -> list[Part]:
+    """*space* by what runs it: recipes differ between layouts."""
+    keys = np.column_stack([space.columns[name] for name in SETTLED_BY])
+    distinct, member = np.unique(keys, axis=0, return_inverse=True)
+    settled: list[tuple[Framework, Mapping[str, Any]]] = []
+    of_key = np.zeros(len(distinct), dtype=np.int64)
+    for number, (pp, vpp, ep, precision) in enumerate(distinct.tolist()):
+        made = settle(Layout(pp=pp, vpp=vpp, ep=ep), space.axes.precision[precision])
+        if made not in settled:
+            settled.append(made)
+        of_key[number] = settled.index(made)
+    which, parts = of_key[member.reshape(-1)], []
+    for number, (framework, common) in enumerate(settled):
+        rows = np.flatnonzero(which == number)
+        parts.append(Part(space.only(rows).having(common), framework, rows))
+    return parts

@@ -1,0 +1,150 @@
+"""``stepcast search`` from outside."""
+
+import csv
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepcast import predict
+from tests.cli.test_main import run, run_json
+
+NARROW = (
+    "--fix",
+    "sharding=zero-1",
+    "--allow",
+    "micro-batch=1,2",
+    "--allow",
+    "pp=1,2",
+    "--allow",
+    "tp=1,2,4",
+)
+SMALL = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "16", *NARROW)
+
+
+def test_every_row_is_what_its_command_predicts(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "search", *SMALL, "--top", "4")
+    assert [row["rank"] for row in found["rows"]] == [1, 2, 3, 4]
+    for row in found["rows"]:
+        predicted = run_json(capsys, *shlex.split(row["command"])[1:])
+        assert predicted["step_s"] == row["step_s"]
+        assert predicted["memory_bytes"]["total"] == row["memory_bytes"]
+        assert predicted["mfu"] == row["mfu"]
+        assert predicted["uncertainty"] == {"low_s": row["low_s"], "high_s": row["high_s"]}
+
+
+def test_recipes_of_a_framework_hold_of_the_layouts_they_name(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("--model", "qwen3-30b-a3b", "--cluster", "dgx-h100", "--gpus", "16", "--global-batch", "16")
+    narrow = ("--fix", "cp=1", "--allow", "tp=1,2", "--fix", "sharding=zero-1", "--fix", "micro-batch=1")
+    few = ("--allow", "ep=1,8", "--allow", "pp=1,2", "--allow", "vpp=1,2", "--fix", "expert-tp=1")
+    recipes = ("--framework", "megatron-bridge-26.06", "--seq", "4096", "--top", "40")
+    found = run_json(capsys, "search", *question, *narrow, *few, *recipes)
+    rows = found["rows"]
+    assert len(rows) > 5
+    for row in (rows[0], rows[len(rows) // 2], rows[-1]):
+        assert run_json(capsys, *shlex.split(row["command"])[1:])["step_s"] == row["step_s"]
+
+
+def test_text_tells_ranks_reasons_and_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed, _ = run(capsys, "search", *SMALL, "--top", "2", "--tokens", "1T", "--price", "2")
+    assert status == 0
+    for word in (
+        "searched",
+        "candidates",
+        "illegal",
+        "do not fit",
+        "simulated",
+        "binds",
+        "rank 2",
+        "GPU-hours",
+    ):
+        assert word in printed
+    assert "stepcast predict --model llama-3.2-1b" in printed
+
+
+def test_several_numbers_of_gpus_are_searched_as_one(capsys: pytest.CaptureFixture[str]) -> None:
+    question = [*SMALL]
+    question[question.index("8")] = "4..8"
+    fastest = run_json(capsys, "search", *question, "--top", "3")
+    assert fastest["rows"][0]["gpus"] == 8
+    cheapest = run_json(capsys, "search", *question, "--top", "3", "--objective", "cost")
+    best = cheapest["rows"][0]
+    assert best["step_s"] * best["gpus"] <= fastest["rows"][0]["step_s"] * 8
+
+
+def test_a_batch_of_tokens_is_so_many_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    question = [*SMALL]
+    at = question.index("--global-batch")
+    question[at : at + 2] = ["--tokens-per-batch", "65536", "--seq", "4096"]
+    assert run_json(capsys, "search", *question, "--top", "1")["global_batch"] == 16
+
+
+def test_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table, document = tmp_path / "rows.csv", tmp_path / "rows.json"
+    found = run_json(capsys, "search", *SMALL, "--top", "2", "-o", str(table))
+    rows = list(csv.DictReader(table.read_text().splitlines()))
+    assert [float(row["step_s"]) for row in rows] == [row["step_s"] for row in found["rows"]]
+    run(capsys, "search", *SMALL, "--top", "2", "-o", str(document))
+    assert json.loads(document.read_text())["rows"] == found["rows"]
+
+
+def test_where_nothing_fits_the_least_change_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64")
+    few = ("--fix", "sharding=zero-1", "--fix", "schedule=1f1b", "--fix", "cp=1", "--fix", "micro-batch=1")
+    status, printed, _ = run(capsys, "search", *question, *few, "--fix", "tp=8", "--fix", "recompute=full")
+    assert status == 1
+    assert "nothing fits" in printed
+    assert "2 times the GPUs: --gpus 16" in printed or "4 times the GPUs: --gpus 32" in printed
+    assert "stepcast predict --model llama-3.1-70b" in printed
+
+
+def test_an_interrupt_prints_the_best_so_far(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from stepcast.searching import best
+
+    calls, before = [], signal.getsignal(signal.SIGINT)
+
+    def interrupted(*given: Any) -> Any:
+        calls.append(given)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return predict(*given)
+
+    monkeypatch.setattr(best, "predict", interrupted)
+    status, printed, _ = run(capsys, "search", *SMALL)
+    assert status == 130
+    assert "incomplete" in printed
+    assert " 3 simulated" in printed
+    assert "stepcast predict" in printed
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--gpus", "64..8"), "ends before it begins; give 8..64"),
+        (("--gpus", "none"), "expected a whole number"),
+        (("--objective", "speed"), "'speed' is not known"),
+        (("--fix", "pq=2"), "expected a value of tp, cp"),
+        (("--fix", "cp=1,2"), "several values; give --allow cp=1,2"),
+        (("--fix", "cp=x"), "expected a whole number"),
+        (("--fix", "tp=2"), "tp is given twice"),
+        (("--allow", "recompute=some"), "expected one of none, selective, full"),
+        (("--fix", "cp=3"), "no candidates"),
+        (("--price", "2"), "give --tokens as well"),
+        (("-o", "rows.txt"), "ends in .csv or .json"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    changed: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, printed, error = run(capsys, "search", *SMALL, *changed)
+    assert status == 2
+    assert not printed
+    assert message in error
+    assert error.count("\n") == 1

@@ -1,0 +1,69 @@
+"""Spaces small enough to simulate all of them."""
+
+from typing import Any, NamedTuple
+
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.ir.framework import MEGATRON_CORE, Framework
+from stepcast.ir.schedules import ScheduleKind
+from stepcast.ir.strategy import Sharding
+from stepcast.models.catalog import load_model
+from stepcast.searching.space import Axes, Space, space_of
+
+
+class Case(NamedTuple):
+    space: Space
+    cluster: Cluster
+    framework: Framework = MEGATRON_CORE
+
+
+def case(model: str, cluster: str, gpus: int, global_batch: int, seq: int, **axes: Any) -> Case:
+    found = load_cluster(cluster)
+    space = space_of(load_model(model), Axes(gpus=(gpus,), **axes), global_batch, seq, found.domain_gpus)
+    return Case(space, found)
+
+
+def dense(wide: bool = False) -> Case:
+    few = {} if wide else {"recompute": ("none", "full"), "sharding": (Sharding.ZERO_1,), "cp": (1,)}
+    return case(
+        "llama-3.1-8b", "dgx-h100", 32, 32, 8192, pp=(1, 2, 4), vpp=(1, 2, 4), micro_batch=(1, 2), **few
+    )
+
+
+def experts(wide: bool = False) -> Case:
+    few = {} if wide else {"recompute": ("none", "full"), "sequence_parallel": (True,), "tp": (1, 2)}
+    return case(
+        "mixtral-8x7b",
+        "dgx-h100",
+        32,
+        32,
+        4096,
+        cp=(1, 2) if wide else (1,),
+        ep=(1, 4, 8),
+        pp=(2, 4),
+        vpp=(1, 2, 4),
+        micro_batch=(1, 2),
+        sharding=(Sharding.ZERO_1, Sharding.FSDP) if wide else (Sharding.ZERO_1,),
+        schedule=(
+            ScheduleKind.ONE_F_ONE_B,
+            ScheduleKind.INTERLEAVED,
+            ScheduleKind.ZB_V,
+            ScheduleKind.DUALPIPE,
+        ),
+        **few,
+    )
+
+
+def sharded(wide: bool = False) -> Case:
+    few = {} if wide else {"tp": (1, 2, 4), "cp": (1, 2)}
+    return case(
+        "llama-3.1-70b",
+        "dgx-a100",
+        64,
+        128,
+        8192,
+        pp=(1, 2) if wide else (1,),
+        vpp=(1, 2),
+        micro_batch=(1, 2, 4),
+        sharding=(Sharding.ZERO_2, Sharding.ZERO_3, Sharding.FSDP),
+        **few,
+    )

@@ -1,0 +1,106 @@
+"""What a search finds is what simulating everything finds."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from stepcast.cost.memory import memory
+from stepcast.forecast.predict import predict
+from stepcast.searching.best import Counts, Found, Part, Result, search_parts
+from stepcast.searching.bound import bounds
+from tests.searching.spaces import Case, dense, experts, sharded
+
+
+def exhausted(case: Case) -> list[tuple[float, int]]:
+    """Step and row of all candidates that fit, fastest first."""
+    space, cluster, framework = case
+    legal = bounds(space, cluster, framework, np.inf).legal
+    found = []
+    for at in np.flatnonzero(legal).tolist():
+        strategy = space.strategy(at)
+        stages = memory(space.model, strategy, cluster.gpu, framework)
+        if all(stage.total <= cluster.gpu.memory_bytes for stage in stages):
+            found.append((predict(space.model, cluster, strategy, framework).step_s, at))
+    return sorted(found)
+
+
+def searched(case: Case, **options: object) -> Result:
+    part = Part(case.space, case.framework, np.arange(len(case.space)))
+    return search_parts([part], case.cluster, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("made", [dense, experts, sharded])
+def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
+    case = made()
+    result, all_of_them = searched(case), exhausted(case)
+    assert [(each.step_s, each.at) for each in result.best] == all_of_them[:10]
+    counts = result.counts
+    parts = counts.illegal + counts.too_large + counts.pruned + counts.simulated
+    assert counts.complete
+    assert counts.considered == len(case.space) == parts
+    assert counts.simulated < len(all_of_them)
+    assert all(each.bound_s <= each.step_s for each in result.simulated)
+
+
+def test_parts_are_searched_as_one() -> None:
+    case = experts()
+    rows = np.arange(len(case.space))
+    halves = [Part(case.space.only(half), case.framework, half) for half in (rows[::2], rows[1::2])]
+    assert search_parts(halves, case.cluster).best == searched(case).best
+
+
+@pytest.mark.parametrize("objective", ["throughput", "cost", "memory", "energy"])
+def test_objectives_put_their_least_first(objective: str) -> None:
+    case = sharded()
+    best = searched(case, objective=objective, top=3).best
+    scores = [each.score for each in best]
+    assert scores == sorted(scores)
+    fastest = searched(case, top=1).best[0]
+    if objective == "memory":
+        assert best[0].memory_bytes <= fastest.memory_bytes
+    if objective in ("throughput", "cost"):
+        assert best[0].strategy == fastest.strategy  # as many GPUs each
+
+
+def test_less_memory_leaves_fewer() -> None:
+    case = dense()
+    whole = searched(case, top=1)
+    needed = whole.best[0].memory_bytes
+    less = searched(case, top=1, most_bytes=needed - 1)
+    assert less.best[0].memory_bytes < needed
+    assert less.best[0].step_s >= whole.best[0].step_s
+    assert less.missed is not None
+    nothing = searched(case, most_bytes=1.0)
+    assert not nothing.best
+    assert nothing.smallest_bytes is not None
+    assert nothing.smallest_bytes > 1
+
+
+def test_a_search_that_is_stopped_keeps_its_best() -> None:
+    def stop(counts: Counts, best: Found | None) -> None:
+        if counts.simulated == 3:
+            raise KeyboardInterrupt
+
+    result = searched(dense(), watch=stop)
+    assert not result.counts.complete
+    assert len(result.simulated) == 3
+    assert result.best[0].step_s == min(each.step_s for each in result.simulated)
+
+
+def test_the_front_has_none_that_another_beats() -> None:
+    result = searched(dense())
+    front = result.front
+    assert front[0].step_s == result.best[0].step_s
+    for faster, slower in pairwise(front):
+        assert slower.step_s >= faster.step_s
+        assert slower.memory_bytes < faster.memory_bytes
+    more = replace(result, simulated=(*result.simulated, replace(front[0], memory_bytes=1.0)))
+    assert len(more.front) == 1
+
+
+def test_an_objective_that_is_not_known_is_told() -> None:
+    with pytest.raises(ValueError, match="'speed' is not known; expected one of step"):
+        searched(dense(), objective="speed")

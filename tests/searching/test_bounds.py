@@ -1,0 +1,94 @@
+"""No step is faster, and no stage smaller, than the bounds of its candidate."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepcast.cost.memory import memory
+from stepcast.forecast.predict import predict
+from stepcast.frameworks.catalog import load_framework
+from stepcast.ir.legality import is_legal
+from stepcast.ir.schedules import ScheduleKind
+from stepcast.ir.strategy import Overlap, Sharding, StrategyError
+from stepcast.searching.bound import Bounds, bounds
+from tests.searching.spaces import Case, case
+
+ROUNDING = 1 + 1e-9
+EVERY = {
+    "schedule": (ScheduleKind.GPIPE, *(kind for kind in ScheduleKind if kind is not ScheduleKind.GPIPE)),
+    "sharding": tuple(each for each in Sharding if each is not Sharding.HYBRID_FSDP),
+    "vpp": (1, 2, 3, 4),
+    "micro_batch": (1, 2, 4),
+}
+SEED = 7
+
+
+def varied() -> dict[str, Case]:
+    """Models, clusters and software that differ in what they do."""
+    few = {"pp": (1, 2, 4, 8), **EVERY}
+    fewer = {**few, "tp": (1, 4), "ep": (1, 2, 8), "vpp": (1, 2, 3)}
+    paired = case("qwen3-30b-a3b", "dgx-h100", 64, 64, 4096, cp=(1, 2), **fewer)
+    common = {"overlap": Overlap(experts=True)}
+    return {
+        "dense": case("llama-3.1-8b", "dgx-h100", 32, 64, 8192, cp=(1, 2, 4), **few),
+        "learned": case("gpt3-13b", "dgx-a100", 64, 128, 2048, **few),
+        "experts": case("mixtral-8x7b", "dgx-h100", 64, 64, 4096, cp=(1, 2), **fewer),
+        "latent": case("deepseek-v2-lite", "h800-node", 32, 64, 4096, **fewer),
+        "paired": paired._replace(space=paired.space.having(common)),
+        "eager": case("llama-2-7b", "dgx-a100", 16, 32, 4096, **few)._replace(
+            framework=load_framework("torchtitan")
+        ),
+        "plain": case("gpt2-xl", "dgx-a100", 16, 32, 1024, **few)._replace(
+            framework=load_framework("pytorch")
+        ),
+        "racks": case(
+            "llama-3.1-70b", "gb200-nvl72", 72, 72, 8192, tp=(1, 2, 4, 8), **{**few, "pp": (1, 2, 3, 6)}
+        ),
+    }
+
+
+CASES = varied()
+BOUNDS: dict[str, Bounds] = {}
+
+
+def bounds_of(name: str) -> Bounds:
+    if name not in BOUNDS:
+        BOUNDS[name] = bounds(*CASES[name], np.inf)
+    return BOUNDS[name]
+
+
+def check_row(name: str, at: int) -> None:
+    space, cluster, framework = CASES[name]
+    strategy, limits = space.strategy(at), bounds_of(name)
+    largest = max(stage.total for stage in memory(space.model, strategy, cluster.gpu, framework))
+    assert 0 < limits.memory_bytes[at] <= largest * ROUNDING, strategy
+    report = predict(space.model, cluster, strategy, framework).report
+    assert 0 < limits.time_s[at] <= report.step_s * ROUNDING, strategy
+    assert 0 < limits.computing_s[at] <= report.breakdown_s["compute"] * ROUNDING, strategy
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bounds_hold_of_rows_drawn_once(name: str) -> None:
+    legal = np.flatnonzero(bounds_of(name).legal)
+    for at in np.random.default_rng(SEED).choice(legal, 8, replace=False):
+        check_row(name, int(at))
+
+
+@settings(max_examples=10, deadline=None)
+@given(name=st.sampled_from(sorted(CASES)), share=st.floats(0, 1, exclude_max=True))
+def test_bounds_hold_of_any_row(name: str, share: float) -> None:
+    legal = np.flatnonzero(bounds_of(name).legal)
+    check_row(name, int(legal[int(share * len(legal))]))
+
+
+@pytest.mark.parametrize("name", ["dense", "experts"])
+def test_rows_are_legal_by_the_rules_for_strategies(name: str) -> None:
+    space, _, framework = CASES[name]
+    rows = np.random.default_rng(SEED).choice(len(space), 300, replace=False)
+    for at in rows:
+        try:
+            legal = is_legal(space.model, space.strategy(int(at)), framework)
+        except StrategyError:
+            legal = False
+        assert legal == bounds_of(name).legal[at], space.values(int(at))
