@@ -57,6 +57,14 @@ def test_closed_streams_give_no_traceback(words: list[str], closed: str) -> None
     assert found.returncode == (2 if "-" in words else 0)
 
 
+def test_results_and_warnings_go_into_one_file(tmp_path: Path) -> None:
+    printed = tmp_path / "printed"
+    with printed.open("w") as file:
+        done = subprocess.run([*STEPCAST, "show", LLAMA], stdout=file, stderr=subprocess.STDOUT)
+    assert done.returncode == 0
+    assert "micro-batches" in printed.read_text()
+
+
 def test_an_interrupt_is_one_line() -> None:
     # Whoever runs the tests in the background has them ignore interrupts, and their children with them.
     heard = "import signal, sys; signal.signal(2, signal.default_int_handler); from stepcast.cli.start import main"

@@ -107,7 +107,7 @@ def check_files(args: argparse.Namespace) -> None:
             if place := file_identity(0 if path == "-" else path):
                 taken[place] = "to read"
     for stream in (1, 2):
-        if (place := file_identity(stream)) in taken:
+        if taken.get(place := file_identity(stream)) == "to read":
             raise ValueError("what is printed goes into a file to read; print it into another")
         if place:
             taken[place] = "into which this prints"
