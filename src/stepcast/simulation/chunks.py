@@ -6,8 +6,8 @@ from enum import StrEnum
 from functools import lru_cache
 from itertools import pairwise
 
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.workload import Block, Stage, Workload
-from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.messages import USUAL, Phase
 from stepcast.simulation.schedule import Place, Schedule
 

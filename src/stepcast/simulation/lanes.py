@@ -6,9 +6,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from stepcast.ir.group import Channel, Group
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import Communication
 from stepcast.ir.workload import Layer, Phase
-from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.schedule import Kind
 
 COMPUTE = 0

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.arrays import Calls, Program
 from stepcast.simulation.distinct import distinct
-from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.messages import FREE, USUAL, End, Frame, Framed, Messages, Phase, Send, Which, Wire
 from stepcast.simulation.pieces import Cost, Ints, Piece, ProgramError, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule

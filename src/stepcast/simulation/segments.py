@@ -6,10 +6,10 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from stepcast.ir.group import Channel
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import Collective, Communication, Work, group_of
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
-from stepcast.simulation.identity import ByIdentity
 from stepcast.simulation.lanes import COMPUTE, HANDED_ON, Lanes
 from stepcast.simulation.outline import Issues, Look, Loses, Outline, Own, Terms
 from stepcast.simulation.pieces import NO_LANE, Cost, Piece, TimedOp

@@ -1,3 +1,0 @@
-"""Where simulation finds ``ByIdentity``."""
-
-from stepcast.ir.identity import ByIdentity as ByIdentity
