@@ -91,6 +91,7 @@ READ = (
     "gpu",
     "calibration",
     "framework",
+    "failures",
     "schedule",
     "data",
 )

@@ -1,17 +1,20 @@
 """Failure profiles by name, data/failures/*.toml, or in a user's own file of the same form."""
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from stepcast.goodput.operation import NO_FAILURES, Failures, Restart
 from stepcast.hardware.described import flat, line_of
 from stepcast.hardware.schema import CatalogError, nearest
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+from stepcast.inputs.toml import parse_toml
+from stepcast.ir.limits import DESCRIPTION
 from stepcast.units import parse_duration_s
 
+DATA = Path(__file__).parents[1] / "data" / "failures"
 NONE = "none"
 
 
@@ -50,8 +53,7 @@ RESTART: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def failure_names() -> tuple[str, ...]:
-    folder = resources.files("stepcast") / "data" / "failures"
-    return tuple(sorted(item.name.removesuffix(".toml") for item in folder.iterdir()))
+    return tuple(sorted(file.stem for file in DATA.iterdir()))
 
 
 def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
@@ -59,20 +61,23 @@ def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
     if name_or_path.lower() == NONE:
         return NO_FAILURES, Restart()
     if name_or_path.endswith(".toml"):
-        return _read(Path(name_or_path).read_text(), name_or_path, Path(name_or_path).stem)
+        return _opened(Path(name_or_path), name_or_path)
     name, known = name_or_path.lower(), failure_names()
     if name not in known:
         problem = f"failure profile {name_or_path!r} is not known{nearest(name, [*known, NONE])}"
         raise CatalogError("", "", problem)
-    file = resources.files("stepcast") / "data" / "failures" / f"{name}.toml"
-    return _read(file.read_text(), f"{name}.toml", name)
+    return _opened(DATA / f"{name}.toml", f"{name}.toml")
 
 
-def _read(text: str, file: str, name: str) -> tuple[Failures, Restart]:
+def _opened(path: Path, shown: str) -> tuple[Failures, Restart]:
     try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise CatalogError(file, "", f"not TOML: {error}") from None
+        text = Source(path).text(DESCRIPTION)
+        return _read(text, parse_toml(text), shown, path.stem)
+    except FormatError as error:
+        raise CatalogError(shown, "", error.message) from None
+
+
+def _read(text: str, table: dict[str, Any], file: str, name: str) -> tuple[Failures, Restart]:
     sources = {str(key): str(value) for key, value in flat(table.pop("sources", {})).items()}
     fields: dict[str, Any] = {}
     restart: dict[str, Any] = {}
