@@ -112,9 +112,10 @@ def run(args: argparse.Namespace) -> int:
     made = plan(phases, operation, args.price, args.pue, args.runs, args.seed)
     spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
     table = choices(phases, operation, spares=spares)
+    facts = made.facts()
     found = {
-        **made.facts(),
-        "step_band_days": _band_days(made.facts()["days"]["median"], forecasts, phases),
+        **facts,
+        "step_band_days": _band_days(facts["days"]["median"], forecasts, phases),
         "failures": operation.failures.name,
         "spares": args.spares,
         "checkpoint_bytes": operation.saving.size_bytes,

@@ -248,10 +248,10 @@ def choices(
     ideal_s = sum(phase.steps * phase.step_s for phase in phases)
     rows: list[Mapping[str, Any]] = []
     for count in spares or (operation.spares,):
+        processes = [process_of(phase, replace(operation, spares=count)) for phase in phases]
         for factor in factors:
             total_s, interval_s = 0.0, 0.0
-            for phase in phases:
-                best = process_of(phase, replace(operation, spares=count))
+            for phase, best in zip(phases, processes, strict=True):
                 if not best.checkpoints:
                     total_s += expected(best).total_s
                     continue
