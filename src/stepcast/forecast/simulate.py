@@ -1,34 +1,30 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
+from stepcast.forecast.reported import report_of
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.doubts import doubts
 from stepcast.ir.edits import with_layout
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
-from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
+from stepcast.ir.step import StepReport
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Stage, Workload
 from stepcast.simulation.arrays import Times
-from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import IssueSeconds, Prices
 from stepcast.simulation.critical import CriticalPath, critical_path
-from stepcast.simulation.engine import Run, makespans_s, task_times
+from stepcast.simulation.engine import Run, task_times
 from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedule import Schedule, ScheduleError
-from stepcast.simulation.schedule_check import peak_in_flight
 from stepcast.simulation.schedules.paired import paired
 from stepcast.simulation.schedules.table import chunks_for, make_schedule, usual_schedule
 from stepcast.simulation.spans import timeline_of
@@ -37,9 +33,6 @@ from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
     from stepcast.cost.memory import StageMemory
-
-# No published dense transformer is deeper; a body that would make one is likely the whole model.
-DEEPEST_MODEL = 160
 
 
 @dataclass(frozen=True)
@@ -111,7 +104,7 @@ class Prediction:
 
     @cached_property
     def report(self) -> StepReport:
-        report = _report(self)
+        report = report_of(self)
         report = self.finish(report, self.memory) if self.finish else report
         return replace(report, warnings=(*report.warnings, *doubts(report.facts())))
 
@@ -241,16 +234,6 @@ def _as_workload_says(options: Options, workload: Workload) -> Options:
     )
 
 
-def _band(step: Step, pricer: Pricer) -> tuple[float, float]:
-    """The step when every price is at the low or the high end of its range."""
-    ends = [
-        step.program.priced(replace(step.prices, seconds=seconds))
-        for seconds in (pricer.low_s, pricer.high_s)
-    ]
-    low_s, high_s = makespans_s(step.program, np.stack(ends)).tolist()
-    return low_s, high_s
-
-
 def _with_slow_ranks(
     conditions: Conditions, slow_ranks: Mapping[int, float], layout: Layout, assumptions: list[str]
 ) -> Conditions:
@@ -334,73 +317,3 @@ def _boundary_bytes(workload: Workload, assumptions: list[str]) -> int:
         "activation (2 x micro-batch x seq x hidden)"
     )
     return guess
-
-
-def _body_warnings(workload: Workload, options: Options) -> list[str]:
-    """A body that lists more layers than a stage can have is likely the whole model."""
-    if not workload.uniform or workload.layout.pp == 1 or options.body is Body.MODEL:
-        return []
-    repeats = [block.repeat for block in workload.stages[0].body]
-    layers = max(repeats, default=1)
-    total = layers * workload.layout.pp
-    if total <= DEEPEST_MODEL:
-        return []
-    return [
-        f"the body lists {layers} layers and counts as one of {workload.layout.pp} stages, "
-        f"{total} layers in all; if it is the whole model, use --body model"
-    ]
-
-
-def _report(prediction: Prediction) -> StepReport:
-    """The breakdown of an average stage, which sums to the step because every stage's does."""
-    step_s, workload, pricer = prediction.step_s, prediction.workload, prediction.pricer
-    found = prediction.settled
-    step, run = found.short if found else prediction.whole()
-    stages = found.stage_times() if found else stage_times(step, run)
-    count = len(stages)
-    parts = dict.fromkeys(PARTS, 0.0)
-    totals: dict[str, float] = defaultdict(float)
-    exposed: dict[str, float] = defaultdict(float)
-    for each in stages:
-        parts["compute"] += each.compute_s / count
-        parts["optimizer"] += each.optimizer_s / count
-        parts["bubble"] += each.bubble_s / count
-        parts["other"] += each.host_s / count
-        for group, seconds in each.exposed_s.items():
-            parts[PART_OF_GROUP[group]] += seconds / count
-            exposed[group] += seconds / count
-            totals[group] += each.communication_s[group] / count
-    # Sums of floats in another order: let the largest part carry the last bit.
-    largest = max(parts, key=lambda part: parts[part])
-    parts[largest] += step_s - sum(parts.values())
-    in_flight = peak_in_flight(step.schedule)
-    low_s, high_s = _band(step, pricer)
-    if found:
-        further = _band(found.longer[0], pricer)
-        low_s, high_s = found.extended(low_s, further[0]), found.extended(high_s, further[1])
-    return StepReport(
-        step_s=step_s,
-        breakdown_s=parts,
-        communication_s={
-            str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0
-        },
-        stages=tuple(_stage_report(each, in_flight[each.stage]) for each in stages),
-        low_s=min(step_s, low_s),
-        high_s=max(step_s, high_s),
-        gpus=workload.layout.gpus,
-        schedule=step.schedule.name,
-        micro_batches=workload.micro_batches,
-        run={"cluster": prediction.cluster.name, **workload.layout.facts()},
-        sources=pricer.sources(),
-        warnings=(
-            *workload.warnings,
-            *_body_warnings(workload, prediction.options),
-            *pricer.placement_warnings(),
-        ),
-        assumptions=prediction.assumptions,
-    )
-
-
-def _stage_report(each: StageTime, in_flight: int) -> StageReport:
-    exposed_s = sum(each.exposed_s.values())
-    return StageReport(each.stage, each.busy_s, exposed_s, each.host_s, each.bubble_s, in_flight)

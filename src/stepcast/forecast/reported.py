@@ -1,0 +1,102 @@
+"""What a simulated step says: its breakdown, its stages, its range, and what to doubt of the workload."""
+
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepcast.cost.pricing import Pricer
+from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
+from stepcast.ir.workload import Workload
+from stepcast.simulation.breakdown import StageTime, stage_times
+from stepcast.simulation.chunks import Body
+from stepcast.simulation.engine import makespans_s
+from stepcast.simulation.schedule_check import peak_in_flight
+from stepcast.simulation.step import Step
+
+if TYPE_CHECKING:
+    from stepcast.forecast.simulate import Options, Prediction
+
+# No published dense transformer is deeper; a body that would make one is likely the whole model.
+DEEPEST_MODEL = 160
+
+
+def report_of(prediction: "Prediction") -> StepReport:
+    """The breakdown of an average stage, which sums to the step because every stage's does."""
+    step_s, workload, pricer = prediction.step_s, prediction.workload, prediction.pricer
+    found = prediction.settled
+    step, run = found.short if found else prediction.whole()
+    stages = found.stage_times() if found else stage_times(step, run)
+    count = len(stages)
+    parts = dict.fromkeys(PARTS, 0.0)
+    totals: dict[str, float] = defaultdict(float)
+    exposed: dict[str, float] = defaultdict(float)
+    for each in stages:
+        parts["compute"] += each.compute_s / count
+        parts["optimizer"] += each.optimizer_s / count
+        parts["bubble"] += each.bubble_s / count
+        parts["other"] += each.host_s / count
+        for group, seconds in each.exposed_s.items():
+            parts[PART_OF_GROUP[group]] += seconds / count
+            exposed[group] += seconds / count
+            totals[group] += each.communication_s[group] / count
+    # Sums of floats in another order: let the largest part carry the last bit.
+    largest = max(parts, key=lambda part: parts[part])
+    parts[largest] += step_s - sum(parts.values())
+    in_flight = peak_in_flight(step.schedule)
+    low_s, high_s = _band(step, pricer)
+    if found:
+        further = _band(found.longer[0], pricer)
+        low_s, high_s = found.extended(low_s, further[0]), found.extended(high_s, further[1])
+    return StepReport(
+        step_s=step_s,
+        breakdown_s=parts,
+        communication_s={
+            str(group): Exposure(totals[group], exposed[group]) for group in totals if totals[group] > 0
+        },
+        stages=tuple(_stage_report(each, in_flight[each.stage]) for each in stages),
+        low_s=min(step_s, low_s),
+        high_s=max(step_s, high_s),
+        gpus=workload.layout.gpus,
+        schedule=step.schedule.name,
+        micro_batches=workload.micro_batches,
+        run={"cluster": prediction.cluster.name, **workload.layout.facts()},
+        sources=pricer.sources(),
+        warnings=(
+            *workload.warnings,
+            *_body_warnings(workload, prediction.options),
+            *pricer.placement_warnings(),
+        ),
+        assumptions=prediction.assumptions,
+    )
+
+
+def _stage_report(each: StageTime, in_flight: int) -> StageReport:
+    exposed_s = sum(each.exposed_s.values())
+    return StageReport(each.stage, each.busy_s, exposed_s, each.host_s, each.bubble_s, in_flight)
+
+
+def _band(step: Step, pricer: Pricer) -> tuple[float, float]:
+    """The step when every price is at the low or the high end of its range."""
+    ends = [
+        step.program.priced(replace(step.prices, seconds=seconds))
+        for seconds in (pricer.low_s, pricer.high_s)
+    ]
+    low_s, high_s = makespans_s(step.program, np.stack(ends)).tolist()
+    return low_s, high_s
+
+
+def _body_warnings(workload: Workload, options: "Options") -> list[str]:
+    """A body that lists more layers than a stage can have is likely the whole model."""
+    if not workload.uniform or workload.layout.pp == 1 or options.body is Body.MODEL:
+        return []
+    repeats = [block.repeat for block in workload.stages[0].body]
+    layers = max(repeats, default=1)
+    total = layers * workload.layout.pp
+    if total <= DEEPEST_MODEL:
+        return []
+    return [
+        f"the body lists {layers} layers and counts as one of {workload.layout.pp} stages, "
+        f"{total} layers in all; if it is the whole model, use --body model"
+    ]
