@@ -51,6 +51,11 @@ def add_forecast_arguments(parser: argparse.ArgumentParser, required: bool = Tru
     add_place_argument(parser)
     add_strategy_arguments(parser)
     parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    parser.add_argument(
+        "--residual",
+        action="store_true",
+        help="correct the step by what published runs of this framework on such GPUs took beyond predictions",
+    )
 
 
 def forecast(args: argparse.Namespace) -> Forecast:
@@ -76,6 +81,7 @@ def forecast(args: argparse.Namespace) -> Forecast:
     given = {**said, **optimizer_of(args, trained.optimizer)}
     settled = settle(profile, model, cluster.gpu.name, layout, given)
     _forget_usual(args, settled_facts(usual))
+    residual = profile.residual(cluster.gpu.generation, model.experts is not None)
     modules = recomputable(model)
     check_applicable(
         args,
@@ -85,13 +91,16 @@ def forecast(args: argparse.Namespace) -> Forecast:
         module_list=", ".join(sorted(modules)) or "none",
         predicts_further=model.next_token_layers > 0,
         corrects=corrects,
+        residual_known=residual is not None,
+        generation=cluster.gpu.generation,
         racks=has_racks(args),
     )
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
     assumptions: list[str] = []
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
-    framework, options = settled.framework, Options(place=Place(args.place))
+    framework = settled.framework
+    options = Options(place=Place(args.place), residual=residual if args.residual else None)
     prediction = predict(model, cluster, strategy, framework, options, calibration)
     return Forecast(prediction, model, cluster, strategy, framework, calibration, tuple(assumptions))
 
