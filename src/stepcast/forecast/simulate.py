@@ -9,10 +9,12 @@ from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.reported import report_of
 from stepcast.hardware import Cluster, Place
+from stepcast.ir.band import Band
 from stepcast.ir.doubts import doubts
 from stepcast.ir.edits import with_layout
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.residual import Residual
 from stepcast.ir.step import StepReport
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import CollectiveKind, Direction, Transfer
@@ -57,6 +59,8 @@ class Options:
     ideal_communication: bool = False
     # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
     place: Place = Place.EVEN
+    # By how much measured runs of this framework on such GPUs were slower or faster, where that is asked for.
+    residual: Residual | None = None
 
 
 DEFAULTS = Options()
@@ -82,6 +86,8 @@ class Prediction:
     # Of each stage; nothing where no model is known.
     memory: "tuple[StageMemory, ...]" = ()
     finish: Finish | None = None
+    # How measured steps of its kind lay around their predictions; None where no model is known.
+    band: Band | None = None
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
 
@@ -94,8 +100,13 @@ class Prediction:
         return self.whole()[1]
 
     @property
-    def step_s(self) -> float:
+    def simulated_s(self) -> float:
         return self.settled.makespan_s if self.settled else self.run.makespan_s
+
+    @property
+    def step_s(self) -> float:
+        residual = self.options.residual
+        return self.simulated_s * (residual.factor if residual else 1.0)
 
     @property
     def fits(self) -> bool:
