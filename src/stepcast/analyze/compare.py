@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stepcast.ir.facts import ComparisonFacts, DifferenceFacts, RowFacts
+
 Facts = Mapping[str, Any]
 
 # A part that only one side tells apart is counted where the other side has it.
@@ -42,7 +44,7 @@ class Row:
         """Signed, as a share of the measured; None where nothing was measured."""
         return self.predicted_s / self.measured_s - 1 if self.measured_s else None
 
-    def facts(self, same_run: bool) -> dict[str, Any]:
+    def facts(self, same_run: bool) -> RowFacts:
         """A difference between two runs is no error of either."""
         return {
             "name": self.name,
@@ -61,7 +63,7 @@ class Difference:
     predicted: Any
     measured: Any
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DifferenceFacts:
         return {"name": self.name, "predicted": self.predicted, "measured": self.measured}
 
 
@@ -78,7 +80,7 @@ class Comparison:
     def same_run(self) -> bool:
         return not self.differences
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ComparisonFacts:
         same = self.same_run
         return {
             "step_s": self.step.predicted_s,

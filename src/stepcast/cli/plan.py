@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
 from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.ir.doubts import doubts
 from stepcast.report.visible import visible
 from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drawn.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="goodput by interval and spares, as csv"
     )
+    add_page_argument(drawn)
     drawn.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -100,6 +102,7 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepcast.goodput.plan import choices, plan
+    from stepcast.pages.plan import plan_page
     from stepcast.report.plan import plan_text
 
     if args.step_s is None and (args.model is None or args.cluster is None):
@@ -131,10 +134,13 @@ def run(args: argparse.Namespace) -> int:
         found["until"] = args.until.isoformat()
     if args.output:
         write_file(args.output, _csv(table))
+    write_page(args, lambda about: plan_page(found, about))
     if args.json:
         print_json(found)
         return 0
     print(plan_text(found, terminal_width()))
+    if args.html:
+        print(f"\n{told_page(args)}")
     if args.output:
         print(f"\nwrote {visible(args.output)}")
     print_warnings(dict.fromkeys(found["warnings"]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
+from stepcast.cli.neighbours import neighbours
 from stepcast.cli.numbers import positive, price
 from stepcast.cli.output import new_file, terminal_width, write_file, write_files
 from stepcast.cli.results import add_result_arguments, show_prediction
@@ -50,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
     prediction = found.prediction.noting(found.assumptions, warnings)
     report = prediction.report
     show_prediction(
-        prediction, args, training(args.tokens, args.price, found.strategy, found.prediction.step_s)
+        prediction,
+        args,
+        training(args.tokens, args.price, found.strategy, found.prediction.step_s),
+        changes=lambda: neighbours(args, found, args.command),
     )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepcast.ir.check import require
+from stepcast.ir.facts import StageFacts, StepFacts
 
 # Parts of a step, in the order in which they are shown.
 PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")
@@ -40,10 +41,14 @@ class StageReport:
     bubble_s: float
     peak_in_flight: int
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StageFacts:
         return {
-            name: getattr(self, name)
-            for name in ("stage", "busy_s", "exposed_s", "host_s", "bubble_s", "peak_in_flight")
+            "stage": self.stage,
+            "busy_s": self.busy_s,
+            "exposed_s": self.exposed_s,
+            "host_s": self.host_s,
+            "bubble_s": self.bubble_s,
+            "peak_in_flight": self.peak_in_flight,
         }
 
 
@@ -96,7 +101,7 @@ class StepReport:
     def bubble_share(self) -> float:
         return self.breakdown_s["bubble"] / self.step_s if self.step_s else 0.0
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StepFacts:
         """The step as the JSON contract spells it."""
         reached = self.throughput
         return {
