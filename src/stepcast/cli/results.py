@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stepcast import __version__
 from stepcast.cli.numbers import MOST_RUNS, count
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.pages import add_page_argument, told_page, write_page
@@ -41,15 +42,16 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
 def show_prediction(
     prediction: "Prediction",
     args: argparse.Namespace,
-    training: dict[str, Any] | None = None,
+    asked: dict[str, Any],
     changes: "Callable[[], list[ChangeFacts]]" = list,
+    **further: Any,
 ) -> None:
-    """Print the report, and write or draw what was asked for; *training* is what a whole run takes,
-    and *changes* tells what other choices would do.
+    """Print the report, and write or draw what was asked for; *further* facts are the verb's own.
+
+    *changes* tells what other choices would do.
     """
-    found: dict[str, Any] = {**prediction.report.facts()}
-    if training is not None:
-        found["training"] = training
+    found = {**asked, "command": args.command, "version": __version__, **prediction.report.facts()}
+    found |= {name: value for name, value in further.items() if value is not None}
     if args.jitter is not None:
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:
