@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepcast.ir.facts import ComparisonFacts, DifferenceFacts, RowFacts
+from stepcast.units import format_seconds
 
 Facts = Mapping[str, Any]
 
@@ -75,6 +76,15 @@ class Comparison:
     operations: tuple[Row, ...]
     differences: tuple[Difference, ...]  # of what ran; none: the same run, as far as both say
     warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        first, second = format_seconds(self.step.predicted_s), format_seconds(self.step.measured_s)
+        return f"Comparison({first} beside {second} a step)"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import compare_html
+
+        return compare_html(self.facts())
 
     @property
     def same_run(self) -> bool:

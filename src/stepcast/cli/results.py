@@ -92,7 +92,7 @@ def _page(
     from stepcast.forecast.operators import roofline
     from stepcast.pages.step import step_page
 
-    return step_page(found, about, prediction.timeline, roofline(prediction), changes)
+    return step_page(found, about, prediction.drawn, roofline(prediction), changes)
 
 
 def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:

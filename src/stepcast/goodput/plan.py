@@ -122,6 +122,19 @@ class Plan:
     price_per_gpu_hour: float | None = None
     pue: float = 1.0
 
+    def __repr__(self) -> str:
+        days, gpus = self.mean_s / DAY, self.phases[-1].phase.gpus
+        return f"Plan({self.steps:,} steps on {gpus:,} GPUs: {days:,.1f} days, goodput {self.goodput:.1%})"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import plan_html
+
+        about = {
+            "failures": self.operation.failures.name,
+            "checkpoint_bytes": self.operation.saving.size_bytes,
+        }
+        return plan_html({**self.facts(), **about})
+
     @property
     def ideal_s(self) -> float:
         """Every step as predicted, one after the other."""
