@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
 from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.ir.doubts import doubts
 from stepcast.outputs.rows import table_bytes
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drawn.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="goodput by interval and spares, as csv"
     )
+    add_page_argument(drawn)
     drawn.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -58,9 +60,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "as tokens=1T,global-batch=2048,seq=4096",
     )
     run.add_argument("--price", type=price, metavar="X", help="of a GPU-hour, 2.5 or 2.5/gpu-hour")
-    run.add_argument(
-        "--pue", type=pue, default=1.0, metavar="X", help="energy of the building for that used"
-    )
+    run.add_argument("--pue", type=pue, default=1.0, metavar="X", help="energy of the building for that used")
     run.add_argument(
         "--host-power", type=amount, default=0.0, metavar="W", help="of a node beside its GPUs (default 0)"
     )
@@ -81,9 +81,7 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--checkpoint-size", type=positive(parse_size_bytes), metavar="SIZE")
     how.add_argument("--node-write", type=bandwidth, metavar="RATE", help="of a node (default 1 GB/s)")
-    how.add_argument(
-        "--store-write", type=bandwidth, metavar="RATE", help="of the store (default: no limit)"
-    )
+    how.add_argument("--store-write", type=bandwidth, metavar="RATE", help="of the store (default: no limit)")
     how.add_argument("--blocking", action="store_true", help="training stops until a checkpoint is written")
     how.add_argument(
         "--restart", metavar="detect=T,reschedule=T,warm-up=T", help="until the first step after a failure"
@@ -101,6 +99,7 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepcast.goodput.plan import choices, plan
+    from stepcast.pages.plan import plan_page
     from stepcast.report.plan import plan_text
 
     if args.step_s is None and (args.model is None or args.cluster is None):
@@ -132,10 +131,13 @@ def run(args: argparse.Namespace) -> int:
         found["until"] = args.until.isoformat()
     if args.output:
         write_file(args.output, table_bytes(args.output, table))
+    write_page(args, lambda about: plan_page(found, about))
     if args.json:
         print_json(found)
         return 0
     print(plan_text(found, terminal_width()))
+    if args.html:
+        print(f"\n{told_page(args)}")
     if args.output:
         print(f"\nwrote {visible(args.output)}")
     print_warnings(dict.fromkeys(found["warnings"]))
