@@ -13,6 +13,7 @@ from stepcast.cli.strategy import (
     given_by,
     layout_of,
     optimizer_of,
+    settle_gpus,
     settled_facts,
     strategy_of,
 )
@@ -101,17 +102,17 @@ class Forecast:
         return self.asked.assumptions
 
 
-def add_forecast_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    parser.add_argument(
-        "--model", required=required, metavar="M", help="name in the catalogue, or a config.json"
+def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what runs, and where")
+    what.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
+    what.add_argument(
+        "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
     )
-    parser.add_argument(
-        "--cluster", required=required, metavar="C", help="name in the catalogue, or a TOML file"
-    )
-    parser.add_argument(
+    what.add_argument("--gpu", metavar="G", help="or GPUs of one node: one, or as many as --gpus says")
+    what.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
-    add_place_argument(parser)
+    add_place_argument(what)
     add_strategy_arguments(parser)
     parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
     parser.add_argument(
@@ -136,7 +137,10 @@ def asked_by(args: argparse.Namespace) -> Asked:
     from stepcast.ir.legality import recomputable
     from stepcast.models.catalog import load_model
 
+    assumptions: list[str] = []
+    _check_named(args)
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    settle_gpus(args, cluster, assumptions)
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
     profile = load_profile(args.framework or USUAL_FRAMEWORK)
@@ -166,12 +170,23 @@ def asked_by(args: argparse.Namespace) -> Asked:
     )
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
-    assumptions: list[str] = []
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
     if args.framework is None:
         assumptions.append(_software(settled.framework))
     options = Options(place=Place(args.place), residual=residual if args.residual else None)
     return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
+
+
+def _check_named(args: argparse.Namespace) -> None:
+    """A run needs a model and a place; a GPU stands for one node of it."""
+    if args.model is None:
+        raise ValueError("which model? give --model, a name from 'stepcast list models' or a config.json")
+    if args.gpu is not None and args.cluster not in (None, args.gpu):
+        raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")
+    if args.gpu is not None:
+        args.cluster = args.gpu
+    if args.cluster is None:
+        raise ValueError("where? give --cluster, a name from 'stepcast list clusters', or --gpu for one GPU")
 
 
 def _software(framework: "Framework") -> str:

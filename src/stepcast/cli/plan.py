@@ -26,7 +26,7 @@ DEFAULT_FAILURES = "llama-3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_forecast_arguments(parser, required=False)
+    add_forecast_arguments(parser)
     parser.set_defaults(own=parser)
     _add_run(parser)
     _add_operation(parser)
@@ -102,8 +102,10 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.pages.plan import plan_page
     from stepcast.report.plan import plan_text
 
-    if args.step_s is None and (args.model is None or args.cluster is None):
+    if args.step_s is None and (args.model is None or (args.cluster or args.gpu) is None):
         raise ValueError("a run has steps: give --model and --cluster, or --step-s of a measured one")
+    if args.step_s is not None and args.gpus is None:
+        raise ValueError("--step-s knows no layout: give --gpus as well")
     stages = [_stage(args, text) for text in args.stage] or [args]
     forecasts = [forecast(each) if each.step_s is None else None for each in stages]
     assumptions = list(dict.fromkeys(note for each in forecasts if each for note in each.assumptions))
@@ -171,7 +173,7 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
         words += [f"--{name.strip()}", value.strip()]
     base = copy.copy(args)
     base.tokens = base.steps = None
-    found: argparse.Namespace = args.own.parse_args(["--gpus", str(args.gpus), *words], base)
+    found: argparse.Namespace = args.own.parse_args(words, base)
     if (found.tokens is None) == (found.steps is None):
         raise ValueError(f"--stage {text!r}: give tokens or steps of the stage")
     return found

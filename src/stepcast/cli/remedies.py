@@ -6,7 +6,7 @@ what a user gets who types it.
 
 import argparse
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def _fitting(args: argparse.Namespace, changes: Sequence[Change]) -> list[tuple[
         for name, value in change.items():
             setattr(other, name, value)
         other.given = args.given | set(change)
-        other.quiet = True
+        other.quiet, other.dp, other.nodes = True, None, None  # the GPUs stay, replicas do not
         try:
             run = asked_by(other)
             legal = is_legal(run.model, run.strategy, run.framework)

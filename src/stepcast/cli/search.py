@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import GIVEN, allowed, gpu_counts, row_words
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.numbers import MOST_SEQUENCES, MOST_TOKENS, count, positive, price
+from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, positive, price
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
 from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.predict import training
@@ -49,12 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     batch = parser.add_mutually_exclusive_group(required=True)
     batch.add_argument(
-        "--global-batch", type=count(1, MOST_SEQUENCES), metavar="N", help="sequences in a step"
+        "--global-batch", type=count(1, MOST_SEQUENCES, BINARY), metavar="N", help="sequences in a step"
     )
     batch.add_argument(
         "--tokens-per-batch", type=positive(parse_count), metavar="N", help="tokens in a step, as 4M"
     )
-    parser.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
+    parser.add_argument("--seq", type=count(1, MOST_TOKENS, BINARY), metavar="N", help="tokens in a sequence")
     parser.add_argument(
         "--framework", default="megatron-core", metavar="F", help="whose habits fill the rest"
     )
