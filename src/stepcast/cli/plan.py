@@ -11,6 +11,7 @@ from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
 from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
 from stepcast.ir.doubts import doubts
+from stepcast.ir.limits import STEPS
 from stepcast.report.visible import visible
 from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Phase
 
-MOST_STEPS = 10**12
+MOST_STEPS = STEPS.most
 SPARES = (0, 1, 2, 4, 8, 16)
 DEFAULT_FAILURES = "llama-3"
 
