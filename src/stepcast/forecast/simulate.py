@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
@@ -32,6 +32,7 @@ from stepcast.simulation.schedules.table import chunks_for, make_schedule, usual
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.steady import LONG, MOST, Settled, settled, slots_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
+from stepcast.units import format_seconds
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
     from stepcast.cost.memory import StageMemory
@@ -91,6 +92,23 @@ class Prediction:
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
 
+    def __repr__(self) -> str:
+        layout, where = self.workload.layout, self.cluster.name
+        named = f"{self.workload.name} " if self.workload.name else ""
+        return f"Prediction({named}on {layout.gpus:,} GPUs of {where}: {format_seconds(self.step_s)} a step)"
+
+    def _repr_html_(self) -> str:
+        from stepcast.forecast.operators import roofline
+        from stepcast.pages.notebook import step_html
+
+        return step_html(self.report.facts(), self.drawn, roofline(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was found: functions that led to it do not travel."""
+        from stepcast.forecast.travelling import packed
+
+        return packed(self)
+
     @property
     def step(self) -> Step:
         return self.whole()[0]
@@ -101,6 +119,10 @@ class Prediction:
 
     @property
     def simulated_s(self) -> float:
+        return self.found_s
+
+    @cached_property
+    def found_s(self) -> float:
         return self.settled.makespan_s if self.settled else self.run.makespan_s
 
     @property
@@ -139,6 +161,16 @@ class Prediction:
     @cached_property
     def timeline(self) -> Timeline:
         return timeline_of(self.step, self.times, self.workload.layout, self.place)
+
+    @property
+    def drawn(self) -> Timeline | None:
+        """The timeline; None of so many micro-batches that only the settled step is known."""
+        if self.settled:
+            return None
+        try:
+            return self.timeline
+        except ValueError:  # it travelled without its tasks
+            return None
 
     @cached_property
     def critical_path(self) -> CriticalPath:

@@ -215,8 +215,23 @@ def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     return _profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
 
 
+# Other words for software, and tools that run another's training loop.
+OTHER_NAMES = {
+    **dict.fromkeys(("megatron", "mcore", "megatroncore"), "megatron-core"),
+    **dict.fromkeys(("bridge", "megatronbridge"), "megatron-bridge"),
+    **dict.fromkeys(("deepspeed", "ds", "zero"), "deepspeed-zero"),
+    **dict.fromkeys(("hf", "huggingface", "hugging-face", "hf-trainer", "trl"), "transformers"),
+    **dict.fromkeys(("torch", "fsdp", "fsdp2", "ddp", "pytorch-fsdp", "torch-fsdp", "accelerate"), "pytorch"),
+    **dict.fromkeys(("titan", "torch-titan"), "torchtitan"),
+    **dict.fromkeys(("nemo2", "nemo-2", "nemo-framework"), "nemo"),
+    **dict.fromkeys(("olmo", "olmocore"), "olmo-core"),
+    **dict.fromkeys(("mosaic", "composer", "llmfoundry"), "llm-foundry"),
+}
+
+
 def _known(name: str, named_at: str) -> str:
     word = name.strip().lower().replace("_", "-").replace(" ", "-")
+    word = OTHER_NAMES.get(word, word)
     if word not in framework_names():
         known = list(framework_names())
         hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"

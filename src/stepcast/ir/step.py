@@ -6,6 +6,7 @@ from typing import Any
 
 from stepcast.ir.band import LEVEL, Band
 from stepcast.ir.check import require
+from stepcast.ir.facts import BandFacts, StageFacts, StepFacts
 from stepcast.ir.residual import Residual
 
 # Parts of a step, in the order in which they are shown.
@@ -42,15 +43,24 @@ class StageReport:
     bubble_s: float
     peak_in_flight: int
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StageFacts:
         return {
-            name: getattr(self, name)
-            for name in ("stage", "busy_s", "exposed_s", "host_s", "bubble_s", "peak_in_flight")
+            "stage": self.stage,
+            "busy_s": self.busy_s,
+            "exposed_s": self.exposed_s,
+            "host_s": self.host_s,
+            "bubble_s": self.bubble_s,
+            "peak_in_flight": self.peak_in_flight,
         }
 
     def times(self, factor: float) -> "StageReport":
-        seconds = (factor * each for each in (self.busy_s, self.exposed_s, self.host_s, self.bubble_s))
-        return StageReport(self.stage, *seconds, self.peak_in_flight)
+        return replace(
+            self,
+            busy_s=self.busy_s * factor,
+            exposed_s=self.exposed_s * factor,
+            host_s=self.host_s * factor,
+            bubble_s=self.bubble_s * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +133,11 @@ class StepReport:
             residual=residual,
         )
 
-    def _range_facts(self) -> dict[str, Any]:
-        return self.band.facts() if self.band else {"level": LEVEL, "of": "prices"}
+    def _range_facts(self) -> BandFacts:
+        ends: BandFacts = {"low_s": self.low_s, "high_s": self.high_s, "level": LEVEL, "of": "prices"}
+        return {**ends, **self.band.facts()} if self.band else ends  # type: ignore[typeddict-item]
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StepFacts:
         """The step as the JSON contract spells it."""
         reached = self.throughput
         return {
@@ -146,7 +157,7 @@ class StepReport:
             "tflops_per_gpu": reached.tflops_per_gpu if reached else None,
             "mfu": reached.mfu if reached else None,
             "memory_bytes": self.memory_bytes,
-            "uncertainty": {"low_s": self.low_s, "high_s": self.high_s, **self._range_facts()},
+            "uncertainty": self._range_facts(),
             "residual": self.residual.facts() if self.residual else None,
             "sources": dict(self.sources),
             "warnings": list(self.warnings),
