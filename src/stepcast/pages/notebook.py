@@ -58,7 +58,13 @@ def compare_html(found: Facts) -> str:
 
 def plan_html(found: Facts) -> str:
     """Of the facts of a Plan alone."""
-    rest = {"step_band_days": None, "choices": [], "assumptions": [], "warnings": [], "spares": None}
+    rest: dict[str, Any] = {
+        "step_band_days": None,
+        "choices": [],
+        "assumptions": [],
+        "warnings": [],
+        "spares": None,
+    }
     return framed(plan_page({**rest, **found}, About("plan", version=__version__)))
 
 
