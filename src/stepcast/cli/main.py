@@ -48,6 +48,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("validate", "the accuracy scoreboard: predictions against measurements"),
     Verb("profile", "measure this GPU and write a calibration"),
     Verb("list", "the formats, GPUs, clusters, models, frameworks and failures stepcast knows"),
+    Verb("serve", "the local app: forms, live answers, traces to look into"),
     Verb("demo", "a first look on the shipped examples"),
     Verb("completion", "print a completion script for your shell"),
 )

@@ -65,6 +65,7 @@ class Options:
 
 
 DEFAULTS = Options()
+MOST_DRAWN = 5_000_000
 
 
 Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
@@ -164,11 +165,11 @@ class Prediction:
 
     @property
     def drawn(self) -> Timeline | None:
-        """The timeline; None of so many micro-batches that only the settled step is known."""
+        """The timeline; None of so many tasks that nobody could look through them."""
         if self.settled:
             return None
         try:
-            return self.timeline
+            return None if self.step.program.written_out.tasks > MOST_DRAWN else self.timeline
         except ValueError:  # it travelled without its tasks
             return None
 
