@@ -1,7 +1,7 @@
 """``stepcast replay FILE... --what-if K=V``: a measured run under changed conditions."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
@@ -43,7 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def replayed(args: argparse.Namespace) -> dict[str, Any]:
+    """The run of *args* under its changes; its trace is written where one is asked for."""
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
     from stepcast.analyze.surroundings import surroundings
@@ -65,6 +66,11 @@ def run(args: argparse.Namespace) -> int:
         _write(result, args.trace)
     found = result.facts()
     found["warnings"] = [*found["warnings"], *doubts(found)]
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    found = replayed(args)
     if args.json:
         print_json(found)
         return 0

@@ -136,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--price has no effect: it is of a whole run; give --tokens as well, such as 1T")
     if args.output and not args.output.endswith((".csv", ".json")):
         raise ValueError(f"{args.output}: name a file that ends in .csv or .json")
-    asked, assumptions = _question(args)
+    asked, assumptions = question_of(args)
     result = asked.answer()
     found = _facts(asked, result, assumptions)
     if args.output:
@@ -150,12 +150,13 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result.best else 1
 
 
-def _question(args: argparse.Namespace) -> tuple[Question, list[str]]:
+def question_of(args: argparse.Namespace) -> tuple[Question, list[str]]:
     from stepcast.frameworks.catalog import load_profile
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
-    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []
     seq = args.seq
     if seq is None:
