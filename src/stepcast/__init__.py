@@ -78,6 +78,10 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module 'stepcast' has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 class _Package(type(sys)):  # type: ignore[misc]
     """``stepcast.analyze`` is the function, also after the room of that name was imported."""
 

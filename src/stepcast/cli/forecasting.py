@@ -20,7 +20,7 @@ from stepcast.cli.strategy import (
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.simulate import Options, Prediction
     from stepcast.hardware import Cluster
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
@@ -36,17 +36,15 @@ class Asked:
     strategy: "Strategy"
     framework: "Framework"
     calibration: "Calibration | None"
-    place: str
+    options: "Options"
     assumptions: tuple[str, ...]
 
     @property
     def predicted(self) -> "Prediction":
         from stepcast.forecast.predict import predict
-        from stepcast.forecast.simulate import Options
-        from stepcast.hardware import Place
 
-        options = Options(place=Place(self.place))
-        return predict(self.model, self.cluster, self.strategy, self.framework, options, self.calibration)
+        values = self.model, self.cluster, self.strategy, self.framework
+        return predict(*values, self.options, self.calibration)
 
     def facts(self) -> dict[str, Any]:
         """What was asked, in the words of the JSON contract."""
@@ -117,6 +115,11 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
     add_place_argument(what)
     add_strategy_arguments(parser)
     parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    parser.add_argument(
+        "--residual",
+        action="store_true",
+        help="correct the step by what published runs of this framework on such GPUs took beyond predictions",
+    )
 
 
 def forecast(args: argparse.Namespace) -> Forecast:
@@ -127,9 +130,10 @@ def forecast(args: argparse.Namespace) -> Forecast:
 
 def asked_by(args: argparse.Namespace) -> Asked:
     """The run that *args* describe, settled and checked, not yet predicted."""
+    from stepcast.forecast.simulate import Options
     from stepcast.frameworks.catalog import load_profile
     from stepcast.frameworks.profile import settle
-    from stepcast.hardware import load_cluster
+    from stepcast.hardware import Place, load_cluster
     from stepcast.ir.legality import recomputable
     from stepcast.models.catalog import load_model
 
@@ -150,6 +154,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
     given = {**said, **optimizer_of(args, trained.optimizer)}
     settled = settle(profile, model, cluster.gpu.name, layout, given)
     _forget_usual(args, settled_facts(usual))
+    residual = profile.residual(cluster.gpu.generation, model.experts is not None)
     modules = recomputable(model)
     check_applicable(
         args,
@@ -159,6 +164,8 @@ def asked_by(args: argparse.Namespace) -> Asked:
         module_list=", ".join(sorted(modules)) or "none",
         predicts_further=model.next_token_layers > 0,
         corrects=corrects,
+        residual_known=residual is not None,
+        generation=cluster.gpu.generation,
         racks=has_racks(args),
         model=model.name,
         framework=profile.name,
@@ -168,7 +175,8 @@ def asked_by(args: argparse.Namespace) -> Asked:
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
     if args.framework is None:
         assumptions.append(_software(settled.framework))
-    return Asked(model, cluster, strategy, settled.framework, calibration, args.place, tuple(assumptions))
+    options = Options(place=Place(args.place), residual=residual if args.residual else None)
+    return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
 
 
 def _check_named(args: argparse.Namespace) -> None:
