@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--price has no effect: it is of a whole run; give --tokens as well, such as 1T")
     if args.output and not args.output.endswith((".csv", ".json")):
         raise ValueError(f"{args.output}: name a file that ends in .csv or .json")
-    asked, assumptions = question(args)
+    asked, assumptions = question_of(args)
     result = asked.answer()
     found = search_facts(asked, result, assumptions)
     if args.output:
@@ -176,12 +176,13 @@ def result_page(found: dict[str, Any], result: "Result", about: "About") -> "Pag
     return search_page(found, about, simulated)
 
 
-def question(args: argparse.Namespace) -> tuple[Question, list[str]]:
+def question_of(args: argparse.Namespace) -> tuple[Question, list[str]]:
     from stepcast.frameworks.catalog import load_profile
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
-    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []
     seq = args.seq
     if seq is None:

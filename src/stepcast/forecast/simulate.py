@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.reported import report_of
+from stepcast.forecast.rows import row_of
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.band import Band
 from stepcast.ir.doubts import doubts
@@ -92,6 +93,8 @@ class Prediction:
     band: Band | None = None
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
+    # What was asked for, in the words of the JSON contract.
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         layout, where = self.workload.layout, self.cluster.name
@@ -154,6 +157,14 @@ class Prediction:
             )
 
         return replace(self, finish=finish)
+
+    def facts(self) -> dict[str, Any]:
+        """The same as the command line prints with ``--json``."""
+        return {**self.asked, **self.report.facts()}
+
+    def row(self) -> dict[str, str | int | float | bool | None]:
+        """One line of a table, such as a pandas DataFrame takes: plain values by name."""
+        return row_of(self.facts())
 
     @cached_property
     def times(self) -> Times:
