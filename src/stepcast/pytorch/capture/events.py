@@ -48,6 +48,7 @@ class Event(NamedTuple):
     moment: Moment
     module: int
     again: bool  # of a forward that is computed again in the backward
+    source: int = -1  # in a backward: the event of the forward whose gradient this computes
 
 
 @dataclass
@@ -67,3 +68,4 @@ class Trace:
     events: list[Event] = field(default_factory=list)
     storages: list[Storage] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
+    parameters: dict[int, int] = field(default_factory=dict)  # elements by the storage that holds them

@@ -246,7 +246,8 @@ def _listed(
     else:
         write = sum(_bytes(each) for each in (first if name.endswith("_") else writes))
     elements = max(1, sum(each.elements for each in first))
-    return (Elementwise(K.OPTIMIZER, 1, elements, read, write, dtype=DType.FP32),)
+    kind = K.OPTIMIZER if name.startswith("_fused_") else K.MUL
+    return (Elementwise(kind, 1, elements, read, write, dtype=DType.FP32),)
 
 
 def _streamed(

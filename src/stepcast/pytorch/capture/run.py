@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from stepcast.ir.captured import Captured
+from stepcast.pytorch.capture.build import captured
 from stepcast.pytorch.capture.events import Moment, Trace
-from stepcast.pytorch.capture.program import Asked, Program
+from stepcast.pytorch.capture.program import Asked, Program, program_of
 from stepcast.pytorch.capture.tracer import CaptureError, Placed, Tracer
 
 
@@ -25,9 +27,8 @@ def _traced(program: Program, asked: Asked) -> Trace:
     _make_states(program, tracer)
     for name, parameter in program.model.named_parameters(remove_duplicate=False):
         tracer.owns(name.rpartition(".")[0], parameter)
-        tracer.adopt(parameter, "parameters")
     for buffer in program.model.buffers():
-        tracer.adopt(buffer, "parameters")
+        tracer.adopt(buffer, "buffers")
     for state in program.optimizer.state.values():
         for value in state.values():
             if isinstance(value, torch.Tensor):
@@ -95,3 +96,28 @@ def _step(program: Program, asked: Asked, tracer: Tracer) -> None:
         program.optimizer.step()
         program.optimizer.zero_grad(set_to_none=True)
     del loss
+
+
+def capture(what: str, asked: Asked) -> Captured:
+    """One step of *what*, a Hugging Face config or ``module:function``."""
+    program = program_of(what, asked)
+    trace = traced(program, asked)
+    facts = {"torch": str(torch.__version__), **program.facts, "seq": str(asked.seq), **_choices(asked)}
+    return captured(
+        trace,
+        name=program.name,
+        tokens=program.tokens,
+        batch=asked.batch,
+        precision="bf16" if asked.autocast else asked.dtype,
+        facts=facts.items(),
+    )
+
+
+def _choices(asked: Asked) -> dict[str, str]:
+    words = {
+        "autocast": asked.autocast,
+        "checkpoint": asked.checkpoint,
+        "fused optimizer": asked.fused,
+        f"attention {asked.attention}": bool(asked.attention),
+    }
+    return {"settings": ", ".join(word for word, given in words.items() if given)}

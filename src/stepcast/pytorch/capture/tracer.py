@@ -134,7 +134,11 @@ class Tracer(TorchDispatchMode):
         return found
 
     def owns(self, name: str, parameter: Any) -> None:
-        self._owner[id(parameter)] = self._module(name)
+        """The module *name* has *parameter*; one that several have is counted once."""
+        module = self._module(name)
+        self._owner[id(parameter)] = module
+        self.adopt(parameter, "parameters")
+        self.trace.parameters[self._storage(parameter)] = parameter.numel()
 
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
@@ -156,22 +160,21 @@ class Tracer(TorchDispatchMode):
             before.remove()
             after.remove()
 
-    def _place(self) -> tuple[int, bool]:
-        """The module of what is dispatched now, and whether it is a forward computed again."""
+    def _place(self) -> tuple[int, bool, int]:
+        """The module of what is dispatched now, whether it is a forward computed again, and whose gradient."""
         node = torch._C._current_autograd_node() if self.moment is Moment.BACKWARD else None
-        if node is None:
-            module = self._stack[-1]
-            if self.moment is Moment.FORWARD:
-                self._of_sequence[torch.autograd._get_sequence_nr() - 1] = module
-            return module, False
-        if len(self._stack) > 1:
-            self._of_sequence[torch.autograd._get_sequence_nr() - 1] = self._stack[-1]
-            return self._stack[-1], True
+        if node is None or len(self._stack) > 1:
+            if self.moment is not Moment.OPTIMIZER:
+                # The node that was made last is that of the first operator after it.
+                number = torch.autograd._get_sequence_nr() - 1
+                self._of_sequence.setdefault(number, len(self.trace.events))
+            return self._stack[-1], node is not None, -1
         variable = getattr(node, "variable", None)
         if variable is not None:
-            return self._owner.get(id(variable), self._last), False
+            return self._owner.get(id(variable), 0), False, -1
         self._last = self._of_sequence.get(node._sequence_nr(), self._last)
-        return self._last, False
+        module = self.trace.events[self._last].module if self.trace.events else 0
+        return module, False, self._last
 
     # ---- memory ---------------------------------------------------------------------------------------
 
@@ -284,7 +287,7 @@ class Tracer(TorchDispatchMode):
         return func(*values[0], **values[1])
 
     def _note(self, func: Any, packet: str, args: Any, read: list[Any], wrote: list[Any]) -> None:
-        module, again = self._place()
+        module, again, source = self._place()
         reads = tuple(map(self._tensor, read))
         writes = reads if wrote is read else tuple(map(self._tensor, wrote))
         options: tuple[Any, ...] = ()
@@ -294,7 +297,7 @@ class Tracer(TorchDispatchMode):
             options = tuple(each for each in args if isinstance(each, int))
             if packet.startswith("attention"):
                 options = (args[3] is not None if packet == "attention" else args[4] is not None, args[-1])
-        self.trace.events.append(Event(packet, reads, writes, options, self.moment, module, again))
+        self.trace.events.append(Event(packet, reads, writes, options, self.moment, module, again, source))
 
     def _tensor(self, tensor: Any) -> Tensor:
         shape, stride = tuple(tensor.shape), tensor.stride()
