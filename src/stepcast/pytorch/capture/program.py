@@ -30,6 +30,7 @@ class Asked:
     fused: bool = True  # one kernel for the optimizer's update of all weights
     attention: str = ""  # as the model's library chooses
     optimizer: str = "adamw"
+    compiled: bool = False  # memory-bound kernels fused, as torch.compile does
 
 
 @dataclass
