@@ -402,6 +402,21 @@ def options() -> Iterator[tuple[str, Bomb]]:
         "collective size",
         ({}, ("collective", "all-reduce", "--cluster", "dgx-h100", "--gpus", "8", "--size", "1e300")),
     )
+    many = ",".join(map(str, range(1, 3000)))
+    searched = ("search", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "1..1000000")
+    yield "search", ({}, (*searched, "--global-batch", "720720", "--allow", f"micro-batch={many}"))
+    yield (
+        "search of all",
+        (
+            {},
+            (
+                *searched,
+                "--global-batch",
+                "720720",
+                *(w for name in ("tp", "cp", "pp", "vpp") for w in ("--allow", f"{name}={many}")),
+            ),
+        ),
+    )
     yield "unknown word", ({}, ("x" * 100_000,))
     yield "unknown option", ({}, ("predict", "--" + "x" * 100_000))
 

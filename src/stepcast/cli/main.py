@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from stepcast import __version__
-from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
+from stepcast.cli.start import INTERRUPTED, end_on_interrupt
 from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams
 from stepcast.report.visible import message as one_line
 

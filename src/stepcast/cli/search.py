@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import GIVEN, allowed, gpu_counts, row_words
-from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.numbers import MOST_SEQUENCES, MOST_TOKENS, count, positive, price
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
 from stepcast.cli.predict import training
+from stepcast.cli.start import INTERRUPTED
 from stepcast.cli.streams import show_status
 from stepcast.units import parse_count, parse_size_bytes
 
