@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
+from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, Communication, Work, group_of
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
@@ -39,6 +40,7 @@ class Issued(NamedTuple):
             op.early,
             op.host_reads,
             layer.captured,
+            layer.role is Role.OPTIMIZER,
         )
 
 
