@@ -63,6 +63,10 @@ def uses(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "calibration", (*PREDICT, "--calibration", path)
     yield "op calibration", ("op", "matmul", "--m", "64", "--n", "64", "--k", "64", "--calibration", path)
     yield "op gpu", ("op", "matmul", "--m", "64", "--n", "64", "--k", "64", "--gpu", path)
+    yield "search model", ("search", "--model", path, *cluster, "--gpus", "8", "--global-batch", "8")
+    yield "plan model", ("plan", "--model", path, *cluster, "--gpus", "8", "--steps", "9")
+    yield "failures", ("plan", "--gpus", "8", "--step-s", "1", "--steps", "9", "--failures", path)
+    yield "captured", ("predict", "--captured", path, *cluster)
     yield "schedule", ("simulate", str(EXAMPLES / "simai-gpt-13b.txt"), *cluster, "--schedule", path)
 
 
