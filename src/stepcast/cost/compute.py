@@ -164,10 +164,23 @@ def attention_seconds(
     own: AttentionFit = fit.attention_backward if backward else fit.attention_forward
     sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, scaled(rates, gpu, fit), own)
+    if not fit.measured("attention", gpu.architecture):
+        seconds = seconds * _held_back(gpu, dtype)
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
     flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
     seconds = _under_power(seconds, flops, gpu, dtype, fit, load, attention=True)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
+
+
+# Of the peak that the best product published of an H200, on which attention was learnt, reaches.
+BEST_SHARE = 794.5 / 989.4
+
+
+def _held_back(gpu: Gpu, dtype: DType) -> float:
+    """By how much less of its peak *gpu* reaches than the one that attention was learnt on, where that is known
+    of its products: what holds those back, clocks under power first of all, holds attention back as well.
+    """
+    return max(1.0, BEST_SHARE * gpu.matrix_peak_flops(dtype) / gpu.best_product_flops(dtype))
 
 
 def stream_seconds(
