@@ -11,7 +11,7 @@ work, ``step_load(...)`` for a training step.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -162,6 +162,9 @@ def attention_seconds(
     """Seconds of fused attention; sizes are numbers or arrays of one length."""
     rates = matrix_of(gpu, dtype)
     own: AttentionFit = fit.attention_backward if backward else fit.attention_forward
+    if dtype.scaled:  # exponentials stay where they are: they cost as much as before, in more operations
+        wider = gpu.matrix_peak_flops(dtype) / gpu.matrix_peak_flops(DType.BF16)
+        own = replace(own, flops_per_score=own.flops_per_score * wider)
     sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, scaled(rates, gpu, fit), own)
     if not fit.measured("attention", gpu.architecture):
@@ -177,8 +180,8 @@ BEST_SHARE = 794.5 / 989.4
 
 
 def _held_back(gpu: Gpu, dtype: DType) -> float:
-    """By how much less of its peak *gpu* reaches than the one that attention was learnt on, where that is known
-    of its products: what holds those back, clocks under power first of all, holds attention back as well.
+    """By how much less of its peak *gpu* reaches than the one that attention was learnt on, where that is
+    known of its products: what holds those back, clocks under power first of all, holds attention back too.
     """
     return max(1.0, BEST_SHARE * gpu.matrix_peak_flops(dtype) / gpu.best_product_flops(dtype))
 
