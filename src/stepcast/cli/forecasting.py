@@ -139,7 +139,8 @@ def asked_by(args: argparse.Namespace) -> Asked:
 
     assumptions: list[str] = []
     _check_named(args)
-    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     settle_gpus(args, cluster, assumptions)
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
@@ -166,6 +167,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
         residual_known=residual is not None,
         generation=cluster.gpu.generation,
         racks=has_racks(args),
+        model=model.name,
         framework=profile.name,
     )
     if calibration is not None:

@@ -38,6 +38,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("search", "the best strategies of a model on a cluster, and why"),
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
+    Verb("capture", "a PyTorch model as a workload, without a GPU"),
     Verb("analyze", "where a measured run's time went"),
     Verb("replay", "a measured run under changed conditions"),
     Verb("compare", "a predicted or measured step beside a measured one"),
@@ -48,6 +49,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("validate", "the accuracy scoreboard: predictions against measurements"),
     Verb("profile", "measure this GPU and write a calibration"),
     Verb("list", "the formats, GPUs, clusters, models, frameworks and failures stepcast knows"),
+    Verb("serve", "the local app: forms, live answers, traces to look into"),
     Verb("demo", "a first look on the shipped examples"),
     Verb("completion", "print a completion script for your shell"),
 )

@@ -1,6 +1,7 @@
 """``stepcast search --model M --cluster C --gpus N --global-batch B ...``"""
 
 import argparse
+import contextlib
 import shlex
 import time
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from stepcast.ir.model import Model
     from stepcast.ir.step import StepReport
     from stepcast.pages.document import About, Page
-    from stepcast.searching.best import Counts, Found, Result
+    from stepcast.searching.best import Counts, Found, Result, Watch
 
 OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
 MOST_ROWS = 1000
@@ -99,7 +100,8 @@ class Question:
     axes: dict[str, tuple[Any, ...]]
     most_bytes: float | None
 
-    def answer(self, top: int | None = None) -> "Result":
+    def answer(self, top: int | None = None, watch: "Watch | None" = None) -> "Result":
+        """What a search finds; *watch* is told how far it is in place of the terminal."""
         from stepcast.searching.best import search_parts
         from stepcast.searching.search import parts_of
         from stepcast.searching.space import Axes, space_of
@@ -110,16 +112,17 @@ class Question:
         )
         if not len(space):
             raise ValueError("no candidates: tp x cp x pp divides the GPUs for none of the values allowed")
-        show_status(f"bounding {len(space):,} candidates")
+        if watch is None:
+            show_status(f"bounding {len(space):,} candidates")
         try:
-            with _Watching() as watch:
+            with contextlib.nullcontext(watch) if watch else _Watching() as told:
                 return search_parts(
                     parts_of(space, self._settle),
                     self.cluster,
                     top or self.args.top,
                     self.args.objective,
                     self.most_bytes,
-                    watch,
+                    told,
                 )
         finally:
             show_status("")
@@ -139,12 +142,12 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--price has no effect: it is of a whole run; give --tokens as well, such as 1T")
     if args.output and not args.output.endswith((".csv", ".json")):
         raise ValueError(f"{args.output}: name a file that ends in .csv or .json")
-    asked, assumptions = _question(args)
+    asked, assumptions = question_of(args)
     result = asked.answer()
-    found = _facts(asked, result, assumptions)
+    found = search_facts(asked, result, assumptions)
     if args.output:
         write_file(args.output, _document(args.output, found))
-    write_page(args, lambda about: _page(found, result, about))
+    write_page(args, lambda about: result_page(found, result, about))
     if args.json:
         print_json(found)
     else:
@@ -156,7 +159,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result.best else 1
 
 
-def _page(found: dict[str, Any], result: "Result", about: "About") -> "Page":
+def result_page(found: dict[str, Any], result: "Result", about: "About") -> "Page":
     from stepcast.ir.facts import CandidateFacts
     from stepcast.pages.search import search_page
     from stepcast.report.search import strategy_words
@@ -173,12 +176,13 @@ def _page(found: dict[str, Any], result: "Result", about: "About") -> "Page":
     return search_page(found, about, simulated)
 
 
-def _question(args: argparse.Namespace) -> tuple[Question, list[str]]:
+def question_of(args: argparse.Namespace) -> tuple[Question, list[str]]:
     from stepcast.frameworks.catalog import load_profile
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
-    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []
     seq = args.seq
     if seq is None:
@@ -247,7 +251,7 @@ class _Watching:
         signal.signal(signal.SIGINT, self.before)
 
 
-def _facts(asked: Question, result: "Result", assumptions: Sequence[str]) -> dict[str, Any]:
+def search_facts(asked: Question, result: "Result", assumptions: Sequence[str]) -> dict[str, Any]:
     from stepcast.forecast.predict import predict
     from stepcast.searching.reasons import binding, differences_s, shares
 

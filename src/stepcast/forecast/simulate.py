@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.reported import report_of
+from stepcast.forecast.rows import row_of
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.band import Band
 from stepcast.ir.doubts import doubts
@@ -65,6 +66,7 @@ class Options:
 
 
 DEFAULTS = Options()
+MOST_DRAWN = 5_000_000
 
 
 Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
@@ -91,6 +93,8 @@ class Prediction:
     band: Band | None = None
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
+    # What was asked for, in the words of the JSON contract.
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         layout, where = self.workload.layout, self.cluster.name
@@ -154,6 +158,14 @@ class Prediction:
 
         return replace(self, finish=finish)
 
+    def facts(self) -> dict[str, Any]:
+        """The same as the command line prints with ``--json``."""
+        return {**self.asked, **self.report.facts()}
+
+    def row(self) -> dict[str, str | int | float | bool | None]:
+        """One line of a table, such as a pandas DataFrame takes: plain values by name."""
+        return row_of(self.facts())
+
     @cached_property
     def times(self) -> Times:
         return task_times(self.run)
@@ -164,11 +176,11 @@ class Prediction:
 
     @property
     def drawn(self) -> Timeline | None:
-        """The timeline; None of so many micro-batches that only the settled step is known."""
+        """The timeline; None of so many tasks that nobody could look through them."""
         if self.settled:
             return None
         try:
-            return self.timeline
+            return None if self.step.program.written_out.tasks > MOST_DRAWN else self.timeline
         except ValueError:  # it travelled without its tasks
             return None
 
