@@ -11,7 +11,7 @@ from typing import Any
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import counted_load, priced_once
-from stepcast.cost.dispatch import EXPERT_ISSUE_S
+from stepcast.cost.dispatch import EXPERT_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
@@ -36,7 +36,7 @@ from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Work
+from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
 from stepcast.ir.workload import Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
@@ -280,7 +280,7 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
 def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
     if framework.modules is Modules.TRANSFORMERS and framework.kernels is Kernels.PLAIN:
         return _written_issue_s
-    return _eager_issue_s
+    return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
 
 
 def _written_issue_s(work: Work, backward: bool) -> float:
@@ -289,6 +289,12 @@ def _written_issue_s(work: Work, backward: bool) -> float:
     if isinstance(work, HostUpdate | Communication):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)
+
+
+def _engine_issue_s(work: Work, backward: bool) -> float:
+    """Transformer Engine's modules, which take longer over products of scaled formats."""
+    scaled = isinstance(work, Matmul | GroupedMatmul) and work.dtype.scaled
+    return _eager_issue_s(work, backward) + (SCALED_ISSUE_S if scaled else 0.0)
 
 
 def _eager_issue_s(work: Work, backward: bool) -> float:
