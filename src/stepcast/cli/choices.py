@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
+OVERLAPPING = ("usual", "none", "tensor", "experts")
 MOST_GPU_COUNTS = 64
 
 
@@ -52,6 +53,7 @@ GIVEN: dict[str, Callable[[str], Any]] = {
     "sharding": _sharding,
     "sequence-parallel": lambda text: _one_of(("yes", "no"))(text) == "yes",
     "precision": _precision,
+    "overlap": _one_of(OVERLAPPING),
 }
 
 
@@ -100,4 +102,15 @@ def row_words(strategy: "Strategy") -> dict[str, Any]:
         "sharding": str(strategy.sharding),
         "sequence_parallel": strategy.sequence_parallel,
         "precision": str(strategy.precision),
+    }
+
+
+def all_words(strategy: "Strategy") -> dict[str, Any]:
+    """With what else a search decides: what overlaps, and layers that are split unevenly."""
+    from stepcast.frameworks.words import overlap_words
+
+    return {
+        **row_words(strategy),
+        "overlap": ",".join(overlap_words(strategy.overlap)) or "none",
+        "stage_layers": ",".join(map(str, strategy.stage_layers)),
     }
