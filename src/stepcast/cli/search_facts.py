@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 # Where nothing fits: so many times the GPUs.
 MORE_GPUS = (2, 4, 8, 16)
+FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
 
 
 def search_facts(asked: Question, result: "Result") -> dict[str, Any]:
@@ -61,10 +62,8 @@ def search_facts(asked: Question, result: "Result") -> dict[str, Any]:
 
 def _report(asked: Question, found: "Found") -> "StepReport":
     from stepcast.forecast.predict import predict
-    from stepcast.forecast.simulate import Options
 
-    options = Options(place=found.place)
-    return predict(asked.model, asked.cluster, found.strategy, found.framework, options).report
+    return predict(asked.model, asked.priced, found.strategy, found.framework, found.options).report
 
 
 def _missed(missed: "Missed") -> dict[str, Any]:
@@ -87,7 +86,7 @@ def _sensitivity(asked: Question, result: "Result") -> list[dict[str, Any]]:
             "speed": each.speed_ratio,
             "other": best is not None and replace(each.strategy, global_batch=best.global_batch) != best,
         }
-        for each in sensitivity(result, asked.model, asked.cluster)
+        for each in sensitivity(result, asked.model, asked.priced)
     ]
 
 
@@ -100,7 +99,8 @@ def _row(
     return {
         "rank": rank,
         **all_words(found.strategy),
-        "place": str(found.place),
+        "place": str(found.options.place),
+        "kinds": _kinds(found),
         "step_s": found.step_s,
         "low_s": report.low_s,
         "high_s": report.high_s,
@@ -117,19 +117,41 @@ def _row(
     }
 
 
+def _kinds(found: "Found") -> str:
+    from stepcast.searching.mixed import words_of
+
+    return ", ".join(f"{stages} on {kind}" for kind, stages in words_of(found.kinds).items())
+
+
 def _command(asked: Question, found: "Found") -> str:
-    """The line that predicts this row alone."""
+    """The line that predicts this row alone; of two kinds of GPUs, that searches it alone."""
     from stepcast.frameworks.command import predict_words
 
     args = asked.args
+    if found.kinds:
+        return _fixed(asked, found)
     words = ["stepcast", "predict", "--model", args.model, "--cluster", args.cluster]
     for each in args.set:
         words += ["--set", each]
     words += predict_words(
         asked.profile, asked.model, asked.cluster.gpu.name, found.strategy, found.framework
     )
-    if str(found.place) != "even":
-        words += ["--place", str(found.place)]
+    if str(found.options.place) != "even":
+        words += ["--place", str(found.options.place)]
+    return shlex.join(words)
+
+
+def _fixed(asked: Question, found: "Found") -> str:
+    args, row = asked.args, all_words(found.strategy)
+    words = ["stepcast", "search", "--model", args.model, "--cluster", args.cluster]
+    for each in args.set:
+        words += ["--set", each]
+    words += ["--framework", args.framework, "--gpus", str(found.gpus), "--seq", str(asked.seq)]
+    words += ["--global-batch", str(asked.global_batch), "--top", "1"]
+    for name in FIXED:
+        words += ["--fix", f"{name.replace('_', '-')}={row[name]}"]
+    if row["tp"] > 1:
+        words += ["--fix", f"sequence-parallel={'yes' if row['sequence_parallel'] else 'no'}"]
     return shlex.join(words)
 
 
@@ -142,7 +164,7 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
         yield f"leave {name.replace('_', '-')} open", replace(asked, axes=rest)
     for times in MORE_GPUS:
         more = tuple(each * times for each in asked.gpus)
-        if asked.cluster.gpus is None or max(more) <= asked.cluster.gpus:
+        if asked.most_gpus is None or max(more) <= asked.most_gpus:
             told = ", ".join(f"{each:,}" for each in more)
             yield f"{times} times the GPUs: --gpus {told}", replace(asked, gpus=more)
 

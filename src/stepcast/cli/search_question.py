@@ -35,10 +35,29 @@ class Question:
     most_bytes: float | None
     assumptions: tuple[str, ...] = ()
 
+    @property
+    def most_gpus(self) -> int | None:
+        """Of both kinds, where there are two."""
+        return self.priced.gpus
+
+    @property
+    def mixed(self) -> bool:
+        """Whether so many GPUs need both kinds."""
+        mine = self.cluster.gpus
+        return self.cluster.other is not None and mine is not None and max(self.gpus) > mine
+
+    @property
+    def priced(self) -> "Cluster":
+        """What predictions of the rows are made on."""
+        from stepcast.searching.mixed import joined
+
+        return joined(self.cluster)
+
     def answer(self, top: int | None = None) -> "Result":
         """The best *top*, or as many as asked for, which are refined then."""
         from stepcast.searching.best import search_parts
         from stepcast.searching.crew import usable_workers
+        from stepcast.searching.mixed import search_mixed
         from stepcast.searching.refine import refined
         from stepcast.searching.search import parts_of
         from stepcast.searching.space import Axes, space_of
@@ -52,6 +71,11 @@ class Question:
         show_status(f"bounding {len(space):,} candidates")
         try:
             with _Watching() as watch:
+                if self.mixed:
+                    parts = parts_of(space, self._settle)
+                    return search_mixed(
+                        parts, self.cluster, top or args.top, args.objective, self.most_bytes, watch
+                    )
                 result = search_parts(
                     parts_of(space, self._settle),
                     self.cluster,
@@ -96,12 +120,24 @@ def question_of(args: argparse.Namespace) -> Question:
                 f"--tokens-per-batch {int(args.tokens_per_batch):,} are no whole sequences of {seq:,} "
                 f"tokens; the nearest is {near}"
             )
-    if cluster.gpus is not None and max(args.gpus) > cluster.gpus:
-        raise ValueError(f"--gpus {max(args.gpus):,}: cluster {cluster.name} has {cluster.gpus:,}")
     axes = allowed(args.fix, args.allow)
-    return Question(
+    asked = Question(
         args, model, cluster, profile, args.gpus, batch, seq, axes, args.max_memory, tuple(assumptions)
     )
+    _check_gpus(asked)
+    return asked
+
+
+def _check_gpus(asked: Question) -> None:
+    """All GPUs of both kinds, or some of the first."""
+    cluster, most, wanted = asked.cluster, asked.most_gpus, max(asked.gpus)
+    if most is not None and wanted > most:
+        raise ValueError(f"--gpus {wanted:,}: cluster {cluster.name} has {most:,}")
+    if asked.mixed and asked.gpus != (most,):
+        raise ValueError(
+            f"--gpus {wanted:,}: cluster {cluster.name} has two kinds; give all, {most:,}, or at most the "
+            f"{cluster.gpus:,} of the first"
+        )
 
 
 class _Watching:

@@ -49,6 +49,8 @@ def strategy_words(row: Facts) -> str:
         words.append(f"layers {split_words(row['stage_layers'])}")
     if row.get("place", "even") != "even":
         words.append(row["place"])
+    if row.get("kinds"):
+        words.append(row["kinds"])
     return ", ".join(words)
 
 

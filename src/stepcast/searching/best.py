@@ -8,7 +8,8 @@ import numpy as np
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.hardware import Cluster, Place
+from stepcast.forecast.simulate import DEFAULTS, Options
+from stepcast.hardware import Cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.strategy import Strategy
 from stepcast.searching.bound import Bounding
@@ -44,7 +45,8 @@ class Found:
     memory_bytes: float
     score: float  # what the search makes least
     bound_s: float  # which the step of its even split cannot be below
-    place: Place = Place.EVEN
+    options: Options = DEFAULTS
+    kinds: tuple[str, ...] = ()  # the GPU of each stage, where there are two kinds
 
     @property
     def gpus(self) -> int:

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.forecast.simulate import Options
 from stepcast.hardware import Cluster, Place
 from stepcast.ir.model import Model
 from stepcast.ir.stages import pieces
@@ -43,14 +42,16 @@ class _Refining:
     def best(self, found: Found) -> Found:
         """By moves of one layer, each taken where it helps; then the other placements of that."""
         for _ in range(MOST_MOVES):
-            tried = [self._tried(found, split, found.place) for split in moved(self.model, found.strategy)]
+            tried = [
+                self._tried(found, split, found.options.place) for split in moved(self.model, found.strategy)
+            ]
             best = min([found, *tried], key=lambda each: each.rank)
             if best is found:
                 break
             found = best
         if self.cluster.topology.scale_up_nodes > 1:
             split = found.strategy.stage_layers
-            places = [self._tried(found, split, place) for place in Place if place is not found.place]
+            places = [self._tried(found, split, place) for place in Place if place is not found.options.place]
             found = min([found, *places], key=lambda each: each.rank)
         return found
 
@@ -61,11 +62,16 @@ class _Refining:
         largest = max(stage.total for stage in stages)
         if largest > self.capacity:
             return found
-        options = Options(place=place)
+        options = replace(found.options, place=place)
         prediction = predict(self.model, self.cluster, strategy, found.framework, options)
         score = self.score(Candidate(prediction, largest, found.gpus, self.cluster))
         return replace(
-            found, strategy=strategy, place=place, step_s=prediction.step_s, memory_bytes=largest, score=score
+            found,
+            strategy=strategy,
+            options=options,
+            step_s=prediction.step_s,
+            memory_bytes=largest,
+            score=score,
         )
 
 

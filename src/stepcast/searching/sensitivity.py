@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from stepcast.forecast.predict import predict
-from stepcast.forecast.simulate import Options
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
@@ -59,7 +58,7 @@ def _doubled(strategy: Strategy) -> Strategy:
 
 
 def _step_s(model: Model, cluster: Cluster, found: Found, strategy: Strategy) -> float:
-    return predict(model, cluster, strategy, found.framework, Options(place=found.place)).step_s
+    return predict(model, cluster, strategy, found.framework, found.options).step_s
 
 
 def _fastest(words: str, best: Found, trials: Iterable[tuple[Strategy, float]]) -> Changed:
