@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.numbers import MOST_LAYERS, MOST_SEQUENCES, count, gpu_count
 from stepcast.cli.strategy import PRECISIONS, SCHEDULES
+from stepcast.report.search import row_words as row_words
 
 if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy
@@ -87,22 +88,6 @@ def gpu_counts(text: str) -> tuple[int, ...]:
     if high < low:
         raise argparse.ArgumentTypeError(f"{text!r} ends before it begins; give {high}..{low}")
     return tuple(low * 2**power for power in range(MOST_GPU_COUNTS) if low * 2**power <= high)
-
-
-def row_words(strategy: "Strategy") -> dict[str, Any]:
-    """A strategy by its choices."""
-    layout = strategy.layout
-    return {
-        **layout.facts(),
-        "expert_tp": layout.expert_tp,
-        "schedule": str(strategy.schedule),
-        "micro_batch": strategy.micro_batch,
-        "micro_batches": strategy.micro_batches,
-        "recompute": str(strategy.recompute.kind),
-        "sharding": str(strategy.sharding),
-        "sequence_parallel": strategy.sequence_parallel,
-        "precision": str(strategy.precision),
-    }
 
 
 def all_words(strategy: "Strategy") -> dict[str, Any]:

@@ -1,13 +1,18 @@
 """``stepcast search --model M --cluster C --gpus N --global-batch B ...``"""
 
 import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import GIVEN, gpu_counts
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.numbers import MOST_SEQUENCES, MOST_TOKENS, count, positive, price
+from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, positive, price
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.units import parse_count, parse_size_bytes
+
+if TYPE_CHECKING:
+    from stepcast.pages.document import About, Page
+    from stepcast.searching.best import Result
 
 OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
 MOST_ROWS = 1000
@@ -30,12 +35,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     batch = parser.add_mutually_exclusive_group(required=True)
     batch.add_argument(
-        "--global-batch", type=count(1, MOST_SEQUENCES), metavar="N", help="sequences in a step"
+        "--global-batch", type=count(1, MOST_SEQUENCES, BINARY), metavar="N", help="sequences in a step"
     )
     batch.add_argument(
         "--tokens-per-batch", type=positive(parse_count), metavar="N", help="tokens in a step, as 4M"
     )
-    parser.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
+    parser.add_argument("--seq", type=count(1, MOST_TOKENS, BINARY), metavar="N", help="tokens in a sequence")
     parser.add_argument(
         "--framework", default="megatron-core", metavar="F", help="whose habits fill the rest"
     )
@@ -65,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="write the rows as .csv, .parquet or .json"
     )
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -81,13 +87,34 @@ def run(args: argparse.Namespace) -> int:
     found = search_facts(asked, result)
     if args.output:
         write_file(args.output, _document(args.output, found))
+    write_page(args, lambda about: result_page(found, result, about))
     if args.json:
         print_json(found)
     else:
         print(search_text(found, terminal_width()))
+        if args.html:
+            print(f"\n{told_page(args)}")
     if not result.counts.complete:
         return INTERRUPTED
     return 0 if result.best else 1
+
+
+def result_page(found: dict[str, Any], result: "Result", about: "About") -> "Page":
+    from stepcast.cli.choices import all_words
+    from stepcast.ir.facts import CandidateFacts
+    from stepcast.pages.search import search_page
+    from stepcast.report.search import strategy_words
+
+    simulated = [
+        CandidateFacts(
+            words=strategy_words(all_words(each.strategy)),
+            step_s=each.step_s,
+            memory_bytes=each.memory_bytes,
+            gpus=each.gpus,
+        )
+        for each in result.simulated
+    ]
+    return search_page(found, about, simulated)
 
 
 def _check_output(name: str | None) -> None:

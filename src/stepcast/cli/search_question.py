@@ -1,6 +1,7 @@
 """What a command line asks to search, and how far the search is while it runs."""
 
 import argparse
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from stepcast.frameworks.profile import Profile
     from stepcast.hardware import Cluster
     from stepcast.ir.model import Model
-    from stepcast.searching.best import Counts, Found, Result
+    from stepcast.searching.best import Counts, Found, Result, Watch
 
 EVERY_S = 0.1
 SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
@@ -53,8 +54,10 @@ class Question:
 
         return joined(self.cluster)
 
-    def answer(self, top: int | None = None) -> "Result":
-        """The best *top*, or as many as asked for, which are refined then."""
+    def answer(self, top: int | None = None, watch: "Watch | None" = None) -> "Result":
+        """The best *top*, or as many as asked for, which are refined then; *watch* is told how far it is in
+        place of the terminal.
+        """
         from stepcast.searching.best import search_parts
         from stepcast.searching.crew import usable_workers
         from stepcast.searching.mixed import search_mixed
@@ -68,13 +71,14 @@ class Question:
         )
         if not len(space):
             raise ValueError("no candidates: tp x cp x pp divides the GPUs for none of the values allowed")
-        show_status(f"bounding {len(space):,} candidates")
+        if watch is None:
+            show_status(f"bounding {len(space):,} candidates")
         try:
-            with _Watching() as watch:
+            with contextlib.nullcontext(watch) if watch else _Watching() as told:
                 if self.mixed:
                     parts = parts_of(space, self._settle)
                     return search_mixed(
-                        parts, self.cluster, top or args.top, args.objective, self.most_bytes, watch
+                        parts, self.cluster, top or args.top, args.objective, self.most_bytes, told
                     )
                 result = search_parts(
                     parts_of(space, self._settle),
@@ -82,7 +86,7 @@ class Question:
                     top or args.top,
                     args.objective,
                     self.most_bytes,
-                    watch,
+                    told,
                     args.workers or usable_workers(),
                     looks_around=top is None,
                 )
@@ -105,7 +109,8 @@ def question_of(args: argparse.Namespace) -> Question:
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
-    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []
     seq = args.seq
     if seq is None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from itertools import groupby
 from typing import Any
 
+from stepcast.ir.strategy import Strategy
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_percent, format_seconds
 
@@ -43,15 +44,31 @@ def strategy_words(row: Facts) -> str:
     words.append(row["sharding"] if row["sharding"] != "none" else "no sharding")
     if row["tp"] > 1 and not row["sequence_parallel"]:
         words.append("no sp")
-    if "experts" in row["overlap"].split(","):
+    if "experts" in row.get("overlap", "").split(","):
         words.append("experts overlap")
-    if row["stage_layers"]:
+    if row.get("stage_layers"):
         words.append(f"layers {split_words(row['stage_layers'])}")
     if row.get("place", "even") != "even":
         words.append(row["place"])
     if row.get("kinds"):
         words.append(row["kinds"])
     return ", ".join(words)
+
+
+def row_words(strategy: Strategy) -> dict[str, Any]:
+    """A strategy by its choices."""
+    layout = strategy.layout
+    return {
+        **layout.facts(),
+        "expert_tp": layout.expert_tp,
+        "schedule": str(strategy.schedule),
+        "micro_batch": strategy.micro_batch,
+        "micro_batches": strategy.micro_batches,
+        "recompute": str(strategy.recompute.kind),
+        "sharding": str(strategy.sharding),
+        "sequence_parallel": strategy.sequence_parallel,
+        "precision": str(strategy.precision),
+    }
 
 
 def split_words(layers: str) -> str:

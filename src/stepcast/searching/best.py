@@ -16,7 +16,7 @@ from stepcast.searching.bound import Bounding
 from stepcast.searching.crew import Crew
 from stepcast.searching.objective import OBJECTIVES, Candidate, Floats
 from stepcast.searching.space import Ints, Space
-from stepcast.units import GIB
+from stepcast.units import GIB, format_seconds
 
 ROUND = 16
 FEWEST_FOR_SEVERAL = 64  # fewer are simulated before other processes have begun
@@ -91,6 +91,19 @@ class Result:
     missed: Missed | None = None  # with a lower bound than the best has
     smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
     roomier: Found | None = None  # the best of those that would fit into 16 GiB more
+
+    def __repr__(self) -> str:
+        best = f"best {format_seconds(self.best[0].step_s)} a step" if self.best else "nothing fits"
+        return f"Result({self.counts.considered:,} candidates, {self.counts.simulated:,} simulated, {best})"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import found_html
+
+        best, front = (
+            [(each.strategy, each.step_s, each.memory_bytes) for each in some]
+            for some in (self.best, self.front)
+        )
+        return found_html(self.counts.facts(), best, front)
 
     @property
     def front(self) -> tuple[Found, ...]:

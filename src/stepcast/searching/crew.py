@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -19,8 +20,8 @@ _task: Callable[[Any], Any] | None = None
 
 
 def usable_workers() -> int:
-    """As many as this process may use; one where a system cannot fork."""
-    if not sys.platform.startswith("linux"):
+    """As many as this process may use; one where it cannot be forked, or has threads, which forks lose."""
+    if not sys.platform.startswith("linux") or threading.active_count() > 1:
         return 1
     return len(os.sched_getaffinity(0))
 
