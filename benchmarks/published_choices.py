@@ -27,6 +27,7 @@ from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import Part, search_parts
 from stepcast.searching.space import Axes, space_of
+from stepcast.units import GIB
 from stepcast.validate.published.comparison import records_of
 from stepcast.validate.published.setup import setup_of
 from tests.shared import DATA
@@ -35,6 +36,7 @@ from tests.shared import DATA
 SEARCHED = {"layout", "micro_batch", "global_batch", "seq", "sequence_parallel", "schedule", "sharding"}
 SEARCHED |= {"recompute", "precision", "stage_layers"}
 PARTS = 3
+LONG = 8192  # tokens, from which sequences are split
 
 
 @dataclass(frozen=True)
@@ -50,17 +52,20 @@ class Choice:
 
 
 # Runs of the published set, by what is the same in their rows.
+NEMO = {"framework": "NeMo (dgxc recipe)", "gpu": "H100-SXM-80GB"}
+SELECTIVE = {"table": "Recompute-T5", "recompute": "selective(attn)"}
 ROWS: Mapping[str, Mapping[str, str]] = {
-    "Megatron-LM GPT-3 175B": {"table": "Recompute-T5", "model": "gpt3-175b", "recompute": "selective(attn)"},
-    "Megatron-LM 530B": {"table": "Recompute-T5", "model": "megatron-530b", "recompute": "selective(attn)"},
-    "NeMo Llama 3.1 405B": {"framework": "NeMo (dgxc recipe)", "model": "llama3-405b", "num_gpus": "512.0", "precision": "fp8", "gpu": "H100-SXM-80GB"},
-    "NeMo Nemotron-4 340B": {"framework": "NeMo (dgxc recipe)", "model": "nemotron4-340b", "num_gpus": "256.0", "precision": "bf16", "gpu": "H100-SXM-80GB"},
-    "NeMo Nemotron-4 15B": {"framework": "NeMo (dgxc recipe)", "model": "nemotron4-15b", "num_gpus": "64.0", "precision": "bf16"},
-}  # fmt: skip
+    "Megatron-LM GPT-3 175B": {**SELECTIVE, "model": "gpt3-175b"},
+    "Megatron-LM 530B": {**SELECTIVE, "model": "megatron-530b"},
+    "NeMo Llama 3.1 405B": {**NEMO, "model": "llama3-405b", "num_gpus": "512.0", "precision": "fp8"},
+    "NeMo Nemotron-4 340B": {**NEMO, "model": "nemotron4-340b", "num_gpus": "256.0", "precision": "bf16"},
+    "NeMo Nemotron-4 15B": {**NEMO, "model": "nemotron4-15b", "num_gpus": "64.0", "precision": "bf16"},
+}
 
 
 def choices() -> Iterator[Choice]:
-    yield from _reported()
+    reported = list(_reported())
+    yield reported[0]
     records = records_of(str(DATA / "published"))
     for name, wanted in ROWS.items():
         rows = [row for row in records if all((row.get(key) or "") == word for key, word in wanted.items())]
@@ -69,6 +74,7 @@ def choices() -> Iterator[Choice]:
         if row.get("bench") in ("gpt3", "llama31_405b") and row.get("gpu_in_catalogue") != "0":
             name = f"MLPerf {row['bench']}, {row['num_gpus']} {row['gpu']}, {row['precision']}"
             yield _row(name, {**row, "table": row.get("bench")})
+    yield from reported[1:]
 
 
 def _row(name: str, record: Mapping[str, Any]) -> Choice:
@@ -127,7 +133,9 @@ def compare(choice: Choice) -> None:
     layers = {each for each in range(1, model.layers + 1) if model.layers % each == 0}
     axes = Axes(
         gpus=(theirs.layout.gpus,),
-        cp=(1, 2, 4),
+        cp=(1, 2, 4) if theirs.seq >= LONG else (1,),
+        ep=tuple(2**power for power in range(3, 8)) if model.experts else (1,),
+        expert_tp=(1,),
         vpp=tuple(sorted({1, 2, 3, 4, 5, 6, 7, 8, 12} | (layers & set(range(13))) | {theirs.layout.vpp})),
         micro_batch=tuple(each for each in (1, 2, 4) if theirs.global_batch % each == 0),
         schedule=choice.schedules,
@@ -144,19 +152,22 @@ def compare(choice: Choice) -> None:
     report = predict(model, cluster, best.strategy, choice.framework).report
     ratio = priced.step_s / best.step_s
     low, high = priced.report.low_s / priced.step_s - 1, priced.report.high_s / priced.step_s - 1
-    print(
-        f"| {choice.name} | {_words(theirs)} | {priced.step_s:.2f} s, {used / 2**30:.0f} GiB | {_words(best.strategy)} "
-        f"| {best.step_s:.2f} s, {best.memory_bytes / 2**30:.0f} GiB | {100 * (ratio - 1):+.1f} % | {100 * low:+.0f} to {100 * high:+.0f} % |"
+    columns = (
+        choice.name,
+        _words(theirs),
+        f"{priced.step_s:.2f} s, {used / GIB:.0f} GiB",
+        _words(best.strategy),
+        f"{best.step_s:.2f} s, {best.memory_bytes / GIB:.0f} GiB",
+        f"{100 * (ratio - 1):+.1f} %",
+        f"{100 * low:+.0f} to {100 * high:+.0f} %",
     )
+    print("|", " | ".join(columns), "|")
     parts = {name: seconds - report.breakdown_s[name] for name, seconds in priced.report.breakdown_s.items()}
     largest = sorted(parts.items(), key=lambda each: -abs(each[1]))[:PARTS]
     told = ", ".join(f"{name} {seconds:+.2f} s" for name, seconds in largest)
-    print(
-        f"    theirs - ours: {told}; {found.counts.considered:,} candidates, {found.counts.simulated} simulated, "
-        f"{time.process_time() - began:.0f} s",
-        file=sys.stderr,
-        flush=True,
-    )
+    counts, took_s = found.counts, time.process_time() - began
+    told += f"; {counts.considered:,} candidates, {counts.simulated} simulated, {took_s:.0f} s"
+    print(f"    theirs - ours: {told}", file=sys.stderr, flush=True)
 
 
 def _words(strategy: Strategy) -> str:

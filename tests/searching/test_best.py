@@ -104,3 +104,21 @@ def test_the_front_has_none_that_another_beats() -> None:
 def test_an_objective_that_is_not_known_is_told() -> None:
     with pytest.raises(ValueError, match="'speed' is not known; expected one of step"):
         searched(dense(), objective="speed")
+
+
+def test_two_workers_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if the space were large enough for several processes.
+    monkeypatch.setattr("stepcast.searching.best.FEWEST_FOR_SEVERAL", 1)
+    monkeypatch.setattr("stepcast.searching.crew.FEWEST_EACH", 1)
+    case = dense()
+    assert searched(case, workers=2) == searched(case, workers=1)
+
+
+def test_more_memory_lets_others_in() -> None:
+    case = dense()
+    whole = searched(case, top=1)
+    least = min(each.memory_bytes for each in whole.simulated)
+    result = searched(case, top=1, most_bytes=least)
+    assert result.roomier is not None
+    assert result.roomier.memory_bytes > least
+    assert result.roomier.step_s >= whole.best[0].step_s

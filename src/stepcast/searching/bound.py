@@ -164,8 +164,16 @@ class Bounding:
             there_s, back_s = forward_s[:, before].sum(axis=1), returned_s[:, before].sum(axis=1)
             if paired:
                 lies = counts[own].sum(axis=0)
-                work_s = rounds * np.max(np.einsum("rpt,p->rt", costs[:, :, TAKES.computing :], lies), axis=1)
-                best = np.maximum(best, there_s + work_s)
+                spent = np.einsum("rpt,p->rt", costs[:, :, TAKES.computing : TAKES.ahead], lies)
+                best = np.maximum(best, there_s + rounds * spent.max(axis=1))
+                if two_way:
+                    # Before the first backward and after the last forward, slots run by themselves.
+                    single = np.minimum(batches, stages + abs(stages // 2 - 1 - before.stop))
+                    waits_s = (of_pieces(TAKES.ahead) + of_pieces(TAKES.back) - of_pieces(TAKES.computing))[
+                        :, own
+                    ]
+                    alone_s = single * waits_s.min(axis=1)
+                    best = np.maximum(best, there_s + rounds * spent[:, 0] + alone_s)
                 continue
             forwards_s, backwards_s = forward_s[:, own].sum(axis=1), backward_s[:, own].sum(axis=1)
             work_s = rounds * (forwards_s + backwards_s)

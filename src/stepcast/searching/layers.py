@@ -41,7 +41,8 @@ class Takes(NamedTuple):
     """Places of what is known of a part of the model: a kind of block, the embedding, the head.
 
     The first four are seconds from begin to end, kernels and the exchanges they wait for; *whole* is the
-    backward in one go. The next ones are of kernels alone, and *lanes* of what each group exchanges.
+    backward in one go. The others may hide behind another micro-batch: *computing*, kernels alone; *back*, a
+    backward and *ahead* a forward, from the first kernel to the last; *lanes*, what each group exchanges.
     """
 
     forward: int = 0
@@ -49,11 +50,14 @@ class Takes(NamedTuple):
     inputs: int = 2
     weights: int = 3
     computing: int = 4
-    lanes: int = 5
+    back: int = 5
+    lanes: int = 6
+    ahead: int = 10
 
 
 TAKES = Takes()
-ALL_TAKES = TAKES.lanes + len(LANES)
+ALL_TAKES = TAKES.lanes + len(LANES) + 1
+assert TAKES.ahead == ALL_TAKES - 1
 
 
 def kinds_of(model: Model) -> tuple[Block, ...]:
@@ -110,6 +114,8 @@ def part_costs(
         walks = [seconds.walk(ops) for ops in (forward, whole, inputs, weights)]
         found[part, :4] = [walk.end_s for walk in walks]
         found[part, TAKES.computing] = walks[0].computing_s + walks[1].computing_s
+        found[part, TAKES.ahead] = walks[0].inner_s
+        found[part, TAKES.back] = min(walks[1].inner_s, walks[2].inner_s + walks[3].inner_s)
         for lane, group in enumerate(LANES):
             found[part, TAKES.lanes + lane] = sum(walk.lanes_s.get(group, 0.0) for walk in walks[:2])
     return found
@@ -117,6 +123,7 @@ def part_costs(
 
 class _Walk(NamedTuple):
     end_s: float
+    inner_s: float  # from the begin of the first kernel to the end of the last
     computing_s: float
     lanes_s: dict[Channel, float]
 
@@ -143,7 +150,8 @@ class _Seconds:
         self.alone = {group for group in LANES if strategy.layout.size(group) == 1}
 
     def walk(self, ops: Iterable[Op]) -> _Walk:
-        done_s = computing_s = 0.0
+        done_s = computing_s = last_s = 0.0
+        first_s: float | None = None
         lanes_s: dict[Channel, float] = {}
         busy_s: dict[Channel, float] = {}
         ended_s: dict[str, float] = {}
@@ -152,7 +160,8 @@ class _Seconds:
             start_s = max([done_s, *(ended_s.get(name, 0.0) for name in op.after)]) if op.after else done_s
             if not isinstance(work, Communication):
                 spent_s = 0.0 if isinstance(work, HostUpdate) else self._computing(work)
-                ended_s[op.name] = done_s = start_s + spent_s
+                ended_s[op.name] = done_s = last_s = start_s + spent_s
+                first_s = start_s if first_s is None else first_s
                 computing_s += spent_s
                 continue
             spent_s = self._communicating(work)
@@ -164,7 +173,7 @@ class _Seconds:
             busy_s[group] = busy_s.get(group, 0.0) + spent_s
             if op.blocking:
                 done_s = end_s
-        return _Walk(done_s, computing_s, busy_s)
+        return _Walk(done_s, last_s - (first_s or 0.0), computing_s, busy_s)
 
     def _communicating(self, work: Communication) -> float:
         if not isinstance(work, Collective | Transfer) or work.group not in LANES:

@@ -14,7 +14,7 @@ import numpy as np
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.forecast.simulate import Options
+from stepcast.forecast.simulate import DEFAULTS
 from stepcast.hardware import Cluster
 from stepcast.hardware.link import Link
 from stepcast.ir.framework import Framework
@@ -25,7 +25,6 @@ from stepcast.searching.best import Counts, Found, Part, Result, Watch
 from stepcast.searching.columns import LAYER, Floats
 from stepcast.searching.layers import TAKES, part_costs, part_layers
 from stepcast.searching.objective import OBJECTIVES, Candidate
-from stepcast.simulation.step import Conditions
 
 # All that rank like the step where all GPUs are used.
 KNOWN = ("step", "throughput", "cost")
@@ -188,7 +187,7 @@ class _Mixing:
             self.too_large += 1
             return
         slow = {stage: takes[stage] for stage in range(stages) if layout.kinds[stage]}
-        options = Options(conditions=Conditions(slow_stages=slow))
+        options = replace(DEFAULTS, conditions=replace(DEFAULTS.conditions, slow_stages=slow))
         prediction = predict(model, self.joined, strategy, layout.framework, options)
         largest = max(stage.total for stage in held)
         found = Found(
