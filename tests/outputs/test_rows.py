@@ -3,12 +3,13 @@
 import csv
 import io
 import sys
+from typing import Any
 
 import pytest
 
 from stepcast.outputs.rows import columns_of, csv_bytes, table_bytes
 
-ROWS = [{"a": 1, "b": None, "parts": {"x": 1}}, {"a": 2.5, "b": "x,y", "parts": {}}]
+ROWS: list[dict[str, Any]] = [{"a": 1, "b": None, "parts": {"x": 1}}, {"a": 2.5, "b": "x,y", "parts": {}}]
 
 
 def test_csv_holds_what_rows_say() -> None:

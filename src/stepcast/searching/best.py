@@ -170,6 +170,7 @@ class _Searching:
         self.simulated: list[Found] = []
         self.kept: Sequence[Found] = ()
         self.too_large = self.pruned = self.left = 0
+        self.tried: set[tuple[int, int]] = set()
 
     def all(self) -> Result:
         least, part, row = self._ordered()
@@ -184,6 +185,7 @@ class _Searching:
                     if stop == start:
                         break
                     self._round(crew, part[start:stop].tolist(), row[start:stop].tolist())
+                self._each_number(crew, part, row)
         except KeyboardInterrupt:
             complete = False
         counts, kept = self._counts(complete), tuple(self.kept)
@@ -204,11 +206,32 @@ class _Searching:
         order = np.lexsort((numbers, least))
         return least[order], which[order], rows[order]
 
+    def _each_number(self, crew: Crew, part: Ints, row: Ints) -> None:
+        """Of several numbers of GPUs, the fastest of each, so that the front knows what fewer cost."""
+        gpus, least = np.zeros(len(row), dtype=np.int64), np.zeros(len(row))
+        for number, (each, limits) in enumerate(zip(self.parts, self.limits, strict=True)):
+            here = part == number
+            gpus[here], least[here] = each.space.columns["gpus"][row[here]], limits.time_s[row[here]]
+        numbers = np.unique(gpus)
+        for number in numbers.tolist() if len(numbers) > 1 else ():
+            own = np.flatnonzero(gpus == number)
+            own = own[np.argsort(least[own], kind="stable")]
+            for start in range(0, len(own), ROUND):
+                best = min((each.step_s for each in self.simulated if each.gpus == number), default=np.inf)
+                some = own[start : start + ROUND]
+                some = some[least[some] <= best]
+                if not len(some):
+                    break
+                asked = zip(part[some].tolist(), row[some].tolist(), strict=True)
+                new = [each for each in asked if each not in self.tried]
+                self._round(crew, [which for which, _ in new], [at for _, at in new])
+
     def _round(self, crew: Crew, parts: Sequence[int], rows: Sequence[int]) -> None:
         worst = self._worst()
         asked = [(which, at, worst) for which, at in zip(parts, rows, strict=True)]
         for (which, at, _), trial in zip(asked, crew.answers(asked), strict=True):
             self.left -= 1
+            self.tried.add((which, at))
             self._keep(which, at, trial)
             if self.watch:
                 self.watch(self._counts(False), self.kept[0] if self.kept else None)
