@@ -25,9 +25,8 @@ def run() -> None:
         step_page(prediction.report.facts(), About("predict"), prediction.timeline, roofline(prediction))
     )
     took = process_time() - began
-    print(
-        f"page of a 70B step, {len(prediction.timeline):,} spans: {took * 1e3:.0f} ms, {len(page) / 1e3:.0f} kB"
-    )
+    size = f"{len(prediction.timeline):,} spans: {took * 1e3:.0f} ms, {len(page) / 1e3:.0f} kB"
+    print(f"page of a 70B step, {size}")
     large = many_slices(SLICES)
     print(f"page of {SLICES:,} slices that are all different: {len(large) / 1e3:.0f} kB")
     path = chromium_path()
@@ -52,6 +51,5 @@ def run() -> None:
             draw.append(found["draw_ms"])
             frames.append(found["frames_per_s"])
         browser.close()
-    print(
-        f"  ready after {min(ready):.0f} ms; a frame takes {min(draw):.1f} ms; {max(frames):.0f} frames a second"
-    )
+    moves = f"a frame takes {min(draw):.1f} ms, {max(frames):.0f} frames a second"
+    print(f"  ready after {min(ready):.0f} ms; {moves}")
