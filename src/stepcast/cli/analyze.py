@@ -56,7 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:
+    """What is found in the files of *args*, and how to show it."""
     entry, document = read_measured(args.files, args.format)
     analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
     check_applicable(args, format=entry.name, file=args.files[0])
@@ -64,6 +65,11 @@ def run(args: argparse.Namespace) -> int:
     found["warnings"] = [*found["warnings"], *doubts(found)]
     timeline = document if isinstance(document, Timeline) else None
     write_page(args, lambda about: PAGES[entry.name](found, about, timeline))
+    return found, text
+
+
+def run(args: argparse.Namespace) -> int:
+    found, text = analysed(args)
     if args.json:
         print_json(found)
         return 0

@@ -23,7 +23,14 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_forecast_arguments(parser)
+    add_forecast_arguments(parser, required=False)
+    parser.add_argument(
+        "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
+    )
+    for action in parser._actions:
+        if action.dest == "gpus":
+            action.required = False  # a captured program runs on one unless they are given
+    parser.add_argument("--gpu", metavar="G", help="with --captured, instead of --cluster: its GPU")
     parser.add_argument(
         "--to-workload",
         type=new_file,
@@ -46,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.captured:
+        return _run_captured(args)
+    if args.gpu:
+        raise ValueError("--gpu has no effect: it is for --captured; a model needs --cluster")
+    if missing := [f"--{name}" for name in ("model", "cluster", "gpus") if getattr(args, name) is None]:
+        raise ValueError(
+            f"the following arguments are required: {', '.join(missing)}; usage: stepcast predict --help"
+        )
     from stepcast.ir.framework import Execution
 
     found = forecast(args)
@@ -70,6 +85,23 @@ def run(args: argparse.Namespace) -> int:
 
         print("\n" + memory_text(report.memory_bytes, terminal_width()))
     return DOES_NOT_FIT if unfit and args.require_fit else 0
+
+
+def _run_captured(args: argparse.Namespace) -> int:
+    """The step of a captured program, which says itself what a strategy would."""
+    from stepcast.cli.captured import ITS_OWN, predicted, read_captured
+
+    for name in ITS_OWN:
+        if name in args.given:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} has no effect: a captured program says it itself; leave it out")
+    prediction, asked = predicted(read_captured(args.captured), args)
+    show_prediction(prediction, args, asked)
+    if args.explain_memory and not args.json and prediction.report.memory_bytes is not None:
+        from stepcast.report.step import memory_text
+
+        print("\n" + memory_text(prediction.report.memory_bytes, terminal_width()))
+    return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 
 def training(

@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def replayed(args: argparse.Namespace) -> dict[str, Any]:
+    """The run of *args* under its changes; its trace is written where one is asked for."""
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
     from stepcast.analyze.surroundings import surroundings
@@ -70,6 +71,11 @@ def run(args: argparse.Namespace) -> int:
     found = result.facts()
     found["warnings"] = [*found["warnings"], *doubts(found)]
     write_page(args, lambda about: _page(result, found, about))
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    found = replayed(args)
     if args.json:
         print_json(found)
         return 0

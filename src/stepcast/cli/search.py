@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import GIVEN, allowed, gpu_counts, row_words
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.numbers import MOST_SEQUENCES, MOST_TOKENS, count, positive, price
+from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, positive, price
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
 from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.predict import training
@@ -50,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     batch = parser.add_mutually_exclusive_group(required=True)
     batch.add_argument(
-        "--global-batch", type=count(1, MOST_SEQUENCES), metavar="N", help="sequences in a step"
+        "--global-batch", type=count(1, MOST_SEQUENCES, BINARY), metavar="N", help="sequences in a step"
     )
     batch.add_argument(
         "--tokens-per-batch", type=positive(parse_count), metavar="N", help="tokens in a step, as 4M"
     )
-    parser.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
+    parser.add_argument("--seq", type=count(1, MOST_TOKENS, BINARY), metavar="N", help="tokens in a sequence")
     parser.add_argument(
         "--framework", default="megatron-core", metavar="F", help="whose habits fill the rest"
     )
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--price has no effect: it is of a whole run; give --tokens as well, such as 1T")
     if args.output and not args.output.endswith((".csv", ".json")):
         raise ValueError(f"{args.output}: name a file that ends in .csv or .json")
-    asked, assumptions = question(args)
+    asked, assumptions = question_of(args)
     result = asked.answer()
     found = search_facts(asked, result, assumptions)
     if args.output:
@@ -176,12 +176,13 @@ def result_page(found: dict[str, Any], result: "Result", about: "About") -> "Pag
     return search_page(found, about, simulated)
 
 
-def question(args: argparse.Namespace) -> tuple[Question, list[str]]:
+def question_of(args: argparse.Namespace) -> tuple[Question, list[str]]:
     from stepcast.frameworks.catalog import load_profile
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
-    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []
     seq = args.seq
     if seq is None:

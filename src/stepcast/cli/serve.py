@@ -203,13 +203,13 @@ class Verbs:
     def search(self, words: Sequence[str], told: "Told", rest: "Rest") -> "Answer":
         import shlex
 
-        from stepcast.cli.search import question, result_page, search_facts
+        from stepcast.cli.search import question_of, result_page, search_facts
         from stepcast.pages.document import About
         from stepcast.serve.app import Answer
 
         args = self.searching.parse_args(list(words[1:]))
         command = shlex.join(["stepcast", *words])
-        asked, assumptions = question(args)
+        asked, assumptions = question_of(args)
         result = asked.answer(watch=_Progress(told, rest))
         found = search_facts(asked, result, assumptions)
         page = result_page(found, result, About("search", command, __version__))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from stepcast.validate.sets import MeasurementSet
 
 HEADS = ("rows", "mean", "median", "p90", "worst", "signed", "weighted")
+IN_BAND = "in band"
 SHOWN_REASONS = 10
 
 
@@ -193,10 +194,14 @@ def board_text(name: str, board: "Scoreboard", width: int) -> str:
     if board.summary is not None:
         rows.append(("all", *_cells(board.summary)))
     rows += [(label, *_cells(one)) for label, one in board.selections.items()]
+    heads = HEADS if board.summary is None or board.summary.coverage is None else (*HEADS, IN_BAND)
     for tag, group in board.groups.items():
-        rows.append((f"by {tag}", *[""] * len(HEADS)))
+        rows.append((f"by {tag}", *[""] * len(heads)))
         rows += [(f"  {label}", *_cells(one)) for label, one in group.items()]
-    parts += ["", table(("errors", *HEADS), rows, width)]
+    parts += [
+        "",
+        table(("errors", *heads), [(*row, *[""] * (len(heads) + 1 - len(row))) for row in rows], width),
+    ]
     if board.figures:
         figures = ((key.replace("_", " "), format_percent(value)) for key, value in board.figures.items())
         parts += ["", facts(figures, width)]
@@ -227,11 +232,20 @@ def _cells(one: "Summary") -> tuple[str, ...]:
         *(format_percent(error) for error in errors),
         _signed(one.mean_error),
         format_percent(one.time_weighted_error),
+        *(() if one.coverage is None else (format_percent(one.coverage),)),
     )
 
 
 def _signed(error: float) -> str:
     return f"{error * 100:+.1f} %"
+
+
+def _ends(columns: "Columns", at: int, banded: bool) -> tuple[str, ...]:
+    """The band of a row, blank where it has none."""
+    if not banded:
+        return ()
+    ends = [float(side[at]) for side in columns.ends] if columns.ends else [float("nan")] * 2
+    return tuple("" if end != end else f"{end:.9g}" for end in ends)
 
 
 def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str, str]) -> None:
@@ -242,6 +256,7 @@ def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str,
     known = [unit for unit in ("s", "bytes") if unit in units.values()]
     heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]
     rows: list[tuple[object, ...]] = []
+    banded = any(columns.ends is not None for columns in measured.values())
     for name, columns in measured.items():
         blanks = [unit != units[name] for unit in known for _ in range(2)]
         labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
@@ -251,5 +266,6 @@ def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str,
             error = f"{predicted_s / measured_s - 1:.6g}"
             pair = (f"{measured_s:.9g}", f"{predicted_s:.9g}") * len(known)
             values = ["" if blank else value for blank, value in zip(blanks, pair, strict=True)]
-            rows.append((name, columns.name(at), *own, *values, error))
-    write_file(path, csv_bytes(("set", "name", *tags, *heads, "error"), rows))
+            rows.append((name, columns.name(at), *own, *values, error, *_ends(columns, at, banded)))
+    names = ("set", "name", *tags, *heads, "error", *(("low_s", "high_s") if banded else ()))
+    write_file(path, csv_bytes(names, rows))

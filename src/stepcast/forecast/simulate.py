@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.reported import report_of
+from stepcast.forecast.rows import row_of
 from stepcast.hardware import Cluster, Place
+from stepcast.ir.band import Band
 from stepcast.ir.doubts import doubts
 from stepcast.ir.edits import with_layout
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.residual import Residual
 from stepcast.ir.step import StepReport
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import CollectiveKind, Direction, Transfer
@@ -58,6 +61,8 @@ class Options:
     ideal_communication: bool = False
     # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
     place: Place = Place.EVEN
+    # By how much measured runs of this framework on such GPUs were slower or faster, where that is asked for.
+    residual: Residual | None = None
 
 
 DEFAULTS = Options()
@@ -84,8 +89,12 @@ class Prediction:
     # Of each stage; nothing where no model is known.
     memory: "tuple[StageMemory, ...]" = ()
     finish: Finish | None = None
+    # How measured steps of its kind lay around their predictions; None where no model is known.
+    band: Band | None = None
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
+    # What was asked for, in the words of the JSON contract.
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         layout, where = self.workload.layout, self.cluster.name
@@ -113,12 +122,17 @@ class Prediction:
         return self.whole()[1]
 
     @property
-    def step_s(self) -> float:
+    def simulated_s(self) -> float:
         return self.found_s
 
     @cached_property
     def found_s(self) -> float:
         return self.settled.makespan_s if self.settled else self.run.makespan_s
+
+    @property
+    def step_s(self) -> float:
+        residual = self.options.residual
+        return self.simulated_s * (residual.factor if residual else 1.0)
 
     @property
     def fits(self) -> bool:
@@ -143,6 +157,14 @@ class Prediction:
             )
 
         return replace(self, finish=finish)
+
+    def facts(self) -> dict[str, Any]:
+        """The same as the command line prints with ``--json``."""
+        return {**self.asked, **self.report.facts()}
+
+    def row(self) -> dict[str, str | int | float | bool | None]:
+        """One line of a table, such as a pandas DataFrame takes: plain values by name."""
+        return row_of(self.facts())
 
     @cached_property
     def times(self) -> Times:

@@ -32,16 +32,17 @@ def packed(prediction: "Prediction") -> tuple[Callable[..., "Prediction"], tuple
         "place": prediction.place,
         "assumptions": prediction.assumptions,
         "memory": prediction.memory,
+        "band": prediction.band,
     }
     step, run = (None, None) if prediction.settled else prediction.whole()
-    return _unpacked, (state, step, run, prediction.step_s, prediction.report)
+    return _unpacked, (state, step, run, prediction.simulated_s, prediction.report)
 
 
 def _unpacked(
     state: dict[str, Any],
     step: Step | None,
     run: Run | None,
-    step_s: float,
+    simulated_s: float,
     report: StepReport,
 ) -> "Prediction":
     from stepcast.forecast.simulate import Prediction
@@ -49,7 +50,7 @@ def _unpacked(
     whole = Found((step, run)) if step is not None else _too_long
     made = Prediction(whole=whole, **state)
     # Both are computed when first asked for, and were.
-    made.__dict__.update(report=report, found_s=step_s)
+    made.__dict__.update(report=report, found_s=simulated_s)
     return made
 
 

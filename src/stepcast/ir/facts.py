@@ -10,7 +10,10 @@ from typing import Any, NamedTuple, NotRequired, TypedDict
 class BandFacts(TypedDict):
     low_s: float
     high_s: float
-    level: NotRequired[float]
+    level: float
+    of: str
+    rows: NotRequired[int]
+    widened: NotRequired[list[str]]
 
 
 class ExposureFacts(TypedDict):
@@ -92,6 +95,7 @@ class StepFacts(TypedDict):
     mfu: float | None
     memory_bytes: Mapping[str, Any] | None
     uncertainty: BandFacts
+    residual: NotRequired[dict[str, Any] | None]
     sources: dict[str, str]
     warnings: list[str]
     assumptions: list[str]
