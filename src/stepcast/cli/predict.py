@@ -23,14 +23,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_forecast_arguments(parser, required=False)
+    add_forecast_arguments(parser)
     parser.add_argument(
         "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
     )
-    for action in parser._actions:
-        if action.dest == "gpus":
-            action.required = False  # a captured program runs on one unless they are given
-    parser.add_argument("--gpu", metavar="G", help="with --captured, instead of --cluster: its GPU")
     parser.add_argument(
         "--to-workload",
         type=new_file,
@@ -55,12 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.captured:
         return _run_captured(args)
-    if args.gpu:
-        raise ValueError("--gpu has no effect: it is for --captured; a model needs --cluster")
-    if missing := [f"--{name}" for name in ("model", "cluster", "gpus") if getattr(args, name) is None]:
-        raise ValueError(
-            f"the following arguments are required: {', '.join(missing)}; usage: stepcast predict --help"
-        )
     from stepcast.ir.framework import Execution
 
     found = forecast(args)
