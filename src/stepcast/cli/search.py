@@ -14,6 +14,7 @@ from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, pos
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
 from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.predict import training
+from stepcast.cli.progress import bar_text
 from stepcast.cli.streams import show_status
 from stepcast.units import parse_count, parse_size_bytes
 
@@ -231,9 +232,9 @@ class _Watching:
             self.last = now
             rate = counts.simulated / max(now - self.began, EVERY_S)
             told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-            show_status(
-                f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
-            )
+            words = f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
+            left = counts.simulated + counts.pruned
+            show_status(bar_text("search", counts.simulated, left, words))
 
     def _catch(self) -> None:
         import signal
