@@ -97,6 +97,7 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
     parser = Parser(prog="stepcast", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"stepcast {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
+    parser.add_argument("--plain", action="store_true", help="no colour on a terminal, as NO_COLOR")
     chosen = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
         sub = chosen.add_parser(verb.name, help=verb.summary, description=verb.summary.capitalize() + ".")
@@ -112,8 +113,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.disable()  # a command makes no reference cycles that matter, and looking for them takes a tenth
         open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with shown_streams():
-        return _answered(arguments)
+    plain = "--plain" in arguments
+    with shown_streams(plain):
+        return _answered([word for word in arguments if word != "--plain"])
 
 
 def _answered(arguments: list[str]) -> int:
