@@ -81,6 +81,8 @@ def new_file(name: str) -> str:
 WRITTEN = ("trace", "html", "to_workload", "output")
 READ = (
     "file",
+    "run",
+    "config",
     "files",
     "runs",
     "input",
