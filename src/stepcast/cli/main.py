@@ -153,7 +153,8 @@ def _run(arguments: list[str]) -> int:
     if not named:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
-    args = parser.parse_args([word for word in arguments if word != "--debug"])
+    words = [word for word in arguments if word != "--debug"]
+    args = with_files(parser, words, words.index(named[0].name) + 1)
     args.command = shlex.join(["stepcast", *(word for word in arguments if word != "--debug")])
     from stepcast.cli.output import check_files
 
@@ -162,6 +163,22 @@ def _run(arguments: list[str]) -> int:
         # An array that overflowed is a wrong answer: stop instead of printing it.
         warnings.simplefilter("error", RuntimeWarning)
         return int(import_module(named[0].module).run(args))
+
+
+def with_files(parser: argparse.ArgumentParser, words: Sequence[str], at: int = 0) -> Any:
+    """*words* as arguments; what files that they name say of a run is read as if it stood before them."""
+    args = parser.parse_args(words)
+    if getattr(args, "config", None) is None and getattr(args, "run", None) is None:
+        return args
+    from stepcast.cli.configured import described
+
+    found = described(args)
+    if found is None:
+        return args
+    typed = args.given
+    args = parser.parse_args([*words[:at], *found.words, *words[at:]])
+    args.described, args.given = found, typed  # what a file says in vain is no mistake of the user's
+    return args
 
 
 def _said(error: BaseException) -> str:
