@@ -22,6 +22,7 @@ from stepcast.ir.work import (
 
 K = ElementwiseKind
 Call = Callable[[], Any]
+PIECE_BYTES = 4e9  # that one kernel moves at most: many times what a cache holds
 CYCLES_PER_S = 1.8e9  # of a GPU's clock while it waits, near enough for times of a recorded computation
 
 
@@ -149,6 +150,19 @@ class Operators:
         return self._moved(work.read_bytes, work.write_bytes)
 
     def _moved(self, read: float, write: float) -> Call:
+        """Kernels that move so much; more than fits beside all else goes through one buffer piece by piece."""
+        pieces = max(1, math.ceil((read + write) / PIECE_BYTES))
+        one = self._moved_once(read / pieces, write / pieces)
+        if pieces == 1:
+            return one
+
+        def repeated() -> None:
+            for _ in range(pieces):
+                one()
+
+        return repeated
+
+    def _moved_once(self, read: float, write: float) -> Call:
         """A kernel of as many operands for its result as bytes are read for each that is written."""
         torch, item = self._torch, 4 if self.device == "cpu" else 2
         if write < 0.02 * read:
