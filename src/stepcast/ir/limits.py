@@ -70,6 +70,7 @@ OPTIMUS = Limit("stages times micro-batches of an OptimusPrime run", 100_000, "r
 SEQUENCES = Limit("sequences of a batch", 1_000_000_000, "a step has up to some ten thousands")
 TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some millions")
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
+NSYS_ROWS = Limit("kernels of an Nsight Systems export", 50_000_000, "some thousands of steps")
 RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")
 COLUMNS = Limit("columns of a table", 1_000, "tables have some ten")
 BASES = Limit("chain of files that build on each other", 32, "people write chains of two or three")
