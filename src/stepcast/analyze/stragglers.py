@@ -24,7 +24,11 @@ COMPUTES = (FORWARD, BACKWARD)
 # Kinds whose usual value is a mean; of all others, which wait for a network, it is the median.
 MEANS = (*COMPUTES, "gc", "optimizer")
 GATHER, SCATTER = "params-all-gather", "grads-reduce-scatter"
-EMBEDDING, CLIP, SEPARATE = "embedding-grads-all-reduce", "optimizer-clip-main-grad", "separate-grads-all-reduce"
+EMBEDDING, CLIP, SEPARATE = (
+    "embedding-grads-all-reduce",
+    "optimizer-clip-main-grad",
+    "separate-grads-all-reduce",
+)
 TAIL = ("gc", "layernorm-grads-all-reduce", EMBEDDING)
 # direction -> its computes, and which stage a message goes to.
 DIRECTIONS = {"forward": (FORWARD, 1), "backward": (BACKWARD, -1)}
@@ -94,7 +98,9 @@ class Structure:
         kept = [
             at
             for at in messages
-            if (end[at] >= end[computes[0]] - SLACK_S if sends else start[at] <= start[computes[-1]] + SLACK_S)
+            if (
+                end[at] >= end[computes[0]] - SLACK_S if sends else start[at] <= start[computes[-1]] + SLACK_S
+            )
         ]
         self._alone.update(set(messages) - set(kept))
         pairs = []
@@ -183,7 +189,9 @@ class Structure:
             if operation.kind in (GATHER, SCATTER):
                 grouped[at] = _Unit((at,), across=True, grouped=True)
         alone = {
-            at: _Unit((at,), across=False, grouped=False) for at in range(len(self.operations)) if at not in grouped
+            at: _Unit((at,), across=False, grouped=False)
+            for at in range(len(self.operations))
+            if at not in grouped
         }
         return list(dict.fromkeys((grouped | alone).values()))
 
@@ -299,7 +307,9 @@ class Stragglers:
         """Mean step where operations that are *kept* are as in *base*, and all others as in *other*."""
         return float(self.played_s(np.where(kept, base, other)).mean())
 
-    def _mask(self, stages: Iterable[int] = (), replicas: Iterable[int] = (), kinds: Iterable[str] = ()) -> Mask:
+    def _mask(
+        self, stages: Iterable[int] = (), replicas: Iterable[int] = (), kinds: Iterable[str] = ()
+    ) -> Mask:
         shape = (1, self.run.replicas, len(self.run.operations))
         found = np.zeros(shape, dtype=np.bool_)
         for replica in replicas:

@@ -43,13 +43,17 @@ def _read(database: sqlite3.Connection, path: str) -> Timeline:
     NSYS_ROWS.check(int(rows))
     names = dict(database.execute("SELECT id, value FROM StringIds")) if "StringIds" in tables else {}
     builder = TimelineBuilder()
-    for start, end, device, stream, name in _rows(database, KERNELS, ("deviceId", "streamId"), "demangledName", "shortName"):
+    for start, end, device, stream, name in _rows(
+        database, KERNELS, ("deviceId", "streamId"), "demangledName", "shortName"
+    ):
         text = str(names.get(name, name))
         kind = SpanKind.COMMUNICATION if text.lower().startswith(COMMUNICATION) else SpanKind.COMPUTE
         _add(builder, text, device, f"stream {stream}", start, end, kind, path)
     if COPIES in tables:
         for start, end, device, stream, size in _rows(database, COPIES, ("deviceId", "streamId"), "bytes"):
-            _add(builder, f"copy of {size} bytes", device, f"stream {stream}", start, end, SpanKind.COPY, path)
+            _add(
+                builder, f"copy of {size} bytes", device, f"stream {stream}", start, end, SpanKind.COPY, path
+            )
     if RANGES in tables:
         _add_ranges(database, names, builder, path)
     if not len(builder):
@@ -69,13 +73,17 @@ def _rows(
     )
 
 
-def _add_ranges(database: sqlite3.Connection, names: dict[Any, Any], builder: TimelineBuilder, path: str) -> None:
+def _add_ranges(
+    database: sqlite3.Connection, names: dict[Any, Any], builder: TimelineBuilder, path: str
+) -> None:
     """NVTX push/pop ranges of the host."""
     known = {row[1] for row in database.execute(f"PRAGMA table_info({RANGES})")}
     text = "text" if "text" in known else "NULL"
     number = "textId" if "textId" in known else "NULL"
     thread = "globalTid" if "globalTid" in known else "0"
-    query = f"SELECT start, end, {text}, {number}, {thread} FROM {RANGES} WHERE end IS NOT NULL ORDER BY start"
+    query = (
+        f"SELECT start, end, {text}, {number}, {thread} FROM {RANGES} WHERE end IS NOT NULL ORDER BY start"
+    )
     for start, end, words, known_id, tid in database.execute(query):
         shown = words if words is not None else names.get(known_id)
         if shown:
@@ -83,7 +91,14 @@ def _add_ranges(database: sqlite3.Connection, names: dict[Any, Any], builder: Ti
 
 
 def _add(
-    builder: TimelineBuilder, name: str, device: Any, lane: str, start: Any, end: Any, kind: SpanKind, path: str
+    builder: TimelineBuilder,
+    name: str,
+    device: Any,
+    lane: str,
+    start: Any,
+    end: Any,
+    kind: SpanKind,
+    path: str,
 ) -> None:
     if not isinstance(start, int) or not isinstance(end, int) or not isinstance(device, int):
         raise FormatError("a row has no whole numbers of nanoseconds", path)

@@ -39,7 +39,12 @@ class Format:
 FORMATS: tuple[Format, ...] = (
     Format("nsys", "Nsight Systems export (SQLite)", "timeline", "nsys", binary=True),
     Format(
-        "flight-recorder", "NCCL flight-recorder dump (JSON, pickle)", "collectives", "flight_recorder", True, True
+        "flight-recorder",
+        "NCCL flight-recorder dump (JSON, pickle)",
+        "collectives",
+        "flight_recorder",
+        True,
+        True,
     ),
     Format("nccl-inspector", "NCCL Inspector JSON", "collectives", "nccl_inspector", joins=True),
     Format("mlperf-log", "MLPerf Training result log", "step log", "mlperf_log"),

@@ -29,7 +29,9 @@ def step_log_text(found: Facts, width: int) -> str:
         pairs.append(("run", format_seconds(found["run_s"])))
     if found["lost_s"]:
         pairs.append(("beyond the usual step", format_seconds(found["lost_s"])))
-    rows = [(row["step"], format_seconds(row["seconds"]), f"{row['factor']:.2f}") for row in found["slow_steps"]]
+    rows = [
+        (row["step"], format_seconds(row["seconds"]), f"{row['factor']:.2f}") for row in found["slow_steps"]
+    ]
     slow = table(("slow step", "took", "times usual"), rows[:MOST_ROWS], width) if rows else ""
     return _joined(facts(pairs, width), slow)
 
@@ -53,7 +55,8 @@ def collective_log_text(found: Facts, width: int) -> str:
         for row in found["unfinished"]
     ]
     wrong = [
-        f"call {row['turn']} of group {row['group']}: ranks called {row['called']}" for row in found["mismatched"]
+        f"call {row['turn']} of group {row['group']}: ranks called {row['called']}"
+        for row in found["mismatched"]
     ]
     heads = ("collective", "group", "size", "calls", "median", "bus bandwidth")
     return _joined(facts(pairs, width), table(heads, rows, width), "\n".join(stuck), "\n".join(wrong))
@@ -65,7 +68,10 @@ def streams_text(found: Facts, width: int) -> str:
     if step:
         pairs.append(("step", f"{format_seconds(step['median_s'])}, {step['count']} ranges {step['name']}"))
     devices = [
-        (row["device"], *(format_seconds(row[f"{part}_s"]) for part in ("compute", "exposed", "copy", "idle")))
+        (
+            row["device"],
+            *(format_seconds(row[f"{part}_s"]) for part in ("compute", "exposed", "copy", "idle")),
+        )
         for row in found["devices"]
     ]
     kernels = [(row["name"], row["runs"], format_seconds(row["total_s"])) for row in found["kernels"]]
