@@ -140,11 +140,11 @@ class CollectiveLogAnalysis:
             if len(issued) > 1:
                 waited = issued[-1][0] - issued[-2][0]
                 late[issued[-1][1]].append(waited)
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"rank": rank, "last": len(waits), "waited_s": sum(waits), "factor": None}
             for rank, waits in late.items()
         ]
-        return sorted(rows, key=lambda row: -row["waited_s"])  # type: ignore[arg-type, return-value, operator]
+        return sorted(rows, key=lambda row: -row["waited_s"])
 
 
 def analyze_step_log(log: StepLog) -> StepLogAnalysis:

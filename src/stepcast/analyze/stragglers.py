@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -71,7 +72,7 @@ class Structure:
         return sorted(at for kind in kinds for at in self._of.get((stage, kind), []))
 
     def _chain(self, found: Sequence[int]) -> None:
-        for earlier, later in zip(found, found[1:], strict=False):
+        for earlier, later in pairwise(found):
             self.before[later].add(earlier)
 
     def _stage(self, stage: int) -> None:

@@ -83,9 +83,9 @@ class StreamsAnalysis:
         line, found = self.timeline, defaultdict(list)
         for at in np.flatnonzero(line.kind_of == SpanKind.HOST).tolist():
             found[NUMBERS.sub("*", line.names[line.name_of[at]])].append(at)
-        rows = [
-            {"name": name, "runs": len(rows), "total_s": float(line.duration_s[rows].sum())}
-            for name, rows in found.items()
+        rows: list[dict[str, Any]] = [
+            {"name": name, "runs": len(places), "total_s": float(line.duration_s[places].sum())}
+            for name, places in found.items()
         ]
         return sorted(rows, key=lambda row: -row["total_s"])[:MOST_ROWS]
 

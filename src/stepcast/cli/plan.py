@@ -3,29 +3,34 @@
 import argparse
 import copy
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from stepcast import __version__
 from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
 from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.ir.doubts import doubts
+from stepcast.ir.limits import STEPS
 from stepcast.outputs.rows import table_bytes
+from stepcast.report.asked import asked_pairs
+from stepcast.report.text import facts as facts_text
 from stepcast.report.visible import visible
 from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation
-    from stepcast.goodput.plan import Phase
+    from stepcast.goodput.plan import Phase, Plan
 
-MOST_STEPS = 10**12
+MOST_STEPS = STEPS.most
 SPARES = (0, 1, 2, 4, 8, 16)
 DEFAULT_FAILURES = "llama-3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_forecast_arguments(parser, required=False)
+    add_forecast_arguments(parser)
     parser.set_defaults(own=parser)
     _add_run(parser)
     _add_operation(parser)
@@ -37,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drawn.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="goodput by interval and spares, as csv"
     )
+    add_page_argument(drawn)
     drawn.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -95,12 +101,22 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--evaluate", metavar="every=N,for=T", help="a pause after every N steps")
 
 
-def run(args: argparse.Namespace) -> int:
-    from stepcast.goodput.plan import choices, plan
-    from stepcast.report.plan import plan_text
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and what is told of it."""
 
-    if args.step_s is None and (args.model is None or args.cluster is None):
+    plan: "Plan"
+    facts: dict[str, Any]
+
+
+def planned(args: argparse.Namespace) -> Planned:
+    """The whole run that *args* describe."""
+    from stepcast.goodput.plan import choices, plan
+
+    if args.step_s is None and (args.model is None or (args.cluster or args.gpu) is None):
         raise ValueError("a run has steps: give --model and --cluster, or --step-s of a measured one")
+    if args.step_s is not None and args.gpus is None:
+        raise ValueError("--step-s knows no layout: give --gpus as well")
     stages = [_stage(args, text) for text in args.stage] or [args]
     forecasts = [forecast(each) if each.step_s is None else None for each in stages]
     assumptions = list(dict.fromkeys(note for each in forecasts if each for note in each.assumptions))
@@ -108,15 +124,16 @@ def run(args: argparse.Namespace) -> int:
     phases = [_phase(each, found, operation) for each, found in zip(stages, forecasts, strict=True)]
     made = plan(phases, operation, args.price, args.pue, args.runs, args.seed)
     spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
-    table = choices(phases, operation, spares=spares)
     facts = made.facts()
+    asked = forecasts[0].asked.facts() if forecasts[0] else {}
     found = {
+        **asked,
         **facts,
         "step_band_days": _band_days(facts["days"]["median"], forecasts, phases),
         "failures": operation.failures.name,
         "spares": args.spares,
         "checkpoint_bytes": operation.saving.size_bytes,
-        "choices": table,
+        "choices": choices(phases, operation, spares=spares),
         "assumptions": assumptions,
         "warnings": [note for each in forecasts if each for note in each.prediction.report.warnings],
     }
@@ -126,12 +143,25 @@ def run(args: argparse.Namespace) -> int:
     found["warnings"] += doubts(answer)
     if args.until:
         found["until"] = args.until.isoformat()
+    return Planned(made, found)
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.pages.plan import plan_page
+    from stepcast.report.plan import plan_text
+
+    found = {**planned(args).facts, "command": args.command, "version": __version__}
     if args.output:
-        write_file(args.output, table_bytes(args.output, table))
+        write_file(args.output, table_bytes(args.output, found["choices"]))
+    write_page(args, lambda about: plan_page(found, about))
     if args.json:
         print_json(found)
         return 0
+    if asked := asked_pairs(found):
+        print(facts_text(asked, terminal_width()) + "\n")
     print(plan_text(found, terminal_width()))
+    if args.html:
+        print(f"\n{told_page(args)}")
     if args.output:
         print(f"\nwrote {visible(args.output)}")
     print_warnings(dict.fromkeys(found["warnings"]))
@@ -165,7 +195,7 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
         words += [f"--{name.strip()}", value.strip()]
     base = copy.copy(args)
     base.tokens = base.steps = None
-    found: argparse.Namespace = args.own.parse_args(["--gpus", str(args.gpus), *words], base)
+    found: argparse.Namespace = args.own.parse_args(words, base)
     if (found.tokens is None) == (found.steps is None):
         raise ValueError(f"--stage {text!r}: give tokens or steps of the stage")
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
+from stepcast.cli.neighbours import neighbours
 from stepcast.cli.numbers import positive, price
 from stepcast.cli.output import new_file, terminal_width, write_file, write_files
 from stepcast.cli.remedies import remedies
@@ -22,14 +23,10 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_forecast_arguments(parser, required=False)
+    add_forecast_arguments(parser)
     parser.add_argument(
         "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
     )
-    for action in parser._actions:
-        if action.dest == "gpus":
-            action.required = False  # a captured program runs on one unless they are given
-    parser.add_argument("--gpu", metavar="G", help="with --captured, instead of --cluster: its GPU")
     parser.add_argument(
         "--to-workload",
         type=new_file,
@@ -54,12 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.captured:
         return _run_captured(args)
-    if args.gpu:
-        raise ValueError("--gpu has no effect: it is for --captured; a model needs --cluster")
-    if missing := [f"--{name}" for name in ("model", "cluster", "gpus") if getattr(args, name) is None]:
-        raise ValueError(
-            f"the following arguments are required: {', '.join(missing)}; usage: stepcast predict --help"
-        )
     from stepcast.ir.framework import Execution
 
     found = forecast(args)
@@ -75,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         prediction,
         args,
         found.asked.facts(),
+        lambda: neighbours(args, found, args.command),
         training=training(args.tokens, args.price, found.strategy, prediction.step_s),
         remedies=remedies(args, found.asked, prediction.step_s) if unfit else None,
     )

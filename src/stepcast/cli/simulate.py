@@ -119,12 +119,10 @@ def run(args: argparse.Namespace) -> int:
     cluster = load_cluster(args.cluster, args.set)
     prediction = simulate(workload, cluster, options, slow_ranks=slow_ranks)
     asked = {
-        "model": None,
         "workload": ", ".join(args.files),
         "cluster": cluster.name,
         "gpu": cluster.gpu.name,
         "gpus_per_node": cluster.node.gpus,
-        "framework": None,
         "strategy": prediction.workload.layout.facts(),
     }
     show_prediction(prediction, args, asked)

@@ -1,5 +1,6 @@
 """Result logs of MLPerf Training: lines of ``:::MLLOG`` and a JSON object (mlcommons/logging)."""
 
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -86,7 +87,7 @@ def _steps(
     if rates:
         return tuple(LoggedStep(at, batch / rate, samples=batch) for at, rate in enumerate(rates) if rate > 0)
     found = []
-    for (before, began_s), (after, ended_s) in zip(blocks, blocks[1:], strict=False):
+    for (before, began_s), (after, ended_s) in pairwise(blocks):
         steps = (after - before) / batch
         if steps > 0 and before >= 0:
             found.append(LoggedStep(after // batch, (ended_s - began_s) / steps, samples=batch))

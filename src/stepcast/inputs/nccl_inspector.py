@@ -1,4 +1,4 @@
-"""Output of the NCCL Inspector plugin: a JSON object for each collective (NVIDIA/nccl, ext-profiler/inspector)."""
+"""Output of NCCL's Inspector: a JSON object for each collective (NVIDIA/nccl, ext-profiler/inspector)."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -45,7 +45,7 @@ class RecordedRank:
 
     @property
     def outside_s(self) -> float:
-        """The median step outside of the window; the step that starts the profiler and its warm-up left out."""
+        """The median step outside of the window; those that start and warm up the profiler left out."""
         near = range(self.window.start - 2, self.window.stop + 1)
         plain = [each for at, each in enumerate(self.steps_s) if at not in near]
         return statistics.median(plain or self.steps_s or [0.0])

@@ -78,7 +78,7 @@ class Recorder:
     # ---- messages -------------------------------------------------------------------------------------
 
     def _wrap(self, dist: Any) -> None:
-        """Calls of torch.distributed, with their group and bytes; what C++ issues is in the profiler's trace."""
+        """Calls of torch.distributed, with group and bytes; what C++ issues is in the profiler's trace."""
         for name in COLLECTIVES:
             call = getattr(dist, name, None)
             if call is not None:

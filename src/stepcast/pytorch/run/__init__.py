@@ -1,1 +1,1 @@
-"""A workload run for real: its products, its memory traffic and its messages, in the order of its schedule."""
+"""A workload run for real: its products, memory traffic and messages, in the order of its schedule."""

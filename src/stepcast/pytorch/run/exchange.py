@@ -40,7 +40,8 @@ class Distributed:
 
     def _made(self, family: Group) -> tuple[Any, tuple[int, ...]]:
         """Every rank makes all groups of a family, in the same order, and keeps its own."""
-        grid, mine, members = grid_of(self._layout), None, (self._rank,)
+        grid, mine = grid_of(self._layout), None
+        members: tuple[int, ...] = (self._rank,)
         for ranks in sorted({grid.group(str(family), rank) for rank in range(self._layout.gpus)}):
             made = self._dist.new_group(list(ranks))
             if self._rank in ranks:

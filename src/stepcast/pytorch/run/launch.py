@@ -80,8 +80,8 @@ def _worker(plan: RunPlan, rank: int, port: int, device: str, answers: Any) -> N
     import torch
 
     warnings.simplefilter("ignore")  # names that torch.distributed is about to change
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
-                      WORLD_SIZE=str(plan.layout.gpus))  # fmt: skip
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ.update(place, RANK=str(rank), WORLD_SIZE=str(plan.layout.gpus))
     if device == "cpu":
         torch.set_num_threads(1)
     try:
@@ -131,7 +131,8 @@ def medians(records: list[Record], steps: int) -> list[Record]:
         at = counts.get(key, 0)
         counts[key] = at + 1
         times.setdefault((row.rank, at), []).append(row.duration_s)
-    found, places = [], {}
+    found: list[Record] = []
+    places: dict[int, int] = {}
     for row in last:
         at = places.get(row.rank, 0)
         places[row.rank] = at + 1

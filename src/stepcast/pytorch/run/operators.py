@@ -150,7 +150,7 @@ class Operators:
         return self._moved(work.read_bytes, work.write_bytes)
 
     def _moved(self, read: float, write: float) -> Call:
-        """Kernels that move so much; more than fits beside all else goes through one buffer piece by piece."""
+        """Kernels that move so much; what would not fit beside all else goes piece by piece."""
         pieces = max(1, math.ceil((read + write) / PIECE_BYTES))
         one = self._moved_once(read / pieces, write / pieces)
         if pieces == 1:
