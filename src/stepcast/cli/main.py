@@ -39,6 +39,8 @@ VERBS: tuple[Verb, ...] = (
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
     Verb("capture", "a PyTorch model as a workload, without a GPU"),
+    Verb("record", "a real PyTorch job, written down per rank"),
+    Verb("run", "execute a workload for real over torch.distributed"),
     Verb("analyze", "where a measured run's time went"),
     Verb("replay", "a measured run under changed conditions"),
     Verb("compare", "a predicted or measured step beside a measured one"),

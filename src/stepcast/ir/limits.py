@@ -72,6 +72,7 @@ OPTIMUS = Limit("stages times micro-batches of an OptimusPrime run", 100_000, "r
 SEQUENCES = Limit("sequences of a batch", 1_000_000_000, "a step has up to some ten thousands")
 TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some millions")
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
+NSYS_ROWS = Limit("kernels of an Nsight Systems export", 50_000_000, "some thousands of steps")
 SLOTS = Limit("slots of a schedule that are run one by one", 2**19, "where there is no steady state to go by")
 TASKS = Limit(
     "tasks of a step that is written out",
