@@ -8,6 +8,7 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.strategy import (
+    USUAL_FRAMEWORK,
     add_strategy_arguments,
     given_by,
     layout_of,
@@ -26,16 +27,80 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """A prediction and the values it was made of; *assumptions* are what the command line left open."""
+class Asked:
+    """The values that a command line describes; *assumptions* are what it left open."""
 
-    prediction: "Prediction"
     model: "Model"
     cluster: "Cluster"
     strategy: "Strategy"
     framework: "Framework"
     calibration: "Calibration | None"
+    place: str
     assumptions: tuple[str, ...]
+
+    @property
+    def predicted(self) -> "Prediction":
+        from stepcast.forecast.predict import predict
+        from stepcast.forecast.simulate import Options
+        from stepcast.hardware import Place
+
+        options = Options(place=Place(self.place))
+        return predict(self.model, self.cluster, self.strategy, self.framework, options, self.calibration)
+
+    def facts(self) -> dict[str, Any]:
+        """What was asked, in the words of the JSON contract."""
+        from stepcast.cli.choices import row_words
+        from stepcast.frameworks.words import recompute_word
+
+        strategy, node = self.strategy, self.cluster.node
+        return {
+            "model": self.model.name,
+            "parameters": self.model.parameters,
+            "cluster": self.cluster.name,
+            "gpu": self.cluster.gpu.name,
+            "gpus_per_node": node.gpus,
+            "framework": self.framework.name,
+            "execution": str(self.framework.execution),
+            "kernels": str(self.framework.kernels),
+            "strategy": {
+                **row_words(strategy),
+                "recompute": recompute_word(strategy.recompute),
+                "global_batch": strategy.global_batch,
+                "seq": strategy.seq,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A prediction and the values it was made of; *assumptions* are what the command line left open."""
+
+    prediction: "Prediction"
+    asked: Asked
+
+    @property
+    def model(self) -> "Model":
+        return self.asked.model
+
+    @property
+    def cluster(self) -> "Cluster":
+        return self.asked.cluster
+
+    @property
+    def strategy(self) -> "Strategy":
+        return self.asked.strategy
+
+    @property
+    def framework(self) -> "Framework":
+        return self.asked.framework
+
+    @property
+    def calibration(self) -> "Calibration | None":
+        return self.asked.calibration
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return self.asked.assumptions
 
 
 def add_forecast_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
@@ -55,18 +120,22 @@ def add_forecast_arguments(parser: argparse.ArgumentParser, required: bool = Tru
 
 def forecast(args: argparse.Namespace) -> Forecast:
     """Predict the step of *args*; what they leave out is settled by the framework and the model."""
-    from stepcast.forecast.predict import predict
-    from stepcast.forecast.simulate import Options
+    asked = asked_by(args)
+    return Forecast(asked.predicted, asked)
+
+
+def asked_by(args: argparse.Namespace) -> Asked:
+    """The run that *args* describe, settled and checked, not yet predicted."""
     from stepcast.frameworks.catalog import load_profile
     from stepcast.frameworks.profile import settle
-    from stepcast.hardware import Place, load_cluster
+    from stepcast.hardware import load_cluster
     from stepcast.ir.legality import recomputable
     from stepcast.models.catalog import load_model
 
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
-    profile = load_profile(args.framework)
+    profile = load_profile(args.framework or USUAL_FRAMEWORK)
     layout = layout_of(args, profile, model, cluster.gpu.name)
     usual = settle(profile, model, cluster.gpu.name, layout, {})
     said = given_by(args)
@@ -86,14 +155,26 @@ def forecast(args: argparse.Namespace) -> Forecast:
         predicts_further=model.next_token_layers > 0,
         corrects=corrects,
         racks=has_racks(args),
+        framework=profile.name,
     )
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
     assumptions: list[str] = []
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
-    framework, options = settled.framework, Options(place=Place(args.place))
-    prediction = predict(model, cluster, strategy, framework, options, calibration)
-    return Forecast(prediction, model, cluster, strategy, framework, calibration, tuple(assumptions))
+    if args.framework is None:
+        assumptions.append(_software(settled.framework))
+    return Asked(model, cluster, strategy, settled.framework, calibration, args.place, tuple(assumptions))
+
+
+def _software(framework: "Framework") -> str:
+    """What is taken of the software where nobody names it: it decides as much as the layout does."""
+    from stepcast.ir.framework import Execution
+
+    issued = "as captured graphs" if framework.execution is Execution.GRAPHS else "one by one"
+    return (
+        f"the software is {framework.name}, its {framework.kernels} kernels issued {issued} (--framework; "
+        "plain eager PyTorch is pytorch or transformers, and slower)"
+    )
 
 
 def _forget_usual(args: argparse.Namespace, usual: dict[str, Any]) -> None:

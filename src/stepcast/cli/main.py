@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -144,6 +145,7 @@ def _run(arguments: list[str]) -> int:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
     args = parser.parse_args([word for word in arguments if word != "--debug"])
+    args.command = shlex.join(["stepcast", *(word for word in arguments if word != "--debug")])
     from stepcast.cli.output import check_files
 
     check_files(args)

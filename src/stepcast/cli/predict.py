@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
 from stepcast.cli.numbers import positive, price
 from stepcast.cli.output import new_file, terminal_width, write_file, write_files
+from stepcast.cli.remedies import remedies
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.units import DAY, HOUR, parse_count
+
+DOES_NOT_FIT = 1  # exit status
 
 if TYPE_CHECKING:
     from stepcast.cli.forecasting import Forecast
@@ -35,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
     parser.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
+    parser.add_argument(
+        "--require-fit", action="store_true", help="exit with status 1 where the memory does not suffice"
+    )
     add_result_arguments(parser)
 
 
@@ -49,14 +55,19 @@ def run(args: argparse.Namespace) -> int:
             warnings = [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
     prediction = found.prediction.noting(found.assumptions, warnings)
     report = prediction.report
+    unfit = not prediction.fits
     show_prediction(
-        prediction, args, training(args.tokens, args.price, found.strategy, found.prediction.step_s)
+        prediction,
+        args,
+        found.asked.facts(),
+        training=training(args.tokens, args.price, found.strategy, prediction.step_s),
+        remedies=remedies(args, found.asked, prediction.step_s) if unfit else None,
     )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text
 
         print("\n" + memory_text(report.memory_bytes, terminal_width()))
-    return 0
+    return DOES_NOT_FIT if unfit and args.require_fit else 0
 
 
 def training(

@@ -4,6 +4,7 @@ import argparse
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from stepcast import __version__
 from stepcast.cli.numbers import MOST_RUNS, count
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.report.visible import visible
@@ -34,12 +35,11 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show_prediction(
-    prediction: "Prediction", args: argparse.Namespace, training: dict[str, Any] | None = None
+    prediction: "Prediction", args: argparse.Namespace, asked: dict[str, Any], **further: Any
 ) -> None:
-    """Print the report, and write or draw what was asked for; *training* is what a whole run takes."""
-    found = prediction.report.facts()
-    if training is not None:
-        found["training"] = training
+    """Print the report, and write or draw what was asked for; *further* facts are the verb's own."""
+    found = {**asked, "command": args.command, "version": __version__, **prediction.report.facts()}
+    found |= {name: value for name, value in further.items() if value is not None}
     if args.jitter is not None:
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:

@@ -40,14 +40,15 @@ EXECUTIONS = ("graphs", "partial-graphs", "eager")
 MICRO_BATCHES_PER_STAGE = 8
 MOST_MICRO_BATCHES = MICRO_BATCHES.most
 MOST_FURTHER_TOKENS = 64
+USUAL_FRAMEWORK = "megatron-core"
 
 
 def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--framework",
-        default="megatron-core",
         metavar="F",
-        help="whose habits fill what is left out: a name in the catalogue, or a TOML file",
+        help="whose habits fill what is left out: a name in the catalogue, or a TOML file "
+        f"(default: {USUAL_FRAMEWORK})",
     )
     _add_layout(parser)
     batch = parser.add_argument_group("batch")

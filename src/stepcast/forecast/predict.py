@@ -13,6 +13,7 @@ from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
+from stepcast.forecast.beyond import beyond_checked
 from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
@@ -106,6 +107,7 @@ def _with_model(
             *_transfer_warnings(strategy),
             *_host_warnings(host),
             *_scaled_warnings(report, cluster, str(strategy.precision)),
+            *beyond_checked(model, strategy),
         ),
         assumptions=(*((split,) if split else ()), *report.assumptions),
     )

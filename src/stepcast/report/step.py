@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from stepcast.report.asked import asked_pairs
 from stepcast.report.text import GAP, bullet, facts, table
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
@@ -25,10 +26,13 @@ PART_NAMES = {
 
 def step_text(found: Facts, width: int) -> str:
     """The facts of a StepReport, for a person."""
-    parts = [facts(_headline(found), width), _breakdown(found, width)]
+    asked = asked_pairs(found)
+    parts = [facts(asked, width)] if asked else []
+    parts += [facts(_headline(found), width), _breakdown(found, width)]
     if len(found["stages"]) > 1:
         parts.append(_stages(found, width))
-    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    if found["assumptions"]:
+        parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
     return "\n\n".join(parts)
 
 
@@ -58,6 +62,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         pairs.append(
             ("memory", f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}")
         )
+        pairs += _remedies(found)
         if host := memory.get("host"):
             node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
             pairs.append(("host memory", f"{node} of {capacity} per node"))
@@ -70,6 +75,23 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
             )
         )
     return pairs
+
+
+def _remedies(found: Facts) -> list[tuple[str, object]]:
+    """What would make the step fit, the fastest first."""
+    if "remedies" not in found:
+        return []
+    if not found["remedies"]:
+        why = "no recomputation, sharding, smaller micro-batch or split of these GPUs does: give more of them"
+        return [("to fit", f"{why}, or let 'stepcast search' look")]
+    return [
+        (
+            "to fit" if not at else "or",
+            f"{each['options']}: {format_seconds(each['step_s'])} ({each['slower'] * 100:+.0f} %), "
+            f"{format_bytes(each['memory_bytes'])}",
+        )
+        for at, each in enumerate(found["remedies"])
+    ]
 
 
 def _breakdown(found: Facts, width: int) -> str:
