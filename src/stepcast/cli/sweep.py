@@ -11,7 +11,6 @@ from stepcast.cli.streams import show_status
 
 if TYPE_CHECKING:
     from stepcast.sweep.run import Progress
-    from stepcast.sweep.store import Store
 
 ABOUT = ("status", "show", "export")
 ENGINES = ("local", "ray", "dask", "slurm")
@@ -22,12 +21,20 @@ EVERY_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", metavar="SPEC.toml|status|show|export", help="points to ask, or what to see of them")
-    parser.add_argument("folder", nargs="?", metavar="DIR", help="with status, show and export: of which sweep")
+    parser.add_argument(
+        "what", metavar="SPEC.toml|status|show|export", help="points to ask, or what to see of them"
+    )
+    parser.add_argument(
+        "folder", nargs="?", metavar="DIR", help="with status, show and export: of which sweep"
+    )
     asking = parser.add_argument_group("asking")
     asking.add_argument("-o", "--output", metavar="DIR", help="folder of the answers; the same one resumes")
     asking.add_argument(
-        "--engine", choices=ENGINES, default="local", metavar="E", help=f"{', '.join(ENGINES)} (default local)"
+        "--engine",
+        choices=ENGINES,
+        default="local",
+        metavar="E",
+        help=f"{', '.join(ENGINES)} (default local)",
     )
     asking.add_argument(
         "--workers",
@@ -38,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asking.add_argument("--address", metavar="A", help="of the Ray or Dask cluster, or the Slurm partition")
     asking.add_argument("--dry-run", action="store_true", help="count the points, and ask none")
     seeing = parser.add_argument_group("seeing")
-    seeing.add_argument("--where", metavar="TEXT", help="rows that are wanted, as \"mfu > 0.4 AND fits\"")
+    seeing.add_argument("--where", metavar="TEXT", help='rows that are wanted, as "mfu > 0.4 AND fits"')
     seeing.add_argument("--sort", metavar="NAME", help="least first; -NAME: most first")
     seeing.add_argument("--top", type=count(1, MOST_ROWS), metavar="K", help="rows to show (default 20)")
     seeing.add_argument("--to", choices=FORMATS, metavar="FORMAT", help=f"export: {', '.join(FORMATS)}")
@@ -81,7 +88,7 @@ def _ask(args: argparse.Namespace) -> int:
         return _told(args, {"points": points, "of": spec.size})
     if args.output is None:
         raise ValueError("-o DIR is missing: the folder of the answers")
-    workers = args.workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = args.workers or _cores()
     watching = _Watching()
     try:
         found = sweep(spec, args.output, answers, digest, args.engine, workers, args.address, watching)
@@ -91,6 +98,11 @@ def _ask(args: argparse.Namespace) -> int:
     finally:
         show_status("")
     return _told(args, _progress_facts(found, args.output))
+
+
+def _cores() -> int:
+    """Those this process may use, which are fewer than the machine's in a container."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _Watching:
@@ -179,10 +191,18 @@ def _export(args: argparse.Namespace) -> int:
     name = args.to_file or os.path.join(args.folder, f"results.{kind}")
     with Store(args.folder) as store:
         rows = rows_of(store, args.where, args.sort or "position", args.top)
-    from stepcast.outputs.rows import document
-
-    write_file(name, document(kind, rows))
+    write_file(name, _document(kind, name, rows))
     return _told(args, {"written": name, "rows": len(rows)})
+
+
+def _document(kind: str, name: str, rows: list[dict[str, Any]]) -> bytes:
+    if kind == "json":
+        import msgspec
+
+        return msgspec.json.encode(rows) + b"\n"
+    from stepcast.outputs.rows import table_bytes
+
+    return table_bytes(f"{name}.{kind}", rows)
 
 
 def _none_of(args: argparse.Namespace, *names: str) -> None:

@@ -1,9 +1,11 @@
 """Points of a sweep as command lines: each is asked by the path that a person's command takes."""
 
 import argparse
+import contextlib
 import hashlib
+import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -49,14 +51,19 @@ def digest(name: str, value: Any) -> str:
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
-    loaders = {"model": load_model, "cluster": load_cluster, "framework": load_profile}
+    loaders: dict[str, Callable[[str], object]] = {
+        "model": load_model,
+        "cluster": load_cluster,
+        "framework": load_profile,
+    }
     try:
         if name in loaders:
             return _hashed(repr(loaders[name](value)).encode())
         if name in ("calibration", "config"):
             from stepcast.inputs.source import Source
+            from stepcast.ir.limits import RESULT
 
-            return _hashed(Source(value).text().encode())
+            return _hashed(Source(value).text(RESULT).encode())
     except (ValueError, OSError) as error:
         return f"{value!r}: {error}"
     return repr(value)
@@ -97,12 +104,13 @@ def _arguments(words: Words) -> list[str]:
 
 
 def _parsed(verb: str, words: Words) -> argparse.Namespace:
-    from stepcast.cli.main import Refused
-
+    said = io.StringIO()
     try:
-        return _parser(verb).parse_args([verb, *_arguments(words)])
-    except Refused as error:
-        raise ValueError(str(error)) from None
+        with contextlib.redirect_stderr(said):
+            return _parser(verb).parse_args([verb, *_arguments(words)])
+    except SystemExit:
+        told = said.getvalue().strip().removeprefix("stepcast: ")
+        raise ValueError(told.partition("; usage:")[0]) from None
 
 
 # ---- predictions --------------------------------------------------------------------------------------
@@ -122,11 +130,9 @@ def _predicted(points: Sequence[Words]) -> Answers:
             found[place] = _failed(error)
     for _, group in groupby(asked, key=lambda each: _shared(each[1])):
         several = list(group)
-        for (place, each, args), prediction in zip(several, _predictions([a for _, a, _ in several]), strict=True):
-            wanted = bool(points[place].get(BREAKDOWN))
-            found[place] = (
-                _failed(prediction) if isinstance(prediction, Exception) else _row(each, args, prediction, wanted)
-            )
+        predictions = _predictions([each for _, each, _ in several])
+        for (place, each, args), prediction in zip(several, predictions, strict=True):
+            found[place] = _row(each, args, prediction, bool(points[place].get(BREAKDOWN)))
     return found
 
 
@@ -161,6 +167,8 @@ def _row(asked: "Asked", args: argparse.Namespace, prediction: Any, breakdown: b
     from stepcast.cli.predict import training
     from stepcast.forecast.predict import throughput
 
+    if isinstance(prediction, Exception):
+        return _failed(prediction)
     try:
         step_s = prediction.step_s
         fast = throughput(asked.model, asked.cluster, asked.strategy, step_s)

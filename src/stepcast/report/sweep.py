@@ -1,42 +1,58 @@
 """A sweep as text: how far it is, and its rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_percent, format_seconds
 
+Shown = tuple[str, Callable[[Any], str]]
+"""What a fact is called, and how a person reads its value."""
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
 # Fact -> how a person reads it; what stands in no line here is a word of the point, shown as it is.
-SHOWN = {
+SHOWN: dict[str, Shown] = {
     "step_s": ("step", format_seconds),
-    "tokens_per_s_per_gpu": ("tokens/s/GPU", lambda value: f"{value:,.0f}"),
+    "tokens_per_s_per_gpu": ("tokens/s/GPU", _whole),
     "mfu": ("MFU", format_percent),
     "bubble": ("bubble", format_percent),
     "exposed": ("exposed", format_percent),
     "memory_bytes": ("memory", format_bytes),
     "fits": ("fits", lambda value: "yes" if value else "no"),
     "days": ("days", lambda value: f"{value:,.1f}"),
-    "cost": ("cost", lambda value: f"{value:,.0f}"),
+    "cost": ("cost", _whole),
     "error": ("error", str),
+}
+COUNTED: dict[str, Shown] = {
+    "folder": ("folder", str),
+    "of": ("combinations", _whole),
+    "points": ("points", _whole),
+    "answered": ("answered", _whole),
+    "left": ("left", _whole),
+    "errors": ("errors", _whole),
+    "new": ("new", _whole),
+    "seconds": ("took", format_seconds),
+    "points_per_s": ("rate", lambda value: f"{value:,.1f} points a second"),
+    "fit": ("fit", _whole),
+    "least_step_s": ("shortest step", format_seconds),
+    "most_step_s": ("longest step", format_seconds),
+    "best_mfu": ("best MFU", format_percent),
+    "best_tokens_per_s_per_gpu": ("most tokens/s/GPU", _whole),
+    "written": ("written", str),
+    "rows": ("rows", _whole),
 }
 HIDDEN = ("position", "low_s", "high_s", "gpu_hours", "found")
 
 
 def counted_text(found: Mapping[str, Any], width: int) -> str:
     """Counts and rates, a line each."""
-    pairs: list[tuple[str, object]] = []
-    for name, value in found.items():
-        if value is None or name == "common_errors":
-            continue
-        words = name.replace("_", " ")
-        if name.endswith("_per_s"):
-            pairs.append((words.replace(" per s", " a second"), f"{value:,.1f}"))
-        elif name.endswith("step_s") or name == "seconds":
-            pairs.append((words.removesuffix(" s"), format_seconds(value)))
-        elif name.endswith("mfu"):
-            pairs.append(("best MFU", format_percent(value)))
-        else:
-            pairs.append((words, f"{value:,.0f}" if isinstance(value, int | float) else value))
+    pairs: list[tuple[str, object]] = [
+        (words, shown(found[name])) for name, (words, shown) in COUNTED.items() if found.get(name) is not None
+    ]
     pairs += [(f"error of {each['points']:,}", each["error"]) for each in found.get("common_errors", ())]
     return facts(pairs, width)
 
@@ -47,7 +63,11 @@ def rows_text(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int], widt
     if not rows:
         return f"{told}: none is so"
     names = [name for name in rows[0] if name not in HIDDEN and any(row[name] is not None for row in rows)]
-    same = [name for name in names if len(rows) > 1 and name not in SHOWN and len({row[name] for row in rows}) == 1]
+    same = [
+        name
+        for name in names
+        if len(rows) > 1 and name not in SHOWN and len({row[name] for row in rows}) == 1
+    ]
     columns = [name for name in names if name not in same]
     heads = [SHOWN[name][0] if name in SHOWN else name.replace("_", "-") for name in columns]
     cells = [[_cell(name, row[name]) for name in columns] for row in rows]

@@ -16,7 +16,7 @@ from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.store import Store
 
 Digest = Callable[[str, Any], str]
-"""What a word stands for: the digest of a model, a cluster, a file that it names; the word itself otherwise."""
+"""What a word stands for: the digest of a model, a cluster or a file that it names; else the word itself."""
 
 KEY_BYTES = 16
 

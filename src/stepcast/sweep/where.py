@@ -1,4 +1,4 @@
-"""The filter of a spec: an expression over a point's words, with no more in it than arithmetic and comparison."""
+"""The filter of a spec: an expression over a point's words, of arithmetic and comparison alone."""
 
 import ast
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Filter:
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            raise FormatError(f"where = {text!r} is no expression, as \"tp * pp <= gpus\"") from None
+            raise FormatError(f'where = {text!r} is no expression, as "tp * pp <= gpus"') from None
         self.names = tuple(sorted({node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}))
         for node in ast.walk(tree):
             if not isinstance(node, ALLOWED):
@@ -33,7 +33,9 @@ class Filter:
                     "expected names, numbers, texts, + - * / // %, comparisons, and, or, not, in"
                 )
         if unknown := [name for name in self.names if name not in names]:
-            raise FormatError(f"where = {text!r}: no point has {unknown[0]!r}; points have {', '.join(names)}")
+            raise FormatError(
+                f"where = {text!r}: no point has {unknown[0]!r}; points have {', '.join(names)}"
+            )
         self.text = text
         self._code = compile(tree, "where", "eval")
 

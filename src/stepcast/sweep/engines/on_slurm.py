@@ -28,7 +28,7 @@ def run(chunks: Iterator[Chunk], answer: Answer, setting: Setting) -> Iterator[D
     waiting: dict[submitit.Job[Done], tuple[Chunk, int]] = {}
     try:
         while True:
-            new = []
+            new: list[Chunk] = []
             while len(waiting) + len(new) < setting.workers and (chunk := next(chunks, None)) is not None:
                 new.append(chunk)
             if new:
