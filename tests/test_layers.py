@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput"},
+    "sweep": {"units", "ir", "inputs", "outputs"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze"},
     "validate": {
         "units",

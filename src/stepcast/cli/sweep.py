@@ -75,7 +75,7 @@ def _only(args: argparse.Namespace, allowed: tuple[str, ...]) -> None:
 
 
 def _ask(args: argparse.Namespace) -> int:
-    from stepcast.cli.sweep_points import answers, check_words, digest
+    from stepcast.cli.sweep_points import answers, check_words, digest, program
     from stepcast.inputs.source import Source
     from stepcast.ir.limits import DESCRIPTION
     from stepcast.sweep.run import sweep
@@ -91,7 +91,9 @@ def _ask(args: argparse.Namespace) -> int:
     workers = args.workers or _cores()
     watching = _Watching()
     try:
-        found = sweep(spec, args.output, answers, digest, args.engine, workers, args.address, watching)
+        found = sweep(
+            spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching
+        )
     except KeyboardInterrupt:
         show_status("")
         raise KeyboardInterrupt(f"{watching.answered:,} points are kept; the same command goes on") from None

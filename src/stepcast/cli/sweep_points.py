@@ -8,8 +8,10 @@ import shlex
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import stepcast
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.spec import Spec, Words
 
@@ -67,6 +69,17 @@ def digest(name: str, value: Any) -> str:
     except (ValueError, OSError) as error:
         return f"{value!r}: {error}"
     return repr(value)
+
+
+@cache
+def program() -> str:
+    """The digest of all code and data that an answer follows from."""
+    root = Path(stepcast.__file__).parent
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".toml", ".csv", ".json") and path.is_file():
+            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
 
 
 def _hashed(data: bytes) -> str:

@@ -4,8 +4,6 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -43,15 +41,19 @@ def sweep(
     folder: str,
     answer: Answer,
     digest: Digest,
+    program: str,
     engine: str = "local",
     workers: int = 1,
     address: str | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
 ) -> Progress:
-    """Answer every point of *spec* into the store in *folder*, and say how it went."""
+    """Answer every point of *spec* into the store in *folder*, and say how it went.
+
+    *program* names the version of all that an answer follows from beside its point.
+    """
     run = load_engine(engine)
     with Store(folder, writes=True) as store:
-        keys = Keys(spec, digest)
+        keys = Keys(program, spec.ask, digest)
         store.ask(spec.names, ((position, keys.of(words), words) for position, words in spec.points()))
         counts = store.counts()
         points, answered, errors = counts["points"], counts["answered"], counts["errors"]
@@ -95,8 +97,8 @@ def _chunks(spec: Spec, store: Store, pace: Pace) -> Iterator[Chunk]:
 class Keys:
     """What a point asks, as a short name: the digests of all that its answer depends on."""
 
-    def __init__(self, spec: Spec, digest: Digest) -> None:
-        self._start = hashlib.blake2b(f"{program()} {spec.ask}".encode(), digest_size=KEY_BYTES)
+    def __init__(self, program: str, ask: str, digest: Digest) -> None:
+        self._start = hashlib.blake2b(f"{program} {ask}".encode(), digest_size=KEY_BYTES)
         self._digest = digest
         self._known: dict[tuple[str, str], bytes] = {}
 
@@ -113,14 +115,3 @@ class Keys:
         if token is None:
             token = self._known[place] = msgspec.json.encode([name, self._digest(name, value)])
         return token
-
-
-@cache
-def program() -> str:
-    """The digest of all code and data that an answer follows from."""
-    root = Path(__file__).parents[1]
-    found = hashlib.blake2b(digest_size=KEY_BYTES)
-    for path in sorted(root.rglob("*")):
-        if path.suffix in (".py", ".toml", ".csv", ".json") and path.is_file():
-            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return found.hexdigest()

@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from stepcast.outputs.files import hold
 from stepcast.sweep.chunks import Done
 from stepcast.sweep.spec import Words
 
@@ -47,7 +48,9 @@ class Store:
         self._lock: int | None = None
         if writes:
             os.makedirs(folder, exist_ok=True)
-            self._lock = _take_lock(folder)
+            self._lock = hold(os.path.join(folder, LOCK))
+            if self._lock is None:
+                raise ValueError(f"{folder}: another sweep writes there; wait for it, or name another folder")
         elif not os.path.exists(self.path):
             raise ValueError(f"{folder}: holds no sweep; 'stepcast sweep SPEC.toml -o {folder}' makes one")
         try:
@@ -195,23 +198,6 @@ def _reading(action: int, first: str | None, second: str | None, *_: object) -> 
     if action == sqlite3.SQLITE_FUNCTION and second in _FORBIDDEN:
         return sqlite3.SQLITE_DENY
     return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
-
-
-def _take_lock(folder: str) -> int:
-    """A lock that ends with this process, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # a system without it has SQLite's own lock alone
-        return os.open(os.devnull, os.O_RDONLY)
-    lock = os.open(os.path.join(folder, LOCK), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise ValueError(
-            f"{folder}: another sweep is writing there; wait for it, or name another folder"
-        ) from None
-    return lock
 
 
 def _said(error: str) -> str:
