@@ -3,14 +3,15 @@
 import argparse
 import copy
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
 from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.ir.doubts import doubts
+from stepcast.outputs.rows import table_bytes
 from stepcast.report.visible import visible
 from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
 
@@ -45,8 +46,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=positive(parse_count), metavar="N", help="tokens to train on, such as 15T"
     )
     run.add_argument("--steps", type=count(1, MOST_STEPS), metavar="N", help="steps, instead of tokens")
-    run.add_argument("--until", type=_date, metavar="DATE", help="as many steps as end by then, 2027-01-31")
-    run.add_argument("--from", dest="start", type=_date, metavar="DATE", help="first day (default: today)")
+    run.add_argument("--until", type=date, metavar="DATE", help="as many steps as end by then, 2027-01-31")
+    run.add_argument("--from", dest="start", type=date, metavar="DATE", help="first day (default: today)")
     run.add_argument("--step-s", type=rate, metavar="S", help="seconds of a step that was measured")
     run.add_argument(
         "--stage",
@@ -58,7 +59,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
     )
     run.add_argument("--price", type=price, metavar="X", help="of a GPU-hour, 2.5 or 2.5/gpu-hour")
     run.add_argument(
-        "--pue", type=_pue, default=1.0, metavar="X", help="energy of the building for that used"
+        "--pue", type=pue, default=1.0, metavar="X", help="energy of the building for that used"
     )
     run.add_argument(
         "--host-power", type=amount, default=0.0, metavar="W", help="of a node beside its GPUs (default 0)"
@@ -79,9 +80,9 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
         help="work between checkpoints, 30m or 500steps (default: the best)",
     )
     how.add_argument("--checkpoint-size", type=positive(parse_size_bytes), metavar="SIZE")
-    how.add_argument("--node-write", type=_bandwidth, metavar="RATE", help="of a node (default 1 GB/s)")
+    how.add_argument("--node-write", type=bandwidth, metavar="RATE", help="of a node (default 1 GB/s)")
     how.add_argument(
-        "--store-write", type=_bandwidth, metavar="RATE", help="of the store (default: no limit)"
+        "--store-write", type=bandwidth, metavar="RATE", help="of the store (default: no limit)"
     )
     how.add_argument("--blocking", action="store_true", help="training stops until a checkpoint is written")
     how.add_argument(
@@ -130,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     if args.until:
         found["until"] = args.until.isoformat()
     if args.output:
-        write_file(args.output, _csv(table))
+        write_file(args.output, table_bytes(args.output, table))
     if args.json:
         print_json(found)
         return 0
@@ -232,14 +233,14 @@ def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: li
     if args.failures is None and args.mtbf is None:
         assumptions.append(f"parts fail as {failures.description} (--failures, --mtbf)")
     if args.mtbf is not None:
-        said = _pairs("--mtbf", args.mtbf, dict.fromkeys(("gpu", "node", "link"), parse_duration_s))
+        said = pairs("--mtbf", args.mtbf, dict.fromkeys(("gpu", "node", "link"), parse_duration_s))
         for name, value in said.items():
             if not value:
                 raise ValueError(f"--mtbf {name}=0: a time between failures is above zero")
         name = failures.name if args.failures else "as given"
         failures = replace(failures, name=name, **{f"{part}_s": value for part, value in said.items()})
     if args.repair is not None:
-        said = _pairs("--repair", args.repair, {"share": _share, "takes": parse_duration_s})
+        said = pairs("--repair", args.repair, {"share": share, "takes": parse_duration_s})
         failures = replace(
             failures,
             broken_share=said.get("share", failures.broken_share),
@@ -247,17 +248,17 @@ def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: li
         )
     if args.restart is not None:
         words = dict.fromkeys(("detect", "reschedule", "warm-up"), parse_duration_s)
-        said = _pairs("--restart", args.restart, words)
+        said = pairs("--restart", args.restart, words)
         restart = replace(restart, **{f"{name.replace('-', '_')}_s": value for name, value in said.items()})
     pause, stragglers = None, Stragglers()
     if args.evaluate is not None:
-        said = _pairs("--evaluate", args.evaluate, {"every": count(1, MOST_STEPS), "for": parse_duration_s})
-        _need("--evaluate", said, "every", "for")
+        said = pairs("--evaluate", args.evaluate, {"every": count(1, MOST_STEPS), "for": parse_duration_s})
+        need("--evaluate", said, "every", "for")
         pause = Pause(said["every"], said["for"])
     if args.stragglers is not None:
         words = {"per-node-day": amount, "for": parse_duration_s, "slower": amount}
-        said = _pairs("--stragglers", args.stragglers, words)
-        _need("--stragglers", said, *words)
+        said = pairs("--stragglers", args.stragglers, words)
+        need("--stragglers", said, *words)
         stragglers = Stragglers(said["per-node-day"], said["for"], said["slower"])
     failing = failures.per_s(1, 1, 1) > 0
     if args.spares is None and failing:
@@ -305,80 +306,4 @@ def _interval_s(args: argparse.Namespace, found: Forecast | None) -> float | Non
     if number:
         step_s = args.step_s if found is None else found.prediction.step_s
         return float(count(1, MOST_STEPS)(number) * step_s)
-    return _positive("--checkpoint-every", parse_duration_s, text)
-
-
-# ---- words --------------------------------------------------------------------------------------------
-
-
-def _pairs(option: str, text: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
-    """``name=value,...`` with each value read as *known* says."""
-    found = {}
-    for pair in text.split(","):
-        name, equals, value = pair.partition("=")
-        name = name.strip()
-        if not equals or name not in known:
-            raise ValueError(f"{option} {pair!r}: expected {', '.join(f'{each}=...' for each in known)}")
-        try:
-            found[name] = known[name](value.strip())
-        except (ValueError, argparse.ArgumentTypeError) as error:
-            raise ValueError(f"{option} {name}: {error}") from None
-    return found
-
-
-def _need(option: str, said: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        if name not in said:
-            raise ValueError(f"{option}: {name}=... is missing")
-
-
-def _positive(option: str, meaning: Callable[[str], float], text: str) -> float:
-    try:
-        value = meaning(text)
-    except ValueError as error:
-        raise ValueError(f"{option} {error}") from None
-    if not value > 0:
-        raise ValueError(f"{option} must be above zero")
-    return value
-
-
-def _share(text: str) -> float:
-    value = amount(text)
-    if value > 1:
-        raise ValueError(f"expected a share from 0 to 1, not {text!r}")
-    return value
-
-
-def _pue(text: str) -> float:
-    value = amount(text)
-    if not 1 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"expected a ratio from 1 to 10, not {text!r}")
-    return value
-
-
-def _bandwidth(text: str) -> float:
-    from stepcast.hardware.quantity import Dimension, parse_quantity
-
-    try:
-        return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _date(text: str) -> Any:
-    import datetime
-
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a date, such as 2027-01-31, not {text!r}") from None
-
-
-def _csv(rows: list[Mapping[str, Any]]) -> bytes:
-    names = list(rows[0])
-    lines = [",".join(names), *(",".join(_cell(row[name]) for name in names) for row in rows)]
-    return ("\n".join(lines) + "\n").encode()
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return above_zero("--checkpoint-every", parse_duration_s, text)

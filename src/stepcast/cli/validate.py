@@ -202,15 +202,12 @@ def _signed(error: float) -> str:
 
 def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str, str]) -> None:
     """Sets of one unit share its two columns; those of the other are blank."""
-    import csv
-    import io
+    from stepcast.outputs.rows import csv_bytes
 
     tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
     known = [unit for unit in ("s", "bytes") if unit in units.values()]
     heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]
-    writer.writerow(("set", "name", *tags, *heads, "error"))
+    rows: list[tuple[object, ...]] = []
     for name, columns in measured.items():
         blanks = [unit != units[name] for unit in known for _ in range(2)]
         labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
@@ -220,5 +217,5 @@ def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str,
             error = f"{predicted_s / measured_s - 1:.6g}"
             pair = (f"{measured_s:.9g}", f"{predicted_s:.9g}") * len(known)
             values = ["" if blank else value for blank, value in zip(blanks, pair, strict=True)]
-            writer.writerow((name, columns.name(at), *own, *values, error))
-    write_file(path, text.getvalue().encode())
+            rows.append((name, columns.name(at), *own, *values, error))
+    write_file(path, csv_bytes(("set", "name", *tags, *heads, "error"), rows))

@@ -207,7 +207,8 @@ def _plan(workload: Workload) -> WorkloadPlan:
     table: dict[LayerPlan, int] = {}
 
     def number(layer: Layer) -> int:
-        return table.setdefault(LayerPlan(layer.name, layer.process_s, layer.notes), len(table))
+        head = LayerPlan(layer.name, layer.process_s, layer.notes, layer.role)
+        return table.setdefault(head, len(table))
 
     stages = tuple(
         StagePlan(
