@@ -58,9 +58,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "as tokens=1T,global-batch=2048,seq=4096",
     )
     run.add_argument("--price", type=price, metavar="X", help="of a GPU-hour, 2.5 or 2.5/gpu-hour")
-    run.add_argument(
-        "--pue", type=pue, default=1.0, metavar="X", help="energy of the building for that used"
-    )
+    run.add_argument("--pue", type=pue, default=1.0, metavar="X", help="energy of the building for that used")
     run.add_argument(
         "--host-power", type=amount, default=0.0, metavar="W", help="of a node beside its GPUs (default 0)"
     )
@@ -81,9 +79,7 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
     )
     how.add_argument("--checkpoint-size", type=positive(parse_size_bytes), metavar="SIZE")
     how.add_argument("--node-write", type=bandwidth, metavar="RATE", help="of a node (default 1 GB/s)")
-    how.add_argument(
-        "--store-write", type=bandwidth, metavar="RATE", help="of the store (default: no limit)"
-    )
+    how.add_argument("--store-write", type=bandwidth, metavar="RATE", help="of the store (default: no limit)")
     how.add_argument("--blocking", action="store_true", help="training stops until a checkpoint is written")
     how.add_argument(
         "--restart", metavar="detect=T,reschedule=T,warm-up=T", help="until the first step after a failure"

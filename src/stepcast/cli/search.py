@@ -150,6 +150,18 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result.best else 1
 
 
+def best_row(args: argparse.Namespace) -> dict[str, Any] | None:
+    """The best alone, as a row of the table; None where nothing fits."""
+    from stepcast.forecast.predict import predict
+
+    asked, _ = _question(args)
+    found = asked.answer(top=1).best
+    if not found:
+        return None
+    report = predict(asked.model, asked.cluster, found[0].strategy, found[0].framework).report
+    return _row(asked, 1, found[0], report, report)
+
+
 def _question(args: argparse.Namespace) -> tuple[Question, list[str]]:
     from stepcast.frameworks.catalog import load_profile
     from stepcast.hardware import load_cluster

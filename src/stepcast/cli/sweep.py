@@ -5,14 +5,21 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.numbers import count
-from stepcast.cli.output import new_file, print_json, terminal_width, write_file
+from stepcast.cli.output import new_file, print_json, print_notes, terminal_width, write_file
 from stepcast.cli.streams import show_status
 
 if TYPE_CHECKING:
     from stepcast.sweep.run import Progress
 
-ABOUT = ("status", "show", "export")
+# Options that matter for each kind of call.
+ASKING = ("output", "engine", "workers", "address", "dry_run")
+SEEING: dict[str, tuple[str, ...]] = {
+    "status": (),
+    "show": ("where", "sort", "reverse", "top"),
+    "export": ("where", "sort", "reverse", "top", "to", "to_file"),
+}
 ENGINES = ("local", "ray", "dask", "slurm")
 FORMATS = ("csv", "parquet", "json")
 MOST_WORKERS = 100_000
@@ -46,7 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     asking.add_argument("--dry-run", action="store_true", help="count the points, and ask none")
     seeing = parser.add_argument_group("seeing")
     seeing.add_argument("--where", metavar="TEXT", help='rows that are wanted, as "mfu > 0.4 AND fits"')
-    seeing.add_argument("--sort", metavar="NAME", help="least first; -NAME: most first")
+    seeing.add_argument("--sort", metavar="NAME", help="least first")
+    seeing.add_argument("--reverse", action="store_true", help="with --sort: most first")
     seeing.add_argument("--top", type=count(1, MOST_ROWS), metavar="K", help="rows to show (default 20)")
     seeing.add_argument("--to", choices=FORMATS, metavar="FORMAT", help=f"export: {', '.join(FORMATS)}")
     seeing.add_argument("--to-file", type=new_file, metavar="FILE", help="export: where to")
@@ -54,20 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.what in ABOUT and not os.path.isfile(args.what):
+    if args.what in SEEING and not os.path.isfile(args.what):
         if args.folder is None:
             raise ValueError(f"'stepcast sweep {args.what}' needs the folder of a sweep")
-        _only(args, ("where", "sort", "top", "to", "to_file"))
+        _check_used(args, SEEING[args.what])
         return {"status": _status, "show": _show, "export": _export}[args.what](args)
     if args.folder is not None:
         raise ValueError(f"{args.folder!r} is one too many; the folder of the answers is -o {args.folder}")
-    _only(args, ("output", "engine", "workers", "address", "dry_run"))
+    _check_used(args, ASKING)
     return _ask(args)
 
 
-def _only(args: argparse.Namespace, allowed: tuple[str, ...]) -> None:
-    every = {"output", "engine", "workers", "address", "dry_run", "where", "sort", "top", "to", "to_file"}
-    for name in sorted(args.given & every - set(allowed)):
+def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
+    every = {*ASKING, *(name for names in SEEING.values() for name in names)}
+    for name in sorted(args.given & every - set(used)):
         raise ValueError(f"--{name.replace('_', '-')} has no effect with 'stepcast sweep {args.what}'")
 
 
@@ -91,12 +99,14 @@ def _ask(args: argparse.Namespace) -> int:
     workers = args.workers or _cores()
     watching = _Watching()
     try:
-        found = sweep(
-            spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching
-        )
+        with Interruptible():
+            found = sweep(
+                spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching
+            )
     except KeyboardInterrupt:
         show_status("")
-        raise KeyboardInterrupt(f"{watching.answered:,} points are kept; the same command goes on") from None
+        print_notes([f"{watching.answered:,} answers are kept; the same command goes on"])
+        raise
     finally:
         show_status("")
     return _told(args, _progress_facts(found, args.output))
@@ -159,7 +169,6 @@ def _status(args: argparse.Namespace) -> int:
     from stepcast.sweep.store import Store
     from stepcast.sweep.summary import status_facts
 
-    _none_of(args, "where", "sort", "top", "to", "to_file")
     with Store(args.folder) as store:
         found = status_facts(store)
     return _told(args, {"folder": args.folder, **found})
@@ -170,9 +179,8 @@ def _show(args: argparse.Namespace) -> int:
     from stepcast.sweep.store import Store
     from stepcast.sweep.summary import rows_of
 
-    _none_of(args, "to", "to_file")
     with Store(args.folder) as store:
-        found = rows_of(store, args.where, args.sort, args.top or 20)
+        found = rows_of(store, args.where, args.sort, args.top or 20, args.reverse)
         counts = store.counts()
     if args.json:
         print_json({"folder": args.folder, **counts, "rows": found})
@@ -192,7 +200,7 @@ def _export(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.to_file}: expected a name that ends in .csv, .parquet or .json, or --to")
     name = args.to_file or os.path.join(args.folder, f"results.{kind}")
     with Store(args.folder) as store:
-        rows = rows_of(store, args.where, args.sort or "position", args.top)
+        rows = rows_of(store, args.where, args.sort or "position", args.top, args.reverse)
     write_file(name, _document(kind, name, rows))
     return _told(args, {"written": name, "rows": len(rows)})
 
@@ -205,9 +213,3 @@ def _document(kind: str, name: str, rows: list[dict[str, Any]]) -> bytes:
     from stepcast.outputs.rows import table_bytes
 
     return table_bytes(f"{name}.{kind}", rows)
-
-
-def _none_of(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if name in args.given:
-            raise ValueError(f"--{name.replace('_', '-')} has no effect with 'stepcast sweep {args.what}'")

@@ -9,16 +9,19 @@ COMMON_ERRORS = 5
 
 
 def rows_of(
-    store: Store, where: str | None = None, sort: str | None = None, top: int | None = None
+    store: Store,
+    where: str | None = None,
+    sort: str | None = None,
+    top: int | None = None,
+    reverse: bool = False,
 ) -> list[dict[str, Any]]:
     """Answered points, the fastest that fit first."""
     known = store.columns()
     order = USUAL_ORDER
     if sort is not None:
-        name = sort.removeprefix("-")
-        if name not in known:
+        if sort not in known:
             raise ValueError(f"--sort {sort}: rows have {', '.join(known)}")
-        order = f'"{name}" IS NULL, "{name}"{" DESC" if sort.startswith("-") else ""}, "position"'
+        order = f'"{sort}" IS NULL, "{sort}"{" DESC" if reverse else ""}, "position"'
     condition = f"WHERE ({where})" if where else ""
     limit = f"LIMIT {top}" if top is not None else ""
     try:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
@@ -102,6 +103,7 @@ def _after_death(chunk: Chunk, code: int | None, again: deque[Chunk]) -> Iterato
 def _serve(pipe: Connection, answer: Answer) -> None:
     """A worker: it ends with its driver, whose end of the pipe closes then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver is told, and ends us
+    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # what goes wrong is sent; progress is the driver's
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     while True:
