@@ -34,15 +34,15 @@ def rows_of(
 
 def status_facts(store: Store) -> dict[str, Any]:
     """Points, answers, what went wrong most often, and the fastest of each model where there are several."""
-    counts = store.counts()
-    errors = store.rows(
+    points = store.rows("SELECT count(*) AS points FROM points")[0]["points"]
+    found = store.rows(
+        "SELECT count(*) AS answered, count(error) AS errors, sum(fits) AS fit, min(step_s) AS least_step_s, "
+        "max(step_s) AS most_step_s, max(CASE WHEN fits THEN mfu END) AS best_mfu, "
+        "max(CASE WHEN fits THEN tokens_per_s_per_gpu END) AS best_tokens_per_s_per_gpu FROM results"
+    )[0]
+    errors = found["errors"] and store.rows(
         "SELECT error, count(*) AS points FROM results WHERE error IS NOT NULL "
         "GROUP BY error ORDER BY points DESC, error LIMIT ?",
         (COMMON_ERRORS,),
     )
-    fitting = store.rows(
-        "SELECT count(step_s) AS predicted, sum(fits) AS fit, min(step_s) AS least_step_s, "
-        "max(step_s) AS most_step_s, max(CASE WHEN fits THEN mfu END) AS best_mfu, "
-        "max(CASE WHEN fits THEN tokens_per_s_per_gpu END) AS best_tokens_per_s_per_gpu FROM results"
-    )[0]
-    return {**counts, "left": counts["points"] - counts["answered"], **fitting, "common_errors": errors}
+    return {"points": points, "left": points - found["answered"], **found, "common_errors": errors or []}
