@@ -25,7 +25,7 @@ where = "tp * pp * cp <= gpus"
 global-batch = 4096
 seq = 4096
 [[axis]]
-model = ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "gpt3-175b", "qwen2.5-7b", "mixtral-8x7b", "llama-2-13b", "llama-2-70b"]
+model = ["llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b", "deepseek-v2", "qwen2.5-7b", "mixtral-8x7b", "llama-2-13b", "llama-2-70b"]
 [[axis]]
 cluster = ["dgx-h100", "dgx-a100", "dgx-h200", "dgx-b200"]
 [[axis]]

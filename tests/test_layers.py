@@ -23,16 +23,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "generate": {"units", "ir"},
     "cost": {"units", "ir", "hardware"},
     "frameworks": {"units", "ir", "hardware", "inputs"},
-    "goodput": {"units", "ir", "hardware", "inputs"},
+    "goodput": {"units", "ir", "hardware", "inputs", "pages"},
     "pytorch": {"units", "ir", "hardware", "inputs", "cost"},
     "simulation": {"units", "ir"},
-    "analyze": {"units", "ir", "hardware", "cost", "simulation"},
+    "analyze": {"units", "ir", "hardware", "cost", "simulation", "pages"},
     "report": {"units", "ir"},
+    "pages": {"units", "ir", "report"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
-    "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation"},
-    "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput"},
+    "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation", "pages"},
+    "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "pages"},
     "sweep": {"units", "ir", "inputs", "outputs"},
-    "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze"},
+    "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze", "pages"},
     "validate": {
         "units",
         "ir",
@@ -52,7 +53,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 FREE = ("cli", "__init__", "__main__")
 # Who may open files: the edges of the program.
 MAY_OPEN = ("inputs", "outputs", "models", "validate", "cli")
-MAY_OPEN_FILES = ("hardware/catalog.py", "frameworks/catalog.py", "goodput/catalog.py")
+MAY_OPEN_FILES = ("hardware/catalog.py", "frameworks/catalog.py", "goodput/catalog.py", "pages/assets.py")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -68,3 +68,7 @@ def __getattr__(name: str) -> object:
         module, attribute = PUBLIC[name]
         return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'stepcast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -13,13 +13,14 @@ from stepcast.cli.strategy import (
     given_by,
     layout_of,
     optimizer_of,
+    settle_gpus,
     settled_facts,
     strategy_of,
 )
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.simulate import Options, Prediction
     from stepcast.hardware import Cluster
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
@@ -35,17 +36,15 @@ class Asked:
     strategy: "Strategy"
     framework: "Framework"
     calibration: "Calibration | None"
-    place: str
+    options: "Options"
     assumptions: tuple[str, ...]
 
     @property
     def predicted(self) -> "Prediction":
         from stepcast.forecast.predict import predict
-        from stepcast.forecast.simulate import Options
-        from stepcast.hardware import Place
 
-        options = Options(place=Place(self.place))
-        return predict(self.model, self.cluster, self.strategy, self.framework, options, self.calibration)
+        values = self.model, self.cluster, self.strategy, self.framework
+        return predict(*values, self.options, self.calibration)
 
     def facts(self) -> dict[str, Any]:
         """What was asked, in the words of the JSON contract."""
@@ -103,19 +102,24 @@ class Forecast:
         return self.asked.assumptions
 
 
-def add_forecast_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    parser.add_argument(
-        "--model", required=required, metavar="M", help="name in the catalogue, or a config.json"
+def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what runs, and where")
+    what.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
+    what.add_argument(
+        "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
     )
-    parser.add_argument(
-        "--cluster", required=required, metavar="C", help="name in the catalogue, or a TOML file"
-    )
-    parser.add_argument(
+    what.add_argument("--gpu", metavar="G", help="or GPUs of one node: one, or as many as --gpus says")
+    what.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
-    add_place_argument(parser)
+    add_place_argument(what)
     add_strategy_arguments(parser)
     parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    parser.add_argument(
+        "--residual",
+        action="store_true",
+        help="correct the step by what published runs of this framework on such GPUs took beyond predictions",
+    )
 
 
 def forecast(args: argparse.Namespace) -> Forecast:
@@ -126,13 +130,17 @@ def forecast(args: argparse.Namespace) -> Forecast:
 
 def asked_by(args: argparse.Namespace) -> Asked:
     """The run that *args* describe, settled and checked, not yet predicted."""
+    from stepcast.forecast.simulate import Options
     from stepcast.frameworks.catalog import load_profile
     from stepcast.frameworks.profile import settle
-    from stepcast.hardware import load_cluster
+    from stepcast.hardware import Place, load_cluster
     from stepcast.ir.legality import recomputable
     from stepcast.models.catalog import load_model
 
+    assumptions: list[str] = []
+    _check_named(args)
     model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    settle_gpus(args, cluster, assumptions)
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
     profile = load_profile(args.framework or USUAL_FRAMEWORK)
@@ -145,6 +153,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
     given = {**said, **optimizer_of(args, trained.optimizer)}
     settled = settle(profile, model, cluster.gpu.name, layout, given)
     _forget_usual(args, settled_facts(usual))
+    residual = profile.residual(cluster.gpu.generation, model.experts is not None)
     modules = recomputable(model)
     check_applicable(
         args,
@@ -154,16 +163,30 @@ def asked_by(args: argparse.Namespace) -> Asked:
         module_list=", ".join(sorted(modules)) or "none",
         predicts_further=model.next_token_layers > 0,
         corrects=corrects,
+        residual_known=residual is not None,
+        generation=cluster.gpu.generation,
         racks=has_racks(args),
         framework=profile.name,
     )
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
-    assumptions: list[str] = []
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
     if args.framework is None:
         assumptions.append(_software(settled.framework))
-    return Asked(model, cluster, strategy, settled.framework, calibration, args.place, tuple(assumptions))
+    options = Options(place=Place(args.place), residual=residual if args.residual else None)
+    return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
+
+
+def _check_named(args: argparse.Namespace) -> None:
+    """A run needs a model and a place; a GPU stands for one node of it."""
+    if args.model is None:
+        raise ValueError("which model? give --model, a name from 'stepcast list models' or a config.json")
+    if args.gpu is not None and args.cluster not in (None, args.gpu):
+        raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")
+    if args.gpu is not None:
+        args.cluster = args.gpu
+    if args.cluster is None:
+        raise ValueError("where? give --cluster, a name from 'stepcast list clusters', or --gpu for one GPU")
 
 
 def _software(framework: "Framework") -> str:

@@ -13,6 +13,8 @@ from typing import Any, NoReturn
 from stepcast import __version__
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
 from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams
+from stepcast.cli.words import VERBS as OTHER_VERBS
+from stepcast.cli.words import known_words, renamed
 from stepcast.report.visible import message as one_line
 
 DESCRIPTION = (
@@ -62,10 +64,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As ever, and in *given* the options of the verb that were set to something else than usual."""
-        found, rest = super().parse_known_args(args, namespace)
+        options = [option for action in self._actions for option in action.option_strings]
+        given = list(sys.argv[1:] if args is None else args)
+        found, rest = super().parse_known_args(renamed(given, options), namespace)
         if rest:
-            options = [option for action in self._actions for option in action.option_strings]
-            self.error(f"{rest[0]} is not known here{_nearest(rest[0], options)}")
+            self.error(f"{rest[0]} is not known here{_nearest(rest[0], known_words(options))}")
         if not hasattr(found, "given"):
             unusual = (name for name, value in vars(found).items() if value != self.get_default(name))
             found.given = frozenset(unusual)
@@ -75,6 +78,8 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = list(map(str, action.choices))
             hint = _nearest(str(value), known) or f"; expected one of {', '.join(known)}"
+            if action.dest == "verb" and str(value).lower() in OTHER_VERBS:
+                hint = f"; did you mean {OTHER_VERBS[str(value).lower()]}?"
             raise argparse.ArgumentError(action, f"{value!r} is not known{hint}")
 
 

@@ -6,7 +6,7 @@ import argparse
 PLACES = ("even", "packed")
 
 
-def add_place_argument(parser: argparse.ArgumentParser) -> None:
+def add_place_argument(parser: "argparse._ActionsContainer") -> None:
     parser.add_argument(
         "--place",
         choices=PLACES,

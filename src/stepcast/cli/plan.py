@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
 from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.ir.doubts import doubts
 from stepcast.outputs.rows import table_bytes
@@ -25,7 +26,7 @@ DEFAULT_FAILURES = "llama-3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_forecast_arguments(parser, required=False)
+    add_forecast_arguments(parser)
     parser.set_defaults(own=parser)
     _add_run(parser)
     _add_operation(parser)
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drawn.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="goodput by interval and spares, as csv"
     )
+    add_page_argument(drawn)
     drawn.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -97,10 +99,13 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from stepcast.goodput.plan import choices, plan
+    from stepcast.pages.plan import plan_page
     from stepcast.report.plan import plan_text
 
-    if args.step_s is None and (args.model is None or args.cluster is None):
+    if args.step_s is None and (args.model is None or (args.cluster or args.gpu) is None):
         raise ValueError("a run has steps: give --model and --cluster, or --step-s of a measured one")
+    if args.step_s is not None and args.gpus is None:
+        raise ValueError("--step-s knows no layout: give --gpus as well")
     stages = [_stage(args, text) for text in args.stage] or [args]
     forecasts = [forecast(each) if each.step_s is None else None for each in stages]
     assumptions = list(dict.fromkeys(note for each in forecasts if each for note in each.assumptions))
@@ -128,10 +133,13 @@ def run(args: argparse.Namespace) -> int:
         found["until"] = args.until.isoformat()
     if args.output:
         write_file(args.output, table_bytes(args.output, table))
+    write_page(args, lambda about: plan_page(found, about))
     if args.json:
         print_json(found)
         return 0
     print(plan_text(found, terminal_width()))
+    if args.html:
+        print(f"\n{told_page(args)}")
     if args.output:
         print(f"\nwrote {visible(args.output)}")
     print_warnings(dict.fromkeys(found["warnings"]))
@@ -165,7 +173,7 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
         words += [f"--{name.strip()}", value.strip()]
     base = copy.copy(args)
     base.tokens = base.steps = None
-    found: argparse.Namespace = args.own.parse_args(["--gpus", str(args.gpus), *words], base)
+    found: argparse.Namespace = args.own.parse_args(words, base)
     if (found.tokens is None) == (found.steps is None):
         raise ValueError(f"--stage {text!r}: give tokens or steps of the stage")
     return found

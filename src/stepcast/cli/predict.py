@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
+from stepcast.cli.neighbours import neighbours
 from stepcast.cli.numbers import positive, price
 from stepcast.cli.output import new_file, terminal_width, write_file, write_files
 from stepcast.cli.remedies import remedies
@@ -60,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
         prediction,
         args,
         found.asked.facts(),
+        lambda: neighbours(args, found, args.command),
         training=training(args.tokens, args.price, found.strategy, prediction.step_s),
         remedies=remedies(args, found.asked, prediction.step_s) if unfit else None,
     )

@@ -6,7 +6,7 @@ what a user gets who types it.
 
 import argparse
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def remedies(args: argparse.Namespace, asked: "Asked", step_s: float) -> list[di
         described = asked.cluster.node.host is not None
         hosts = [{"offload": "optimizer"}, {"offload": "optimizer", **full}] if described else []
         found = _fitting(args, [*pairs, *states]) or _fitting(args, both) or _fitting(args, hosts)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for change, run in found[:MOST_PREDICTED]:
         prediction = run.predicted
         rows.append(
@@ -46,7 +46,7 @@ def remedies(args: argparse.Namespace, asked: "Asked", step_s: float) -> list[di
     return sorted(rows, key=lambda row: row["step_s"])[:SHOWN]
 
 
-def _fitting(args: argparse.Namespace, changes: list[Change]) -> list[tuple[Change, "Asked"]]:
+def _fitting(args: argparse.Namespace, changes: Sequence[Change]) -> list[tuple[Change, "Asked"]]:
     from stepcast.cli.forecasting import asked_by
     from stepcast.cost.memory import memory
     from stepcast.ir.legality import is_legal
@@ -57,7 +57,7 @@ def _fitting(args: argparse.Namespace, changes: list[Change]) -> list[tuple[Chan
         for name, value in change.items():
             setattr(other, name, value)
         other.given = args.given | set(change)
-        other.quiet = True
+        other.quiet, other.dp, other.nodes = True, None, None  # the GPUs stay, replicas do not
         try:
             run = asked_by(other)
             legal = is_legal(run.model, run.strategy, run.framework)

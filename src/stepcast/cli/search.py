@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import GIVEN, allowed, gpu_counts, row_words
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.numbers import MOST_SEQUENCES, MOST_TOKENS, count, positive, price
+from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, positive, price
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.predict import training
 from stepcast.cli.streams import show_status
 from stepcast.units import parse_count, parse_size_bytes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from stepcast.hardware import Cluster
     from stepcast.ir.model import Model
     from stepcast.ir.step import StepReport
+    from stepcast.pages.document import About, Page
     from stepcast.searching.best import Counts, Found, Result
 
 OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
@@ -47,12 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     batch = parser.add_mutually_exclusive_group(required=True)
     batch.add_argument(
-        "--global-batch", type=count(1, MOST_SEQUENCES), metavar="N", help="sequences in a step"
+        "--global-batch", type=count(1, MOST_SEQUENCES, BINARY), metavar="N", help="sequences in a step"
     )
     batch.add_argument(
         "--tokens-per-batch", type=positive(parse_count), metavar="N", help="tokens in a step, as 4M"
     )
-    parser.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
+    parser.add_argument("--seq", type=count(1, MOST_TOKENS, BINARY), metavar="N", help="tokens in a sequence")
     parser.add_argument(
         "--framework", default="megatron-core", metavar="F", help="whose habits fill the rest"
     )
@@ -79,6 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="write the rows as .csv or .json"
     )
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -141,10 +144,13 @@ def run(args: argparse.Namespace) -> int:
     found = _facts(asked, result, assumptions)
     if args.output:
         write_file(args.output, _document(args.output, found))
+    write_page(args, lambda about: _page(found, result, about))
     if args.json:
         print_json(found)
     else:
         print(search_text(found, terminal_width()))
+        if args.html:
+            print(f"\n{told_page(args)}")
     if not result.counts.complete:
         return INTERRUPTED
     return 0 if result.best else 1
@@ -160,6 +166,23 @@ def best_row(args: argparse.Namespace) -> dict[str, Any] | None:
         return None
     report = predict(asked.model, asked.cluster, found[0].strategy, found[0].framework).report
     return _row(asked, 1, found[0], report, report)
+
+
+def _page(found: dict[str, Any], result: "Result", about: "About") -> "Page":
+    from stepcast.ir.facts import CandidateFacts
+    from stepcast.pages.search import search_page
+    from stepcast.report.search import strategy_words
+
+    simulated = [
+        CandidateFacts(
+            words=strategy_words(row_words(each.strategy)),
+            step_s=each.step_s,
+            memory_bytes=each.memory_bytes,
+            gpus=each.gpus,
+        )
+        for each in result.simulated
+    ]
+    return search_page(found, about, simulated)
 
 
 def _question(args: argparse.Namespace) -> tuple[Question, list[str]]:

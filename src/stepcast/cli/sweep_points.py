@@ -150,22 +150,21 @@ def _predicted(points: Sequence[Words]) -> Answers:
 
 
 def _shared(asked: "Asked") -> tuple[Any, ...]:
-    return (asked.model, id(asked.cluster), asked.framework, id(asked.calibration), asked.place)
+    options = asked.options
+    values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
+    return (*values, options.place, options.residual)
 
 
 def _predictions(asked: "Sequence[Asked]") -> list[Any]:
     """Predictions of what differs in its strategy alone; an error stands for those that have none."""
     from stepcast.forecast.predict import predict_many
-    from stepcast.forecast.simulate import Options
-    from stepcast.hardware import Place
 
-    first, options = asked[0], Options(place=Place(asked[0].place))
+    first = asked[0]
 
     def predicted(some: "Sequence[Asked]") -> list[Any]:
         strategies = [each.strategy for each in some]
-        return list(
-            predict_many(first.model, first.cluster, strategies, first.framework, options, first.calibration)
-        )
+        values = first.model, first.cluster, strategies, first.framework
+        return list(predict_many(*values, first.options, first.calibration))
 
     try:
         return predicted(asked)
@@ -186,8 +185,11 @@ def _row(asked: "Asked", args: argparse.Namespace, prediction: Any, breakdown: b
         step_s = prediction.step_s
         fast = throughput(asked.model, asked.cluster, asked.strategy, step_s)
         run = training(args.tokens, args.price, asked.strategy, step_s) or {}
+        low_s, high_s = prediction.band.around(step_s) if prediction.band else (None, None)
         row = {
             "step_s": step_s,
+            "low_s": low_s,
+            "high_s": high_s,
             "tokens_per_s_per_gpu": fast.tokens_per_s / asked.strategy.layout.gpus,
             "mfu": fast.mfu,
             "memory_bytes": float(max(stage.total for stage in prediction.memory)),
@@ -197,7 +199,6 @@ def _row(asked: "Asked", args: argparse.Namespace, prediction: Any, breakdown: b
         if breakdown:
             report = prediction.report
             exposed = sum(each.exposed_s for each in report.communication_s.values())
-            row |= {"low_s": report.low_s, "high_s": report.high_s}
             row |= {"bubble": report.breakdown_s["bubble"] / step_s, "exposed": exposed / step_s}
     except Exception as error:
         return _failed(error)

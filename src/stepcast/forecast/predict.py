@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import counted_load, priced_once
 from stepcast.cost.dispatch import EXPERT_ISSUE_S
@@ -54,6 +55,7 @@ def predict(
     return replace(
         prediction,
         memory=memory(model, strategy, cluster.gpu, framework),
+        band=band_of(model, cluster, strategy, framework),
         finish=lambda report, stages: _with_model(report, stages, model, cluster, strategy, framework),
     )
 
@@ -94,7 +96,11 @@ def _with_model(
             *_scaled_warnings(report, cluster, str(strategy.precision)),
             *beyond_checked(model, strategy),
         ),
-        assumptions=(*((split,) if split else ()), *report.assumptions),
+        assumptions=(
+            *((split,) if split else ()),
+            *report.assumptions,
+            *((report.residual.said(framework.name),) if report.residual else ()),
+        ),
     )
 
 

@@ -284,6 +284,11 @@ class Workload:
             f"a workload needs one stage or pp x vpp = {expected}, not {len(self.stages)}",
         )
 
+    def __repr__(self) -> str:
+        named, layout = self.name or "unnamed", self.layout
+        counted = f"{layout.gpus:,} GPUs, {len(self.stages)} stage(s), {self.micro_batches:,} micro-batch(es)"
+        return f"Workload({named}: {counted})"
+
     @property
     def uniform(self) -> bool:
         """Every pipeline stage runs the one stage given."""

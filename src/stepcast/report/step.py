@@ -44,7 +44,10 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     band = found["uncertainty"]
     pairs: list[tuple[str, object]] = [
         ("step", format_seconds(found["step_s"])),
-        ("likely within", f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"),
+        (
+            "likely within",
+            f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])} ({likely(band)})",
+        ),
         ("GPUs", f"{found['gpus']:,}"),
         ("schedule", f"{found['schedule']}, {_micro_batches(found['micro_batches'])}"),
     ]
@@ -92,6 +95,15 @@ def _remedies(found: Facts) -> list[tuple[str, object]]:
         )
         for at, each in enumerate(found["remedies"])
     ]
+
+
+def likely(band: Facts) -> str:
+    """How likely, and of what that was learnt."""
+    level = f"{band['level'] * 100:.0f} %"
+    if band["of"] == "prices":
+        return f"{level} of each price"
+    wider = f"; wider for {' and '.join(band['widened'])}" if band["widened"] else ""
+    return f"{level} of {band['rows']} measured, {band['of']}{wider}"
 
 
 def _breakdown(found: Facts, width: int) -> str:
