@@ -1,5 +1,6 @@
 """Processes of this machine, each at the end of a pipe of its own: one that dies takes no other with it."""
 
+import io
 import os
 import signal
 import sys
@@ -103,7 +104,7 @@ def _after_death(chunk: Chunk, code: int | None, again: deque[Chunk]) -> Iterato
 def _serve(pipe: Connection, answer: Answer) -> None:
     """A worker: it ends with its driver, whose end of the pipe closes then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver is told, and ends us
-    sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # what goes wrong is sent; progress is the driver's
+    sys.stderr = io.StringIO()  # what goes wrong is sent, and progress is the driver's to show
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(name, "1")
     while True:
