@@ -36,6 +36,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
     Verb("predict", "run a model under a strategy on a cluster"),
     Verb("search", "the best strategies of a model on a cluster, and why"),
+    Verb("sweep", "many predictions or searches at once, resumable, here or on a cluster"),
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
     Verb("capture", "a PyTorch model as a workload, without a GPU"),

@@ -134,26 +134,11 @@ def _with_model(
     framework: Framework,
 ) -> StepReport:
     """*report* with what the model, its strategy and its framework add to it."""
-    # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
-    flops = model_flops(
-        model,
-        strategy.seq,
-        strategy.global_batch,
-        causal=True,
-        further_tokens=strategy.further_tokens,
-        lora_rank=strategy.lora_rank,
-        kept_share=strategy.kept_share,
-    )
-    per_gpu = flops / report.step_s / strategy.layout.gpus
     split = assumed_split(model, strategy)
     host = _host_facts(stages, cluster, strategy)
     return replace(
         report,
-        throughput=Throughput(
-            tokens_per_s=strategy.tokens / report.step_s,
-            tflops_per_gpu=per_gpu / TFLOPS,
-            mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
-        ),
+        throughput=throughput(model, cluster, strategy, report.step_s),
         run={**report.run, **_run_facts(model, strategy, framework)},
         memory_bytes={**memory_facts(stages), **host},
         warnings=(
@@ -169,6 +154,26 @@ def _with_model(
             *report.assumptions,
             *((report.residual.said(framework.name),) if report.residual else ()),
         ),
+    )
+
+
+def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float) -> Throughput:
+    """What a step of *step_s* amounts to."""
+    # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
+    flops = model_flops(
+        model,
+        strategy.seq,
+        strategy.global_batch,
+        causal=True,
+        further_tokens=strategy.further_tokens,
+        lora_rank=strategy.lora_rank,
+        kept_share=strategy.kept_share,
+    )
+    per_gpu = flops / step_s / strategy.layout.gpus
+    return Throughput(
+        tokens_per_s=strategy.tokens / step_s,
+        tflops_per_gpu=per_gpu / TFLOPS,
+        mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
     )
 
 
