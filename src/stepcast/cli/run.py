@@ -25,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", metavar="WORKLOAD", nargs="?", help="SimAI text, Chakra, operator table or captured program"
     )
-    add_forecast_arguments(parser, required=False)
-    for action in parser._actions:
-        if action.dest == "gpus":
-            action.required = False  # a workload file says its ranks itself
-    parser.add_argument("--gpu", metavar="G", help="of a file: the GPU to price it on, instead of --cluster")
+    add_forecast_arguments(parser)
     parser.add_argument("--steps", type=count(1, MOST_STEPS), default=5, metavar="N", help="timed steps: 5")
     parser.add_argument(
         "--rank", type=count(0, 10**6), metavar="R", help="run this rank's share alone, its messages priced"
