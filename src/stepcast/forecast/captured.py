@@ -141,8 +141,7 @@ def _units(captured: Captured, own: range) -> list[range]:
         start += length * block.repeat
     inside = sorted(each for each in borders if own.start <= each <= own.stop)
     return [
-        range(first - own.start, last - own.start)
-        for first, last in zip(inside, inside[1:], strict=False)
+        range(first - own.start, last - own.start) for first, last in zip(inside, inside[1:], strict=False)
     ]
 
 
@@ -154,7 +153,11 @@ def stage_memory(
     captured: Captured, spread: Spread, begins: Sequence[int], cluster: Cluster
 ) -> tuple[StageMemory, ...]:
     """What each stage holds: its share of the states, and the activations of micro-batches in flight."""
-    whole, memory, overhead = max(1, captured_bytes(captured)), captured.memory, framework_of(captured).overhead
+    whole, memory, overhead = (
+        max(1, captured_bytes(captured)),
+        captured.memory,
+        framework_of(captured).overhead,
+    )
     kept = max(1, sum(part.kept_bytes for part in captured.parts))
     ways = spread.dp if spread.sharding is CapturedSharding.FSDP else 1
     found = []
@@ -168,7 +171,10 @@ def stage_memory(
         last = stage == spread.pp - 1
         gathered = 0.0
         if ways > 1:
-            units = [sum(p.parameter_bytes for p in parts[unit.start : unit.stop]) for unit in _units(captured, own)]
+            units = [
+                sum(p.parameter_bytes for p in parts[unit.start : unit.stop])
+                for unit in _units(captured, own)
+            ]
             gathered = 2.0 * max(units, default=0)
         found.append(
             StageMemory(

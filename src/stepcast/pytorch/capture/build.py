@@ -77,7 +77,9 @@ class _Segments:
     def __init__(self, trace: Trace, places: Sequence[int]) -> None:
         self._trace, self._places = trace, places
         self.count = max(places, default=-1) + 1
-        self._of: list[tuple[list[Event], list[Event], list[Event]]] = [([], [], []) for _ in range(self.count)]
+        self._of: list[tuple[list[Event], list[Event], list[Event]]] = [
+            ([], [], []) for _ in range(self.count)
+        ]
         for event, place in zip(trace.events, places, strict=True):
             if place >= 0:
                 self._of[place][self._phase(event)].append(event)
