@@ -12,7 +12,8 @@ from importlib import import_module
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepcast.cli.main import Parser
+from stepcast.cli.configured import words_for
+from stepcast.cli.main import Parser, with_files
 
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison
@@ -252,8 +253,8 @@ def _args(verb: str, *files: Path, **choices: Any) -> argparse.Namespace:
     made = {name: value for name, value in choices.items() if name in ("model", "cluster") and _made(value)}
     for name, value in choices.items():
         if value is not None:
-            words += _said(name, name if name in made else value)
-    args = parser.parse_args(words)
+            words += words_for(name, name if name in made else value)
+    args: argparse.Namespace = with_files(parser, words)
     for name, value in made.items():
         setattr(args, name, value)
     args.verb, args.quiet, args.command = verb, True, None
@@ -263,18 +264,3 @@ def _args(verb: str, *files: Path, **choices: Any) -> argparse.Namespace:
 def _made(value: Any) -> bool:
     """Whether it is a noun of the library rather than a name of one."""
     return value is not None and not isinstance(value, str | PathLike)
-
-
-def _said(name: str, value: Any) -> list[str]:
-    option = f"--{name.rstrip('_').replace('_', '-')}"
-    if value is True:
-        return [option]
-    if value is False:
-        return [f"--no-{option[2:]}"]
-    if isinstance(value, list | tuple) and name in ("set", "what_if", "stage", "allow", "fix"):
-        return [word for each in value for word in (option, str(each))]
-    if isinstance(value, list | tuple):
-        return [option, ",".join(map(str, value))]
-    if isinstance(value, PathLike):
-        return [option, fspath(value)]
-    return [f"{option}={value}"]

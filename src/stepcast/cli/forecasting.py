@@ -103,7 +103,14 @@ class Forecast:
 
 
 def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(own=parser)
     what = parser.add_argument_group("what runs, and where")
+    what.add_argument(
+        "--config",
+        metavar="FILE",
+        help="take model, strategy and framework from a Megatron-LM script or argument file, NeMo or "
+        "Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML; options given here win",
+    )
     what.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
     what.add_argument(
         "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
@@ -182,6 +189,9 @@ def asked_by(args: argparse.Namespace) -> Asked:
 def _check_named(args: argparse.Namespace) -> None:
     """A run needs a model and a place; a GPU stands for one node of it."""
     if args.model is None:
+        file = getattr(args, "described", None)
+        if file is not None:
+            raise ValueError(f"{file.file} names no model that is known; give --model as well")
         raise ValueError("which model? give --model, a name from 'stepcast list models' or a config.json")
     if args.gpu is not None and args.cluster not in (None, args.gpu):
         raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")

@@ -36,9 +36,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
     Verb("predict", "run a model under a strategy on a cluster"),
     Verb("search", "the best strategies of a model on a cluster, and why"),
+    Verb("sweep", "many predictions or searches at once, resumable, here or on a cluster"),
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
     Verb("capture", "a PyTorch model as a workload, without a GPU"),
+    Verb("record", "a real PyTorch job, written down per rank"),
+    Verb("run", "execute a workload for real over torch.distributed"),
     Verb("analyze", "where a measured run's time went"),
     Verb("replay", "a measured run under changed conditions"),
     Verb("compare", "a predicted or measured step beside a measured one"),
@@ -97,6 +100,7 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
     parser = Parser(prog="stepcast", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"stepcast {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
+    parser.add_argument("--plain", action="store_true", help="no colour on a terminal, as NO_COLOR")
     chosen = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
         sub = chosen.add_parser(verb.name, help=verb.summary, description=verb.summary.capitalize() + ".")
@@ -112,8 +116,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.disable()  # a command makes no reference cycles that matter, and looking for them takes a tenth
         open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with shown_streams():
-        return _answered(arguments)
+    plain = "--plain" in arguments
+    with shown_streams(plain):
+        return _answered([word for word in arguments if word != "--plain"])
 
 
 def _answered(arguments: list[str]) -> int:
@@ -151,7 +156,8 @@ def _run(arguments: list[str]) -> int:
     if not named:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
-    args = parser.parse_args([word for word in arguments if word != "--debug"])
+    words = [word for word in arguments if word != "--debug"]
+    args = with_files(parser, words, words.index(named[0].name) + 1)
     args.command = shlex.join(["stepcast", *(word for word in arguments if word != "--debug")])
     from stepcast.cli.output import check_files
 
@@ -160,6 +166,22 @@ def _run(arguments: list[str]) -> int:
         # An array that overflowed is a wrong answer: stop instead of printing it.
         warnings.simplefilter("error", RuntimeWarning)
         return int(import_module(named[0].module).run(args))
+
+
+def with_files(parser: argparse.ArgumentParser, words: Sequence[str], at: int = 0) -> Any:
+    """*words* as arguments; what files that they name say of a run is read as if it stood before them."""
+    args = parser.parse_args(words)
+    if getattr(args, "config", None) is None and getattr(args, "run", None) is None:
+        return args
+    from stepcast.cli.configured import described
+
+    found = described(args)
+    if found is None:
+        return args
+    typed = args.given
+    args = parser.parse_args([*words[:at], *found.words, *words[at:]])
+    args.described, args.given = found, typed  # what a file says in vain is no mistake of the user's
+    return args
 
 
 def _said(error: BaseException) -> str:

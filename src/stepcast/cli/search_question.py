@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import allowed
+from stepcast.cli.progress import bar_text
 from stepcast.cli.streams import show_status
 
 if TYPE_CHECKING:
@@ -173,9 +174,9 @@ class _Watching:
             self.last = now
             rate = counts.simulated / max(now - self.began, EVERY_S)
             told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-            show_status(
-                f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
-            )
+            words = f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
+            left = counts.simulated + counts.pruned
+            show_status(bar_text("search", counts.simulated, left, words))
 
     def _catch(self) -> None:
         import signal

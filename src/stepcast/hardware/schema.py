@@ -152,7 +152,8 @@ class Reader:
         small = self.keys[key] is float and 0 < value < SMALLEST_RATIO
         if small or abs(value) > LARGEST_COUNT:
             limit = f"at least {SMALLEST_RATIO}" if small else f"at most {LARGEST_COUNT:,}"
-            raise CatalogError(entry.where, key, f"{value:.6g} is beyond anything built; expected {limit}")
+            shown = f"{value:.6g}" if abs(value) < 1e300 else "a number of so many digits"
+            raise CatalogError(entry.where, key, f"{shown} is beyond anything built; expected {limit}")
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key, default)

@@ -182,6 +182,7 @@ def space_of(
 ) -> Space:
     """All combinations of *axes* that fill their GPUs; whether they are legal is asked later."""
     axes = _filled(model, axes, global_batch, seq, domain_gpus)
+    _check_many(math.prod(map(len, (axes.gpus, axes.tp, axes.cp, axes.pp, axes.ep))))
     layouts = [
         (gpus, tp, cp, ep, expert_tp, pp)
         for gpus, tp, cp, pp in product(axes.gpus, axes.tp, axes.cp, axes.pp)
@@ -205,8 +206,7 @@ def space_of(
             len(axes.overlap),
         )
         many += math.prod(sizes)
-        if many > CANDIDATES.most:
-            raise ValueError(f"{CANDIDATES.said}: fix some choices, or allow fewer values")
+        _check_many(many)
         indices = np.indices(sizes).reshape(len(sizes), -1)
         pipeline, batch, recompute, sharding, sp, precision, overlap = indices
         layout = np.tile((gpus, tp, cp, ep, expert_tp, pp), (len(pipeline), 1))
@@ -216,6 +216,11 @@ def space_of(
     table = np.concatenate(parts) if parts else np.zeros((0, len(COLUMNS)), dtype=np.int64)
     columns = {name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(COLUMNS)}
     return Space(model, axes, global_batch, seq, dict(common or {}), columns)
+
+
+def _check_many(candidates: int) -> None:
+    if candidates > CANDIDATES.most:
+        raise ValueError(f"{CANDIDATES.said}: fix some choices, or allow fewer values")
 
 
 def _pipelines(axes: Axes, pp: int, layers: int) -> list[tuple[int, int]]:

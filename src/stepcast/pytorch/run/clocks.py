@@ -1,0 +1,40 @@
+"""When ops ran: on the host's clock for a CPU, on the GPU's own for a GPU."""
+
+import time
+from typing import Any
+
+
+class HostClock:
+    """Calls end when they return."""
+
+    def start(self) -> None:
+        self._zero = time.perf_counter()
+
+    def mark(self) -> float:
+        return time.perf_counter()
+
+    def read(self, marks: list[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(begin - self._zero, end - self._zero) for begin, end in marks]
+
+
+class GpuClock:
+    """Events between kernels, read when all have run."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def _event(self) -> Any:
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def start(self) -> None:
+        self._zero = self._event()
+
+    def mark(self) -> Any:
+        return self._event()
+
+    def read(self, marks: list[tuple[Any, Any]]) -> list[tuple[float, float]]:
+        self._torch.cuda.synchronize()
+        since = self._zero.elapsed_time
+        return [(since(begin) * 1e-3, since(end) * 1e-3) for begin, end in marks]
