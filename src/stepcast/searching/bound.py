@@ -163,17 +163,8 @@ class Bounding:
             before = slice(0, min(stage, stages - 1 - stage) if two_way else stage)
             there_s, back_s = forward_s[:, before].sum(axis=1), returned_s[:, before].sum(axis=1)
             if paired:
-                lies = counts[own].sum(axis=0)
-                spent = np.einsum("rpt,p->rt", costs[:, :, TAKES.computing : TAKES.ahead], lies)
-                best = np.maximum(best, there_s + rounds * spent.max(axis=1))
-                if two_way:
-                    # Before the first backward and after the last forward, slots run by themselves.
-                    single = np.minimum(batches, stages + abs(stages // 2 - 1 - before.stop))
-                    waits_s = (of_pieces(TAKES.ahead) + of_pieces(TAKES.back) - of_pieces(TAKES.computing))[
-                        :, own
-                    ]
-                    alone_s = single * waits_s.min(axis=1)
-                    best = np.maximum(best, there_s + rounds * spent[:, 0] + alone_s)
+                single = stages + abs(stages // 2 - 1 - before.stop) if two_way else 0
+                best = np.maximum(best, there_s + _pairs_s(costs, counts[own], rounds, single))
                 continue
             forwards_s, backwards_s = forward_s[:, own].sum(axis=1), backward_s[:, own].sum(axis=1)
             work_s = rounds * (forwards_s + backwards_s)
@@ -208,3 +199,16 @@ class Bounding:
         """Gradients of the first stage, and its weights, as one message: which is faster than in several."""
         found = exchanges(self.model, self.cluster, self.framework, self.space.strategy(at))
         return np.array(found.values())
+
+
+def _pairs_s(costs: Floats, own: Floats, rounds: Floats, single: int) -> Floats:
+    """Forwards and backwards side by side on a stage that holds pieces with *own* parts: kernels, each
+    group's exchanges, and backwards by themselves; *single* forwards and backwards have no partner, before
+    the first backward and after the last forward.
+    """
+    spent = np.einsum("rpt,p->rt", costs[:, :, TAKES.computing : TAKES.ahead], own.sum(axis=0))
+    side_by_side = rounds * spent.max(axis=1)
+    waits = costs[:, :, TAKES.ahead] + costs[:, :, TAKES.back] - costs[:, :, TAKES.computing]
+    alone = np.minimum(2 * rounds, single) * (waits @ own.T).min(axis=1)
+    longest: Floats = np.maximum(side_by_side, rounds * spent[:, 0] + alone)
+    return longest
