@@ -129,9 +129,9 @@ def search(
         allow=[*allow, *choices.pop("allow", [])],
         **choices,
     )
-    from stepcast.cli.search import question_of
+    from stepcast.cli.search_question import question_of
 
-    return question_of(args)[0].answer()
+    return question_of(args).answer()
 
 
 def plan(

@@ -119,7 +119,7 @@ def test_an_interrupt_prints_the_best_so_far(
         return predict(*given)
 
     monkeypatch.setattr(best, "predict", interrupted)
-    status, printed, _ = run(capsys, "search", *SMALL)
+    status, printed, _ = run(capsys, "search", *SMALL, "--workers", "1")
     assert status == 130
     assert "incomplete" in printed
     assert " 3 simulated" in " ".join(printed.split())
@@ -141,7 +141,7 @@ def test_an_interrupt_prints_the_best_so_far(
         (("--allow", "recompute=some"), "expected one of none, selective, full"),
         (("--fix", "cp=3"), "no candidates"),
         (("--price", "2"), "give --tokens as well"),
-        (("-o", "rows.txt"), "ends in .csv or .json"),
+        (("-o", "rows.txt"), "ends in .csv, .parquet or .json"),
     ],
 )
 def test_mistakes_are_told_in_one_line(

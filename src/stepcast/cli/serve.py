@@ -203,15 +203,17 @@ class Verbs:
     def search(self, words: Sequence[str], told: "Told", rest: "Rest") -> "Answer":
         import shlex
 
-        from stepcast.cli.search import question_of, result_page, search_facts
+        from stepcast.cli.search import result_page
+        from stepcast.cli.search_facts import search_facts
+        from stepcast.cli.search_question import question_of
         from stepcast.pages.document import About
         from stepcast.serve.app import Answer
 
         args = self.searching.parse_args(list(words[1:]))
         command = shlex.join(["stepcast", *words])
-        asked, assumptions = question_of(args)
+        asked = question_of(args)
         result = asked.answer(watch=_Progress(told, rest))
-        found = search_facts(asked, result, assumptions)
+        found = search_facts(asked, result)
         page = result_page(found, result, About("search", command, __version__))
         return Answer(page, {"title": page.title, "words": "", "step_s": None})
 

@@ -91,7 +91,23 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
     except CatalogError as error:
         raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
     own_name = gpu_alone or _own_name("clusters", name)
-    return build_cluster(own_name, entries, gpu, name, known_transports())
+    other = _other(entries, name)
+    return build_cluster(own_name, entries, gpu, name, known_transports(), other)
+
+
+def _other(entries: Entries, where: str) -> Cluster | None:
+    """The nodes of a second kind: so many as in another description."""
+    said = {key: entries[key] for key in ("other.cluster", "other.nodes") if key in entries}
+    if not said:
+        return None
+    for key in ("other.cluster", "other.nodes"):
+        if key not in said:
+            raise CatalogError(where, key, "is missing; a second kind needs other.cluster and other.nodes")
+    named = str(said["other.cluster"].value)
+    found = load_cluster(named, [f"nodes={said['other.nodes'].value}"])
+    if found.other is not None:
+        raise CatalogError(said["other.cluster"].where, "other.cluster", f"{named} has a second kind itself")
+    return found
 
 
 def clusters_of(gpu: str) -> list[str]:
@@ -214,7 +230,7 @@ def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") ->
     except FormatError as error:
         raise CatalogError(where or name, "", f"{name} {error.message}" if where else error.message) from None
     own = _parse(kind, text, name)
-    for key in ("base", "gpu.base"):  # a path is relative to the file that names it
+    for key in ("base", "gpu.base", "other.cluster"):  # a path is relative to the file that names it
         if key in own and _is_file(str(own[key].value)):
             own[key] = replace(own[key], value=str(path.parent / str(own[key].value)))
     return _with_base(kind, own, (*chain, str(path.resolve())))

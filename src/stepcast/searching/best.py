@@ -8,13 +8,21 @@ import numpy as np
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
+from stepcast.forecast.simulate import DEFAULTS, Options
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.strategy import Strategy
 from stepcast.searching.bound import Bounding
+from stepcast.searching.crew import Crew
 from stepcast.searching.objective import OBJECTIVES, Candidate, Floats
 from stepcast.searching.space import Ints, Space
-from stepcast.units import format_seconds
+from stepcast.units import GIB, format_seconds
+
+ROUND = 16
+FEWEST_FOR_SEVERAL = 64  # fewer are simulated before other processes have begun
+MISSED = 2.0
+MORE_BYTES = 16 * GIB
+MOST_ROOMIER = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,9 @@ class Found:
     step_s: float
     memory_bytes: float
     score: float  # what the search makes least
-    bound_s: float  # which the step cannot be below
+    bound_s: float  # which the step of its even split cannot be below
+    options: Options = DEFAULTS
+    kinds: tuple[str, ...] = ()  # the GPU of each stage, where there are two kinds
 
     @property
     def gpus(self) -> int:
@@ -80,6 +90,7 @@ class Result:
     counts: Counts
     missed: Missed | None = None  # with a lower bound than the best has
     smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
+    roomier: Found | None = None  # the best of those that would fit into 16 GiB more
 
     def __repr__(self) -> str:
         best = f"best {format_seconds(self.best[0].step_s)} a step" if self.best else "nothing fits"
@@ -115,12 +126,26 @@ def search_parts(
     objective: str = "step",
     most_bytes: float | None = None,
     watch: Watch | None = None,
+    workers: int = 1,
+    looks_around: bool = True,
 ) -> Result:
-    """The *top* best candidates of *parts* that fit, exactly as if all had been simulated."""
+    """The *top* best candidates of *parts* that fit, exactly as if all had been simulated; the answer is the
+    same with any number of *workers*. It *looks around*: at what memory keeps out, and what more of it would
+    let in.
+    """
     if objective not in OBJECTIVES:
         raise ValueError(f"objective {objective!r} is not known; expected one of {', '.join(OBJECTIVES)}")
     capacity = cluster.gpu.memory_bytes if most_bytes is None else min(most_bytes, cluster.gpu.memory_bytes)
-    return _Searching(parts, cluster, capacity, top, objective, watch).all()
+    return _Searching(parts, cluster, capacity, top, objective, watch, workers, looks_around).all()
+
+
+@dataclass(frozen=True, slots=True)
+class _Trial:
+    """What a worker finds of one candidate; nothing where it is not worth a simulation."""
+
+    memory_bytes: float
+    step_s: float | None = None
+    score: float = np.inf
 
 
 class _Searching:
@@ -132,34 +157,43 @@ class _Searching:
         top: int,
         objective: str,
         watch: Watch | None,
+        workers: int,
+        looks_around: bool,
     ) -> None:
         self.parts, self.cluster, self.capacity, self.top, self.watch = parts, cluster, capacity, top, watch
-        self.objective, self.name = OBJECTIVES[objective], objective
-        self.boundings = [Bounding(part.space, cluster, part.framework) for part in parts]
+        self.objective, self.name, self.workers = OBJECTIVES[objective], objective, workers
+        self.looks_around = looks_around
+        self.boundings = [Bounding(part.space, cluster, part.framework, workers) for part in parts]
         self.limits = [bounding.all(capacity) for bounding in self.boundings]
         self.considered = sum(len(part.space) for part in parts)
         self.legal = sum(int(limits.legal.sum()) for limits in self.limits)
         self.simulated: list[Found] = []
         self.kept: Sequence[Found] = ()
         self.too_large = self.pruned = self.left = 0
+        self.tried: set[tuple[int, int]] = set()
 
     def all(self) -> Result:
         least, part, row = self._ordered()
         self.left, complete = len(least), True
         self.too_large = self.legal - len(least)
+        workers = self.workers if len(least) > FEWEST_FOR_SEVERAL else 1
         try:
-            for bound, which, at in zip(least.tolist(), part.tolist(), row.tolist(), strict=True):
-                if bound > self._worst():
-                    break
-                self.left -= 1
-                self._try(which, at)
-                if self.watch:
-                    self.watch(self._counts(False), self.kept[0] if self.kept else None)
+            with Crew(self._try, workers) as crew:
+                # In rounds of one size, so that the same are simulated whoever does it.
+                for start in range(0, len(least), ROUND):
+                    stop = start + int(np.searchsorted(least[start : start + ROUND], self._worst(), "right"))
+                    if stop == start:
+                        break
+                    self._round(crew, part[start:stop].tolist(), row[start:stop].tolist())
+                self._each_number(crew, part, row)
         except KeyboardInterrupt:
             complete = False
-        return Result(
-            tuple(self.kept), tuple(self.simulated), self._counts(complete), self._missed(), self._smallest()
-        )
+        counts, kept = self._counts(complete), tuple(self.kept)
+        if not kept or not complete or not self.looks_around:
+            return Result(kept, tuple(self.simulated), counts, smallest_bytes=self._smallest())
+        near = self._near()
+        missed, roomier = self._missed(near), self._roomier(near)
+        return Result(kept, tuple(self.simulated), counts, missed, self._smallest(), roomier)
 
     def _ordered(self) -> tuple[Floats, Ints, Ints]:
         """The bounds of what may fit, least first, each with its part and its row there."""
@@ -172,23 +206,74 @@ class _Searching:
         order = np.lexsort((numbers, least))
         return least[order], which[order], rows[order]
 
-    def _try(self, which: int, at: int) -> None:
-        part, bound_s = self.parts[which], float(self.limits[which].time_s[at])
+    def _each_number(self, crew: Crew, part: Ints, row: Ints) -> None:
+        """Of several numbers of GPUs, the fastest of each, so that the front knows what fewer cost."""
+        gpus, least = np.zeros(len(row), dtype=np.int64), np.zeros(len(row))
+        for number, (each, limits) in enumerate(zip(self.parts, self.limits, strict=True)):
+            here = part == number
+            gpus[here], least[here] = each.space.columns["gpus"][row[here]], limits.time_s[row[here]]
+        numbers = np.unique(gpus)
+        for number in numbers.tolist() if len(numbers) > 1 else ():
+            own = np.flatnonzero(gpus == number)
+            own = own[np.argsort(least[own], kind="stable")]
+            for start in range(0, len(own), ROUND):
+                best = min((each.step_s for each in self.simulated if each.gpus == number), default=np.inf)
+                some = own[start : start + ROUND]
+                some = some[least[some] <= best]
+                if not len(some):
+                    break
+                asked = zip(part[some].tolist(), row[some].tolist(), strict=True)
+                new = [each for each in asked if each not in self.tried]
+                self._round(crew, [which for which, _ in new], [at for _, at in new])
+
+    def _round(self, crew: Crew, parts: Sequence[int], rows: Sequence[int]) -> None:
+        worst = self._worst()
+        asked = [(which, at, worst) for which, at in zip(parts, rows, strict=True)]
+        for (which, at, _), trial in zip(asked, crew.answers(asked), strict=True):
+            self.left -= 1
+            self.tried.add((which, at))
+            self._keep(which, at, trial)
+            if self.watch:
+                self.watch(self._counts(False), self.kept[0] if self.kept else None)
+
+    def _try(self, asked: tuple[int, int, float]) -> _Trial:
+        return self._trial(*asked, self.capacity)
+
+    def _trial(self, which: int, at: int, worst: float, capacity: float) -> _Trial:
+        """One candidate, which is of use where its score is below *worst*."""
+        part = self.parts[which]
         strategy = part.space.strategy(at)
         stages = memory(part.space.model, strategy, self.cluster.gpu, part.framework)
         largest = max(stage.total for stage in stages)
-        if largest > self.capacity:
-            self.too_large += 1
-            return
-        if self.name == "memory" and largest > self._worst():
-            self.pruned += 1  # known without a simulation
-            return
+        if largest > capacity or (self.name == "memory" and largest > worst):
+            return _Trial(largest)  # known without a simulation
         prediction = predict(part.space.model, self.cluster, strategy, part.framework)
         score = self.objective.score(Candidate(prediction, largest, strategy.layout.gpus, self.cluster))
-        number = int(part.rows[at])
-        found = Found(number, strategy, part.framework, prediction.step_s, largest, score, bound_s)
+        return _Trial(largest, prediction.step_s, score)
+
+    def _keep(self, which: int, at: int, trial: _Trial) -> None:
+        if trial.step_s is None:
+            if trial.memory_bytes > self.capacity:
+                self.too_large += 1
+            else:
+                self.pruned += 1
+            return
+        found = self._found(which, at, trial, float(self.limits[which].time_s[at]))
         self.simulated.append(found)
         self.kept = nsmallest(self.top, (*self.kept, found), key=lambda each: each.rank)
+
+    def _found(self, which: int, at: int, trial: _Trial, bound_s: float) -> Found:
+        assert trial.step_s is not None
+        part = self.parts[which]
+        return Found(
+            int(part.rows[at]),
+            part.space.strategy(at),
+            part.framework,
+            trial.step_s,
+            trial.memory_bytes,
+            trial.score,
+            bound_s,
+        )
 
     def _worst(self) -> float:
         return self.kept[-1].score if len(self.kept) == self.top else np.inf
@@ -203,21 +288,42 @@ class _Searching:
             complete,
         )
 
-    def _missed(self) -> Missed | None:
+    def _near(self) -> list[tuple[Ints, Floats]]:
+        """Of each part what would fit into MISSED times the memory, but not into what there is, and its
+        least time.
+        """
+        found = []
+        for bounding, limits in zip(self.boundings, self.limits, strict=True):
+            near = limits.memory_bytes <= MISSED * self.capacity
+            rows = np.flatnonzero(limits.legal & near & ~np.isfinite(limits.time_s))
+            found.append((rows, bounding.times(rows)[0]))
+        return found
+
+    def _missed(self, near: Sequence[tuple[Ints, Floats]]) -> Missed | None:
         """What memory keeps out that might be faster than the best: bound beside bound."""
-        if not self.kept:
-            return None
-        fastest = self.kept[0].bound_s
         found: Missed | None = None
-        for part, bounding, limits in zip(self.parts, self.boundings, self.limits, strict=True):
-            large = np.flatnonzero(limits.legal & ~np.isfinite(limits.time_s))
-            if not len(large):
-                continue
-            times = bounding.time(large)
-            at = int(large[np.argmin(times)])
-            if times.min() < min(fastest, found.bound_s if found else np.inf):
+        for part, limits, (rows, times) in zip(self.parts, self.limits, near, strict=True):
+            if len(rows) and times.min() < min(self.kept[0].bound_s, found.bound_s if found else np.inf):
+                at = int(rows[np.argmin(times)])
                 found = Missed(part.space.strategy(at), float(times.min()), float(limits.memory_bytes[at]))
         return found
+
+    def _roomier(self, near: Sequence[tuple[Ints, Floats]]) -> Found | None:
+        """The best of those that MORE_BYTES would let in, of the first few by their bounds."""
+        few: list[tuple[float, int, int]] = []
+        for which, (rows, times) in enumerate(near):
+            enough = self.limits[which].memory_bytes[rows] <= self.capacity + MORE_BYTES
+            order = np.flatnonzero(enough)[np.argsort(times[enough], kind="stable")[:MOST_ROOMIER]]
+            few += [(float(times[at]), which, int(rows[at])) for at in order]
+        best: Found | None = None
+        for bound_s, which, at in sorted(few)[:MOST_ROOMIER]:
+            if best and self.name == "step" and bound_s > best.step_s:
+                break
+            trial = self._trial(which, at, np.inf, self.capacity + MORE_BYTES)
+            if trial.step_s is not None:
+                found = self._found(which, at, trial, bound_s)
+                best = found if best is None or found.rank < best.rank else best
+        return best
 
     def _smallest(self) -> float | None:
         least = [float(limits.memory_bytes.min(initial=np.inf)) for limits in self.limits]
