@@ -47,7 +47,7 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
         row_layer(sizes, Role.ATTENTION_OUTPUT, output),
     ]
     if model.post_norms:
-        layers.append(norm_layer(sizes, Role.ATTENTION_POST_NORM, sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.ATTENTION_POST_NORM, sizes.outer_tokens, branches=False))
     return tuple(layers)
 
 
@@ -108,17 +108,20 @@ def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     backward: list[Op] = []
     # Modules written in Python norm queries and keys one after the other.
     normed = turned if sizes.by_operation else {"query key ": width}
-    if model.qk_norm is not QkNorm.NONE:
-        for name, each in normed.items():
-            forward += norm_forward(sizes, f"{name}norm", tokens * each // model.head_dim, model.head_dim)
+    shapes = {
+        name: (tokens, each) if model.qk_norm is QkNorm.WHOLE else (tokens * each // model.head_dim, model.head_dim)
+        for name, each in normed.items()
+        if model.qk_norm is not QkNorm.NONE
+    }
+    for name, shape in shapes.items():
+        forward += norm_forward(sizes, f"{name}norm", *shape)
     if model.position.kind is PositionKind.ROTARY:
         forward += (op for name, each in turned.items() for op in rotary(sizes, each, name))
         backward += (
             op for name, each in reversed(turned.items()) for op in rotary_gradient(sizes, each, name)
         )
-    if model.qk_norm is not QkNorm.NONE:
-        for name, each in normed.items():
-            backward += norm_backward(sizes, f"{name}norm", tokens * each // model.head_dim, model.head_dim)
+    for name, shape in shapes.items():
+        backward += norm_backward(sizes, f"{name}norm", *shape)
     return tuple(forward), tuple(backward)
 
 

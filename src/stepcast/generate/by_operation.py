@@ -1,6 +1,7 @@
 """Modules of transformers that are written out in PyTorch, a kernel for each operation of their source."""
 
 from stepcast.generate.sizes import Sizes
+from stepcast.ir.dtype import DType
 from stepcast.ir.work import ElementwiseKind, streamed
 from stepcast.ir.workload import Op
 
@@ -22,6 +23,24 @@ def written_gelu(sizes: Sizes, rows: int, inner: int) -> tuple[tuple[Op, ...], t
         tuple(
             Op(f"activation gradient {at}", streamed(K.MUL, rows, inner, reads, 1, dtype))
             for at, reads in enumerate(GELU_GRADIENT_READS)
+        ),
+    )
+
+
+# cap * tanh(x / cap): tensors that each operation reads, and of the backward.
+CAP_READS, CAP_GRADIENT_READS = (1, 1, 1), (1, 2, 1)
+
+
+def capped(name: str, rows: int, columns: int, dtype: DType) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """A soft cap of *rows* x *columns* numbers, and its gradient."""
+    return (
+        tuple(
+            Op(f"{name} cap {at}", streamed(K.MUL, rows, columns, reads, 1, dtype))
+            for at, reads in enumerate(CAP_READS)
+        ),
+        tuple(
+            Op(f"{name} cap gradient {at}", streamed(K.MUL, rows, columns, reads, 1, dtype))
+            for at, reads in enumerate(CAP_GRADIENT_READS)
         ),
     )
 

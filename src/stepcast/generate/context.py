@@ -11,6 +11,7 @@
 
 from dataclasses import dataclass, replace
 
+from stepcast.generate.by_operation import capped
 from stepcast.generate.parts import K, Ops, cast, collective, dropped, dropped_gradient, layer
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.coded import fuses_attention, masks_window, widens_softmax
@@ -116,6 +117,7 @@ class _Core:
         values = Matmul(self.query_len, sizes.model.value_dim, columns, batch, dtype)
         softmax: Ops = (
             Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)),
+            *(capped("scores", rows, columns, dtype)[0] if sizes.model.attention_softcap else ()),
             Op("mask", streamed(K.ADD, rows, columns, 1, 1, dtype)),
             Op("softmax", streamed(K.SOFTMAX, rows, columns, 1, 1, dtype)),
         )
@@ -149,6 +151,8 @@ class _Core:
                 cast(sizes, "softmax gradient cast", rows, columns, dtype, FP32),
                 Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, 2, narrow, FP32, backward=True)),
             )
+        if sizes.model.attention_softcap:
+            softmax += capped("scores", rows, columns, dtype)[1]
         softmax += (Op("scale gradient", streamed(K.MUL, rows, columns, 1, 1, dtype)),)
         if sizes.framework.dropout:
             softmax = (dropped_gradient(sizes, "dropout gradient", rows, columns), *softmax)

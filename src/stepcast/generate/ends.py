@@ -1,5 +1,6 @@
 """Embedding before the first layer; norm, output projection and loss after the last."""
 
+from stepcast.generate.by_operation import capped
 from stepcast.generate.parts import (
     K,
     Linear,
@@ -98,6 +99,10 @@ def _loss(sizes: Sizes) -> Layer:
     tokens, vocab = sizes.tokens, sizes.vocab
     forward: list[Op] = []
     backward: list[Op] = []
+    caps: tuple[Ops, Ops] = ((), ())
+    if sizes.by_operation and sizes.model.logit_softcap:
+        caps = capped("logits", tokens, vocab, sizes.stored)
+    forward += caps[0]
     if sizes.stored is not DType.FP32:
         forward.append(Op("cast", _cast(sizes, sizes.element, 4)))
     forward.append(Op("cross entropy", streamed(K.CROSS_ENTROPY, tokens, vocab, 3, 1, DType.FP32)))
@@ -113,6 +118,7 @@ def _loss(sizes: Sizes) -> Layer:
     )
     if sizes.stored is not DType.FP32:
         backward.append(Op("cast gradient", _cast(sizes, 4, sizes.element)))
+    backward += caps[1]
     return layer(Role.LOSS, tuple(forward), tuple(backward))
 
 

@@ -46,7 +46,7 @@ def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
         *_mlp(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True),
     ]
     if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, Role.MLP_POST_NORM, sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.MLP_POST_NORM, sizes.outer_tokens, branches=False))
     return tuple(layers)
 
 
@@ -131,7 +131,7 @@ def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
         layers += _mlp(sizes, (Role.SHARED_UP, Role.SHARED_DOWN), experts.shared_ffn, ends=False)
         layers.append(_sum(sizes))
     if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, Role.EXPERTS_POST_NORM, sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.EXPERTS_POST_NORM, sizes.outer_tokens, branches=False))
     return tuple(layers)
 
 

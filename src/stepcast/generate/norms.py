@@ -23,23 +23,29 @@ def written_norm(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Op, ..
         Op(f"{name} mean", streamed(K.OTHER, rows, width, 1, 0, WIDE)),
         _on_rows(f"{name} root", rows, ROW_KERNELS),
         Op(f"{name} scale", streamed(K.MUL, rows, width, 1, 1, WIDE)),
-        Op(f"{name} weight", streamed(K.MUL, rows, width, 1, 1, sizes.stream)),
+        Op(f"{name} weight", streamed(K.MUL, rows, width, 1, 1, _weighted(sizes))),
     ]
     if sizes.stream is not WIDE:
         ops.insert(0, _cast(f"{name} widen", rows, width, sizes.stream, WIDE))
-        ops.insert(-1, _cast(f"{name} narrow", rows, width, WIDE, sizes.stream))
+        at = len(ops) if sizes.model.wide_norms else -1
+        ops.insert(at, _cast(f"{name} narrow", rows, width, WIDE, sizes.stream))
     return tuple(ops)
+
+
+def _weighted(sizes: Sizes) -> DType:
+    """The format in which the norm is multiplied by its weight."""
+    return WIDE if sizes.model.wide_norms else sizes.stream
 
 
 def written_norm_gradient(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Op, ...]:
     """Of the weight: a product, summed over all rows. Of the input: through the scale, and through the root
     of the mean of squares, whose gradient each element gets a share of; the two added up.
     """
-    narrow = sizes.stream
+    weighted = _weighted(sizes)
     ops = [
-        Op(f"{name} weight product", streamed(K.MUL, rows, width, 2, 1, narrow)),
-        Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 1, 0, narrow)),
-        Op(f"{name} gradient weighted", streamed(K.MUL, rows, width, 1, 1, narrow)),
+        Op(f"{name} weight product", streamed(K.MUL, rows, width, 2, 1, weighted)),
+        Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 1, 0, weighted)),
+        Op(f"{name} gradient weighted", streamed(K.MUL, rows, width, 1, 1, weighted)),
         Op(f"{name} gradient scaled", streamed(K.MUL, rows, width, 1, 1, WIDE)),
         Op(f"{name} root product", streamed(K.MUL, rows, width, 2, 1, WIDE)),
         Op(f"{name} root gradient", streamed(K.OTHER, rows, width, 1, 0, WIDE)),
@@ -49,9 +55,10 @@ def written_norm_gradient(sizes: Sizes, name: str, rows: int, width: int) -> tup
         Op(f"{name} square gradient product", streamed(K.MUL, rows, width, 2, 1, WIDE)),
         Op(f"{name} gradient sum", streamed(K.ADD, rows, width, 2, 1, WIDE)),
     ]
-    if narrow is not WIDE:
-        ops.insert(3, _cast(f"{name} gradient widen", rows, width, narrow, WIDE))
-        ops.append(_cast(f"{name} gradient narrow", rows, width, WIDE, narrow))
+    if sizes.stream is not WIDE:
+        at = 0 if weighted is WIDE else 3
+        ops.insert(at, _cast(f"{name} gradient widen", rows, width, sizes.stream, WIDE))
+        ops.append(_cast(f"{name} gradient narrow", rows, width, WIDE, sizes.stream))
     return tuple(ops)
 
 

@@ -204,10 +204,13 @@ def norm_layer(
     """A norm over the hidden width; *after* names what its backward waits for.
 
     *products* read what it makes. Where the stream *branches* before it, its backward ends with the sum of
-    both gradients: the norm's and the residual's.
+    both gradients: the norm's and the residual's. Models without norms before their halves branch there, too.
     """
     width = sizes.model.hidden
-    forward, gradient = norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width)
+    forward: Ops = ()
+    gradient: Ops = ()
+    if sizes.model.pre_norms or not branches:
+        forward, gradient = norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width)
     if sizes.casts:
         # The input of each product is cast by itself, and each gradient back before they are added up.
         copies = products if sizes.separate else 1

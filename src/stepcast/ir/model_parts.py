@@ -32,6 +32,7 @@ class QkNorm(StrEnum):
     NONE = "none"
     HEAD = "head"  # one weight vector of head_dim for all heads (Qwen 3, Gemma 3)
     PLAIN = "plain"  # no weights at all (Llama 4)
+    WHOLE = "whole"  # all heads of a token together, a weight for each element (OLMo 2)
 
 
 class Mixer(StrEnum):

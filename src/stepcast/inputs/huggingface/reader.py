@@ -43,6 +43,7 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "mpt": dense.mpt,
     "nemotron": dense.nemotron,
     "nemotron_h": hybrid.nemotron_h,
+    "olmo2": dense.olmo2,
     "opt": dense.opt,
     "phi": dense.phi,
     "phi3": dense.phi3,
@@ -107,7 +108,7 @@ def _as_coded(model: Model, keys: Keys) -> Model:
     """*model* with what transformers' code of its family does."""
     key, usual = DROPOUTS.get(keys.kind, ("", 0.0))
     dropout = keys.number(key, usual) if key else 0.0
-    wide = keys.kind.startswith("gemma")
+    wide = keys.kind.startswith("gemma") or keys.kind == "olmo2"
     return replace(model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout)
 
 

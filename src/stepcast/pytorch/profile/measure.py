@@ -1,7 +1,7 @@
 """The loop that measures: cases in order, what is known already left out, failures noted, time kept."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from stepcast.pytorch.profile.cases import Case, Operator
@@ -15,6 +15,9 @@ class Backend(Protocol):
 
     def seconds(self, work: Operator) -> float:
         """The median of repeated runs with cold caches; any exception is a failed case."""
+
+    def sustained_s(self, work: Operator) -> float:
+        """The same of runs without a pause, once the clock has settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,24 @@ class Points:
     seconds: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)  # name -> reason
     left: tuple[str, ...] = ()  # not reached in time; a rerun measures them
+    sustained: Mapping[str, float] = field(default_factory=dict)  # run again and again
+
+
+def measure_sustained(cases: Sequence[Case], backend: Backend, known: Points) -> Points:
+    """*known* with the time of each case by itself and without a pause."""
+    seconds, sustained, failed = dict(known.seconds), dict(known.sustained), dict(known.failed)
+    for case in cases:
+        if case.name in sustained:
+            continue
+        try:
+            cool_s = seconds.get(case.name) or backend.seconds(case.work)
+            found = backend.sustained_s(case.work)
+            if not (cool_s > 0 and found > 0):
+                raise ValueError(f"measured {found} s")
+            seconds[case.name], sustained[case.name] = cool_s, found
+        except Exception as error:  # as above
+            failed[f"{case.name} sustained"] = " ".join(str(error).split())[:200] or type(error).__name__
+    return replace(known, seconds=seconds, sustained=sustained, failed=failed)
 
 
 def measure(
@@ -65,6 +86,6 @@ def measure(
             seconds[case.name] = found
         except Exception as error:  # whatever a driver or library raises, the other cases go on
             failed[case.name] = " ".join(str(error).split())[:200] or type(error).__name__
-        so_far = Points(dict(seconds), dict(failed))
+        so_far = Points(dict(seconds), dict(failed), sustained=known.sustained)
         report(Progress(done, len(todo), case, found, clock() - start, so_far))
-    return Points(seconds, failed, tuple(left))
+    return Points(seconds, failed, tuple(left), known.sustained)
