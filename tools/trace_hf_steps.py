@@ -4,10 +4,10 @@
     python tools/trace_hf_steps.py FOLDER [--set traced] [--seconds 300]
 
 Models and settings are those of ``hf_steps.toml``, rows of its sets ``paced`` (few tokens, two counts of
-layers: what the host needs for a layer) and ``traced`` (kernels, after a second of the same steps, so that
-clocks are those of training) or ``hot`` (the same without a pause, no operators). ``traced.jsonl.gz`` has a line per row: kernels as [phase, operator, its root,
-shapes, formats, kernel, microseconds, microseconds idle before], and the operators that the host dispatched,
-counted by phase. ``paced.jsonl.gz`` has milliseconds of each phase, on the GPU and on the host.
+layers: what the host needs for a layer), ``traced`` (kernels, after a second of the same steps) and ``hot`` (the
+same without a pause, without operators). ``traced.jsonl.gz`` has a line per row: kernels as [phase, operator,
+its root, shapes, formats, kernel, microseconds, microseconds idle before], and the operators that the host
+dispatched, counted by phase. ``paced.jsonl.gz`` has milliseconds of each phase, on the GPU and on the host.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def kernels(events: list[dict]) -> dict:
 
 
 def hot(plan, row, device: str) -> dict:
-    """Kernels of the last of steps that run without a pause for two seconds, the profiler on all the while."""
+    """Kernels of the last of steps that run for two seconds, the profiler on all the while."""
     from torch.profiler import ProfilerActivity, profile
 
     trainer = trainer_of(plan, row, device)
