@@ -26,6 +26,12 @@ class AttentionFit:
     tail: float  # share of the longest query tile during which the others wait
     memory_exposure: float  # share of reading and writing the tensors that nothing hides
     latency_s: float  # beyond the launch; backward is several kernels
+    # Of that time, what others take: kernels within a step, heads wider than usual, pairs that a tensor says
+    # (over all pairs without one), probabilities of which some are dropped.
+    in_step: float = 1.0
+    wide: float = 1.0
+    masked: float = 1.0
+    dropping: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.efficiency <= 1:

@@ -74,7 +74,7 @@ class Calibration:
 
     def told(self, gpu: Gpu, fit: ComputeFit) -> ComputeFit:
         """*fit* with the clock that this GPU holds: corrections are those of cool operators."""
-        return _told(fit, gpu.architecture, tuple(self.power.items())) if self.power else fit
+        return _told(fit, gpu.architecture, tuple(self.power.items()))
 
     def price(self, work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
         """The corrected price, or the fitted one where the class was not measured.

@@ -38,6 +38,8 @@ class Load:
     busy_s: float  # how long the work is kept up; 0: the operator by itself, cold caches, in short bursts
     duty: float = 1.0  # share of that time in matrix kernels, which draw the most power
     repeats: float = 1.0  # where busy_s is 0: how often in a row the operator runs
+    # Power that all of it asks for at full clock, of what the board may draw; None: duty tells it.
+    wanted: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.busy_s >= 0 and 0 <= self.duty <= 1 and self.repeats >= 1):
@@ -55,16 +57,25 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float
 
 def counted_load(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
     """The same of operators that each run a number of times."""
-    total_s = matrix_s = 0.0
+    total_s = matrix_s = flop_joule = 0.0
     products_of(gpu, fit).learn(works)
     price = priced_once(gpu, fit, Load(math.inf, 0.0))
+    power = fit.power.of(gpu.architecture)
     for work, count in works.items():
         seconds = count * price(work).seconds
         total_s += seconds
         if isinstance(work, Matmul | GroupedMatmul | Attention):
             matrix_s += seconds
+            attention = power.attention if isinstance(work, Attention) else 1.0
+            flop_joule += count * work.flops * attention * power.energy(gpu.architecture, gpu.runs_as(work.dtype))
+    if total_s == 0:
+        return Load(busy_s)
     # To a thousandth, so that steps of much the same mix share their prices.
-    return Load(busy_s, round(matrix_s / total_s, 3) if total_s > 0 else 1.0)
+    duty, wanted = matrix_s / total_s, None
+    if gpu.architecture in fit.power.measured:
+        drawn = flop_joule / gpu.power_w / total_s
+        wanted = round(duty * power.idle_share + drawn + (1.0 - duty) * power.memory_share, 3)
+    return Load(busy_s, round(duty, 3), wanted=wanted)
 
 
 @lru_cache(maxsize=512)
@@ -139,9 +150,8 @@ def _loaded_s(seconds: Number, flops: Number, dtype: DType, gpu: Gpu, fit: Compu
     return seconds + _launch_s(matrix_of(gpu, dtype), fit_of(gpu, dtype, fit).latency_s, fit, load)
 
 
-# Attention by a mask, over that to all pairs without one: cuDNN's kernels in steps of Mistral, Phi-3 and
-# StarCoder2 on an H200 (tools/measure_hf_steps.py, profiled) take 1.8 to 1.9 times as long, both ways.
-MASKED_SLOWDOWN = 1.86
+# Heads wider than this run in kernels of other tiles.
+USUAL_HEAD = 192
 
 
 def attention_seconds(
@@ -164,6 +174,9 @@ def attention_seconds(
     own: AttentionFit = fit.attention_backward if backward else fit.attention_forward
     sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, scaled(rates, gpu, fit), own)
+    seconds = seconds * np.where(np.asarray(head_dim) > USUAL_HEAD, own.wide, 1.0)
+    if load.busy_s > 0:
+        seconds = seconds * own.in_step
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
     flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
     seconds = _under_power(seconds, flops, gpu, dtype, fit, load, attention=True)
@@ -198,7 +211,13 @@ def stream_key(work: Elementwise) -> str:
         return "cast-up" if work.write_bytes > work.read_bytes else "cast"
     if work.kind is ElementwiseKind.SOFTMAX and not work.backward:
         return softmax_key(work.columns)
+    if work.kind in PLACED and work.dtype is DType.FP32:
+        return f"{work.kind}-wide"
     return f"{work.kind}-backward" if work.backward else str(work.kind)
+
+
+# Kernels with two elements a thread in fp32, and four in narrower formats.
+PLACED = (ElementwiseKind.BROADCAST, ElementwiseKind.STRIDED)
 
 
 def softmax_key(columns: int) -> str:
@@ -207,6 +226,8 @@ def softmax_key(columns: int) -> str:
 
     Source: PyTorch 2.11, aten/src/ATen/native/cuda/SoftMax.cu, and where the times of the h200 set jump.
     """
+    if columns > 1024 and columns % 2:
+        return "softmax-odd"  # rows that start anywhere, which no wide load can read
     if columns <= 2048:
         return "softmax" if columns <= 1024 else "softmax-wide"
     return "softmax-registers" if columns <= 9216 else "softmax-shared"
@@ -217,8 +238,8 @@ def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> 
         work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
     )  # fmt: skip
     seconds = attention_seconds(*sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
-    if work.masked:
-        seconds = seconds * MASKED_SLOWDOWN
+    own = fit.attention_backward if work.backward else fit.attention_forward
+    seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
     rates = matrix_of(gpu, work.dtype)
     return _priced("attention", float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
 
@@ -258,9 +279,15 @@ def _under_power(
 ) -> Number:
     """*seconds* of products as far as the power lasts, and no faster than anybody saw the GPU multiply."""
     power = fit.power.of(gpu.architecture)
+    if load.busy_s > 0 and not attention:
+        seconds = seconds * power.cool.get(gpu.name, 1.0)
     energy = power.energy(gpu.architecture, gpu.runs_as(dtype)) * (power.attention if attention else 1.0)
     if energy > 0.0:
-        factor = slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
+        factor = (
+            slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
+            if load.wanted is None
+            else max(1.0, load.wanted) ** power.exponent
+        )
         busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
         seconds = heated_s(seconds, factor, busy_s, power)
     best = gpu.best_product_flops(dtype)

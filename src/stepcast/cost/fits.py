@@ -17,8 +17,9 @@ REPLACED = ("memory_efficiency",)
 @lru_cache(maxsize=1)
 def default_fit() -> ComputeFit:
     """Learnt on an H200 with current PyTorch, and for fp32 on five older GPUs."""
-    table, mamba = load_fit("compute"), load_fit("mamba")
-    table["stream"] |= mamba["stream"]
+    table, mamba, traced = load_fit("compute"), load_fit("mamba"), load_fit("transformers")
+    table["stream"] |= mamba["stream"] | traced["stream"]
+    table["attention"] = merged(table["attention"], traced["attention"])
     table["spread"]["scan"] = {**table["spread"]["attention"], "hopper": mamba["spread"]}
     fit = compute_fit(table | {"scan": mamba["scan"]})
     return replace(fit, power=replace(fit.power, measured=_measured_power()))

@@ -23,6 +23,8 @@ class PowerFit:
     warm_up_s: float  # a burst much shorter than this runs at full clock
     joule_per_flop: Mapping[str, Mapping[str, float]] = field(hash=False)  # architecture -> format
     attention: float = 1.0  # energy of an operation of fused attention, as a multiple of a product's
+    # By GPU: what products of a cool one take of the fit's, whose operators ran on GPUs that others had heated.
+    cool: Mapping[str, float] = field(default_factory=dict, hash=False)
     # Architectures on which seconds of work were measured with their power, and their own constants.
     measured: "Mapping[str, PowerFit]" = field(default_factory=dict, hash=False)
 
@@ -44,7 +46,7 @@ class PowerFit:
         own = self.of(architecture)
         known = {**own.joule_per_flop.get(architecture, {}), **energies}
         attention = known.pop(ATTENTION, own.attention)
-        own = replace(own, joule_per_flop={architecture: known}, attention=attention)
+        own = replace(own, joule_per_flop={architecture: known}, attention=attention, cool={})
         return replace(self, measured={**self.measured, architecture: own})
 
 

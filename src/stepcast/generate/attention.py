@@ -13,6 +13,7 @@ from stepcast.generate.parts import (
     waiting,
     with_sums,
 )
+from stepcast.generate.rotated import written_joining, written_rotary, written_rotary_gradient
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits, row_layer, tensor_bytes
 from stepcast.ir.group import Group
@@ -57,7 +58,9 @@ def _qkv_layer(sizes: Sizes) -> Layer:
     width = sizes.qkv_width // sizes.tp
     linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=sizes.model.biases.qkv)
     forward, backward = _on_heads(sizes)
-    if sizes.plain_gradients:
+    if sizes.by_operation:
+        backward = (*backward, *written_joining(sizes))
+    elif sizes.plain_gradients:
         # Autograd joins the gradients of queries, keys and values, which are slices of one result.
         joined = streamed(
             K.COPY, sizes.tokens, sizes.query_width + sizes.key_width + sizes.value_width, 1, 1, sizes.stored
@@ -114,20 +117,22 @@ def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
         if model.qk_norm is not QkNorm.NONE
     }
     for name, shape in shapes.items():
-        forward += norm_forward(sizes, f"{name}norm", *shape)
+        forward += norm_forward(sizes, f"{name}norm", *shape, heads=True)
     if model.position.kind is PositionKind.ROTARY:
         forward += (op for name, each in turned.items() for op in rotary(sizes, each, name))
         backward += (
             op for name, each in reversed(turned.items()) for op in rotary_gradient(sizes, each, name)
         )
     for name, shape in shapes.items():
-        backward += norm_backward(sizes, f"{name}norm", *shape)
+        backward += norm_backward(sizes, f"{name}norm", *shape, heads=True)
     return tuple(forward), tuple(backward)
 
 
 def rotary(sizes: Sizes, width: int, name: str = "") -> Ops:
     """x cos + rotate(x) sin. Plain PyTorch writes every intermediate."""
     tokens, dtype = sizes.tokens, sizes.stored
+    if sizes.by_operation:
+        return written_rotary(sizes, width, name)
     if sizes.fused:
         return (Op("rotary", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
     half = max(1, width // 2)
@@ -143,6 +148,8 @@ def rotary(sizes: Sizes, width: int, name: str = "") -> Ops:
 def rotary_gradient(sizes: Sizes, width: int, name: str = "") -> Ops:
     """Each half goes back into a whole filled with zeros, the second with its sign turned."""
     tokens, dtype = sizes.tokens, sizes.stored
+    if sizes.by_operation:
+        return written_rotary_gradient(sizes, width, name)
     if sizes.fused:
         return (Op("rotary gradient", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
     half = max(1, width // 2)

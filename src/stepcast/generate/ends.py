@@ -15,6 +15,7 @@ from stepcast.generate.parts import (
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.role import Role
@@ -97,6 +98,8 @@ def _loss(sizes: Sizes) -> Layer:
     Source: Shoeybi et al. 2019, section 3: scalars per token travel instead of logits.
     """
     tokens, vocab = sizes.tokens, sizes.vocab
+    if sizes.framework.kernels is Kernels.COMPILED and sizes.tp == 1:
+        return _compiled_loss(sizes)
     forward: list[Op] = []
     backward: list[Op] = []
     caps: tuple[Ops, Ops] = ((), ())
@@ -120,6 +123,21 @@ def _loss(sizes: Sizes) -> Layer:
         backward.append(Op("cast gradient", _cast(sizes, 4, sizes.element)))
     backward += caps[1]
     return layer(Role.LOSS, tuple(forward), tuple(backward))
+
+
+def _compiled_loss(sizes: Sizes) -> Layer:
+    """One pass over the logits, which it widens on the way; backward another, which writes their gradient over
+    zeros that are filled in first (PyTorch Inductor's kernels of log_softmax and nll_loss).
+    """
+    tokens, vocab, dtype = sizes.tokens, sizes.vocab, sizes.stored
+    return layer(
+        Role.LOSS,
+        (Op("cross entropy", streamed(K.FUSED_LOSS, tokens, vocab, 1, 0, dtype)),),
+        (
+            Op("loss gradient fill", streamed(K.FILL, tokens, vocab, 0, 1, dtype)),
+            Op("cross entropy gradient", streamed(K.FUSED_LOSS, tokens, vocab, 1, 1, dtype, backward=True)),
+        ),
+    )
 
 
 def _reductions(sizes: Sizes) -> Ops:

@@ -127,7 +127,8 @@ class Linear:
         """The sum over all rows; Transformer Engine's matmul and compilers do it on the way."""
         if not self.bias or not sizes.plain_gradients:
             return ()
-        work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored)
+        kind = K.COLUMN_SUM if sizes.by_operation else K.OTHER
+        work = streamed(kind, self.rows, self.outputs, 1, 0, sizes.stored)
         added = vector_accumulated(sizes, f"{self.name} bias", self.outputs)
         return (Op(f"{self.name} bias gradient", work), *added)
 
@@ -224,16 +225,18 @@ def norm_layer(
     return layer(role, forward, waiting(gradient, after))
 
 
-def norm_forward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+def norm_forward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
+    """Of the stream, or of *heads*, which are as narrow as products make them."""
     if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
-        return written_norm(sizes, name, rows, width)
+        return written_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream)
     return (Op(name, streamed(norm_kind(sizes), rows, width, 1, 1, sizes.stream)),)
 
 
-def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
     """Plain PyTorch reads input and gradient again to sum the weight's gradient."""
     if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
-        return written_norm_gradient(sizes, name, rows, width)
+        narrow = sizes.stored if heads else sizes.stream
+        return written_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
     ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stream, backward=True))]
     if not sizes.fused:
         ops.append(

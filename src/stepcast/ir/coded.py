@@ -5,7 +5,7 @@ Sources: transformers 5.17, integrations/sdpa_attention.py, masking_utils.py and
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Modules
+from stepcast.ir.framework import Framework, Kernels, Modules
 from stepcast.ir.model_parts import NormKind
 from stepcast.ir.strategy import Strategy
 
@@ -20,8 +20,13 @@ def fuses_attention(model: Architecture, strategy: Strategy, framework: Framewor
 
 
 def masks_window(window: int | None, strategy: Strategy, framework: Framework) -> bool:
-    """Whether a mask says what a window leaves, since PyTorch's attention knows none."""
-    return framework.modules is Modules.TRANSFORMERS and window is not None and window <= strategy.seq
+    """Whether a mask says which pairs count: of a window, which PyTorch's attention does not know, and of any
+    model whose code is compiled, where a mask cannot be left out for what is in it.
+    """
+    if framework.modules is not Modules.TRANSFORMERS:
+        return False
+    compiled = framework.kernels is Kernels.COMPILED
+    return compiled or (window is not None and window <= strategy.seq)
 
 
 def widens_softmax(model: Architecture) -> bool:

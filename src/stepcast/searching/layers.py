@@ -59,8 +59,8 @@ def layer_cost(
     view, kinds = layer_view(strategy), kinds_of(model)
     whole = strategy.recompute.kind is RecomputeKind.FULL
     blocks = [block_layers(model, view, framework, kind, whole) for kind in kinds]
-    duty = min(_duty(cluster, block) for block in blocks) if alone else 0.0
-    seconds = _Seconds(cluster, strategy.layout, framework, not paired, duty)
+    load = _least_load(cluster, blocks) if alone else Load(float("inf"), 0.0)
+    seconds = _Seconds(cluster, strategy.layout, framework, not paired, load)
     layers = [_spent(seconds, block) for block in blocks]
     first, last = (
         _spent(seconds, end_layers(model, view, framework, embedding=embedding))
@@ -83,11 +83,16 @@ def kinds_of(model: Model) -> tuple[Block, ...]:
     return tuple(dict.fromkeys(model.blocks))
 
 
-def _duty(cluster: Cluster, layers: Sequence[Layer]) -> float:
-    """The share of matrix kernels in the time of *layers*, at least; a mixture has no less than its least."""
-    ops = (op.work for layer in layers for op in layer.all_ops)
-    works = Counter(work for work in ops if isinstance(work, Compute))
-    return max(0.0, counted_load(works, cluster.gpu, default_fit()).duty - ROUNDED)
+def _least_load(cluster: Cluster, blocks: Sequence[Sequence[Layer]]) -> Load:
+    """The share of matrix kernels and the power of any mixture of *blocks*, at least: that of their least."""
+    loads = []
+    for layers in blocks:
+        ops = (op.work for layer in layers for op in layer.all_ops)
+        works = Counter(work for work in ops if isinstance(work, Compute))
+        loads.append(counted_load(works, cluster.gpu, default_fit()))
+    duty = max(0.0, min(load.duty for load in loads) - ROUNDED)
+    wanted = [load.wanted - ROUNDED for load in loads if load.wanted is not None]
+    return Load(float("inf"), duty, wanted=max(0.0, min(wanted)) if wanted else None)
 
 
 def _spent(seconds: "_Seconds", layers: Sequence[Layer]) -> tuple[float, float, float]:
@@ -102,12 +107,12 @@ class _Seconds:
     """Of ops that stop the computing of a rank: its kernels, and tensor-parallel exchanges it waits for."""
 
     def __init__(
-        self, cluster: Cluster, layout: Layout, framework: Framework, waits: bool, duty: float
+        self, cluster: Cluster, layout: Layout, framework: Framework, waits: bool, load: Load
     ) -> None:
         self.waits = waits
         gpu = cluster.gpu
         self.attention, self.architecture = framework.attention, gpu.architecture
-        self.price = priced_once(gpu, default_fit(), Load(float("inf"), duty))
+        self.price = priced_once(gpu, default_fit(), load)
         self.pricer = Pricer(cluster, layout)
 
     def __call__(self, ops: Iterable[Op]) -> float:
