@@ -35,9 +35,11 @@ def _measured_power() -> dict[str, PowerFit]:
 
 
 @lru_cache(maxsize=4)
-def default_dispatch(modules: str = "torch") -> DispatchFit:
-    """The host of the measured H200, under PyTorch's own modules or those of transformers."""
-    return DispatchFit(**load_fit("compute" if modules == "torch" else modules)["dispatch"])
+def default_dispatch(modules: str = "torch", kind: str = "dispatch") -> DispatchFit:
+    """The host of the measured H200, under PyTorch's own modules or those of transformers, these eager or
+    compiled.
+    """
+    return DispatchFit(**load_fit("compute" if modules == "torch" else modules)[kind])
 
 
 @lru_cache(maxsize=1)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from stepcast.cost.calibration import Calibration
@@ -217,14 +218,14 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
 
 
 def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
-    if framework.modules is Modules.TRANSFORMERS and framework.kernels is Kernels.PLAIN:
-        return _written_issue_s
-    return _eager_issue_s
+    if framework.modules is not Modules.TRANSFORMERS:
+        return _eager_issue_s
+    return partial(_written_issue_s, "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
 
 
-def _written_issue_s(work: Work, backward: bool) -> float:
+def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
     """Modules of which every kernel is counted; all experts are one product."""
-    dispatch = default_dispatch("transformers")
+    dispatch = default_dispatch("transformers", kind)
     if isinstance(work, HostUpdate | Communication):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)

@@ -19,7 +19,7 @@ from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block, PositionKind, QkNorm
 from stepcast.ir.role import Role
-from stepcast.ir.work import streamed
+from stepcast.ir.work import ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
 
@@ -189,6 +189,10 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     else:
         up.insert(0, Linear("query", sizes.tokens, hidden, sizes.query_width, dtype))
     rotated = (sizes.heads + 1) * latent.rope_dim
+    forward, backward = rotary(sizes, rotated), rotary_gradient(sizes, rotated)
+    if sizes.by_operation:
+        joined, parted = _written_heads(sizes)
+        forward, backward = forward + joined, parted + backward
     gradients = tuple(op for linear in down for op in linear.input_gradient(sizes))
     norms = norm_backward(sizes, "latent norm", outer, normed)
     lower = layer(
@@ -204,8 +208,32 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
         sizes,
         Role.LATENT_UP,
         tuple(up),
-        rotary(sizes, rotated),
-        rotary_gradient(sizes, rotated),
+        forward,
+        backward,
         width=normed + latent.rope_dim + (0 if latent.query_rank else hidden),
     )
     return lower, upper
+
+
+def _written_heads(sizes: Sizes) -> tuple[Ops, Ops]:
+    """Queries and keys put together from what is turned and what is not, and their gradients taken apart,
+    joined with those of the values, and put into the order of their projections (modeling_deepseek_v2.py).
+    """
+    latent, tokens, dtype = sizes.model.latent, sizes.tokens, sizes.stored
+    assert latent is not None
+    query, up = sizes.query_width, sizes.heads * (latent.nope_dim + latent.value_dim)
+
+    def op(name: str, kind: ElementwiseKind, width: int) -> Op:
+        return Op(name, streamed(kind, tokens, width, 1, 1, dtype))
+
+    return (
+        (op("join queries", K.JOIN, query), op("keys", K.BROADCAST, query)),
+        (
+            op("keys gradient copy", K.COPY, 2 * query),
+            op("keys gradient", K.BROADCAST, query),
+            op("join kv gradients", K.JOIN, up),
+            op("swap kv gradients", K.BROADCAST, up),
+            op("join query gradients", K.JOIN, query),
+            op("swap query gradients", K.BROADCAST, query),
+        ),
+    )

@@ -16,8 +16,10 @@ GELU_GRADIENT_READS = (2, 2, 1, 2, 1, 1, 1, 1, 2, 2, 2)
 
 
 def written_gelu(sizes: Sizes, rows: int, inner: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
-    """Autocast computes powers in fp32, and so all that follows one."""
-    dtype = sizes.stream
+    """Autocast computes powers in fp32, and so all that follows one, until the next product."""
+    dtype = sizes.stored
+    if sizes.casts:
+        return _cast_gelu(rows, inner, dtype)
     return (
         tuple(
             Op(f"activation {at}", streamed(K.MUL, rows, inner, reads, 1, dtype))
@@ -27,6 +29,30 @@ def written_gelu(sizes: Sizes, rows: int, inner: int) -> tuple[tuple[Op, ...], t
             Op(f"activation gradient {at}", streamed(K.MUL, rows, inner, reads, 1, dtype))
             for at, reads in enumerate(GELU_GRADIENT_READS)
         ),
+    )
+
+
+def _cast_gelu(rows: int, inner: int, narrow: DType) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """The same with operands of two formats, which find their elements one by one, and casts between them."""
+    wide, elements = DType.FP32, float(rows * inner)
+
+    def cast(before: DType, after: DType) -> Elementwise:
+        return Elementwise(
+            K.CAST, rows, inner, before.bytes * elements, after.bytes * elements, False, before
+        )
+
+    def work(reads: int, dtype: DType = wide, kind: ElementwiseKind = K.MUL) -> Elementwise:
+        return streamed(kind, rows, inner, reads, 1, dtype)
+
+    widen, cut, mixed = cast(narrow, wide), cast(wide, narrow), work(2, wide, K.STRIDED)
+    forward = (work(1, narrow), widen, work(1), work(1), mixed, work(1), work(1), work(1), mixed, cut)
+    backward = (
+        *(widen, mixed, work(2), cut, work(2), work(1), cut, work(1), work(1), work(1), work(2), cut),
+        *(work(2, narrow), work(1, narrow), work(2, narrow)),
+    )
+    return (
+        tuple(Op(f"activation {at}", each) for at, each in enumerate(forward)),
+        tuple(Op(f"activation gradient {at}", each) for at, each in enumerate(backward)),
     )
 
 

@@ -16,6 +16,8 @@ WIDE = DType.FP32
 # Kernels over one number for each row: the mean's epsilon and its root; of the backward, the root's gradient
 # (two products and a power).
 ROW_KERNELS, ROW_GRADIENT_KERNELS = 2, 3
+# On a weight that multiplies in fp32: a cast, and the 1 that Gemma adds.
+WEIGHT_KERNELS = 2
 
 
 def written_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) -> Ops:
@@ -28,6 +30,8 @@ def written_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) 
         Op(f"{name} scale", streamed(K.BROADCAST, rows, width, 1, 1, WIDE)),
         Op(f"{name} weight", streamed(K.BROADCAST, rows, width, 1, 1, weighted)),
     ]
+    if weighted is WIDE:
+        ops.insert(-1, Op(f"{name} weight widen", streamed(K.MUL, 1, width, 1, 1, WIDE), kernels=WEIGHT_KERNELS))
     if narrow is not WIDE:
         ops.insert(0, _cast(f"{name} widen", rows, width, narrow, WIDE))
         at = len(ops) if weighted is WIDE else -1

@@ -256,7 +256,9 @@ def residual(sizes: Sizes, rows: int, width: int) -> Op:
     elements, stream = rows * width, sizes.stream
     read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
     if not sizes.framework.dropout or sizes.by_operation:
-        work = Elementwise(K.ADD, rows, width, read, write, dtype=stream)
+        # A branch of another format than the stream keeps PyTorch from reading several elements at once.
+        kind = K.STRIDED if sizes.by_operation and stream is not sizes.stored else K.ADD
+        work = Elementwise(kind, rows, width, read, write, dtype=stream)
     else:
         work = Elementwise(K.DROPOUT, rows, width, read, write + elements * MASK_BYTES, dtype=stream)
     return Op("residual", work, part=OpPart.RESIDUAL)

@@ -103,6 +103,7 @@ class ElementwiseKind(StrEnum):
     CONVOLUTION = "convolution"  # causal, along the sequence, each channel by itself
     GROUP_NORM = "group-norm"  # a row in several parts
     OPTIMIZER = "optimizer"
+    LISTED_OPTIMIZER = "listed-optimizer"  # operation by operation, over lists of tensors
     CAST = "cast"
     COPY = "copy"
     FILL = "fill"
