@@ -49,7 +49,8 @@ def check_applicable(args: argparse.Namespace, **found: Any) -> None:
     for option, rule in vain:
         if not rule.harmless:
             raise ValueError(_message(option, rule, facts))
-    print_notes(_message(option, rule, facts) for option, rule in vain)
+    if not getattr(args, "quiet", False):  # as of runs that are only tried
+        print_notes(_message(option, rule, facts) for option, rule in vain)
 
 
 def _in_vain(args: argparse.Namespace, facts: Facts) -> Iterator[tuple[str, Rule]]:

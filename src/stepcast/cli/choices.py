@@ -2,13 +2,11 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepcast.cli.numbers import MOST_LAYERS, MOST_SEQUENCES, count, gpu_count
 from stepcast.cli.strategy import PRECISIONS, SCHEDULES
-
-if TYPE_CHECKING:
-    from stepcast.ir.strategy import Strategy
+from stepcast.report.search import row_words as row_words
 
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
@@ -85,19 +83,3 @@ def gpu_counts(text: str) -> tuple[int, ...]:
     if high < low:
         raise argparse.ArgumentTypeError(f"{text!r} ends before it begins; give {high}..{low}")
     return tuple(low * 2**power for power in range(MOST_GPU_COUNTS) if low * 2**power <= high)
-
-
-def row_words(strategy: "Strategy") -> dict[str, Any]:
-    """A strategy by its choices."""
-    layout = strategy.layout
-    return {
-        **layout.facts(),
-        "expert_tp": layout.expert_tp,
-        "schedule": str(strategy.schedule),
-        "micro_batch": strategy.micro_batch,
-        "micro_batches": strategy.micro_batches,
-        "recompute": str(strategy.recompute.kind),
-        "sharding": str(strategy.sharding),
-        "sequence_parallel": strategy.sequence_parallel,
-        "precision": str(strategy.precision),
-    }

@@ -2,6 +2,7 @@
 
 import argparse
 import gc
+import shlex
 import sys
 import warnings
 from collections.abc import Sequence
@@ -12,6 +13,8 @@ from typing import Any, NoReturn
 from stepcast import __version__
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
 from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams
+from stepcast.cli.words import VERBS as OTHER_VERBS
+from stepcast.cli.words import known_words, renamed
 from stepcast.report.visible import message as one_line
 
 DESCRIPTION = (
@@ -35,6 +38,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("search", "the best strategies of a model on a cluster, and why"),
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
+    Verb("capture", "a PyTorch model as a workload, without a GPU"),
     Verb("analyze", "where a measured run's time went"),
     Verb("replay", "a measured run under changed conditions"),
     Verb("compare", "a predicted or measured step beside a measured one"),
@@ -45,6 +49,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("validate", "the accuracy scoreboard: predictions against measurements"),
     Verb("profile", "measure this GPU and write a calibration"),
     Verb("list", "the formats, GPUs, clusters, models, frameworks and failures stepcast knows"),
+    Verb("serve", "the local app: forms, live answers, traces to look into"),
     Verb("demo", "a first look on the shipped examples"),
     Verb("completion", "print a completion script for your shell"),
 )
@@ -60,10 +65,11 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As ever, and in *given* the options of the verb that were set to something else than usual."""
-        found, rest = super().parse_known_args(args, namespace)
+        options = [option for action in self._actions for option in action.option_strings]
+        given = list(sys.argv[1:] if args is None else args)
+        found, rest = super().parse_known_args(renamed(given, options), namespace)
         if rest:
-            options = [option for action in self._actions for option in action.option_strings]
-            self.error(f"{rest[0]} is not known here{_nearest(rest[0], options)}")
+            self.error(f"{rest[0]} is not known here{_nearest(rest[0], known_words(options))}")
         if not hasattr(found, "given"):
             unusual = (name for name, value in vars(found).items() if value != self.get_default(name))
             found.given = frozenset(unusual)
@@ -73,6 +79,8 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = list(map(str, action.choices))
             hint = _nearest(str(value), known) or f"; expected one of {', '.join(known)}"
+            if action.dest == "verb" and str(value).lower() in OTHER_VERBS:
+                hint = f"; did you mean {OTHER_VERBS[str(value).lower()]}?"
             raise argparse.ArgumentError(action, f"{value!r} is not known{hint}")
 
 
@@ -144,6 +152,7 @@ def _run(arguments: list[str]) -> int:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
     args = parser.parse_args([word for word in arguments if word != "--debug"])
+    args.command = shlex.join(["stepcast", *(word for word in arguments if word != "--debug")])
     from stepcast.cli.output import check_files
 
     check_files(args)

@@ -78,8 +78,9 @@ def new_file(name: str) -> str:
 
 
 # Arguments of verbs that name files to write, and those that name files to read.
-WRITTEN = ("trace", "to_workload", "output")
+WRITTEN = ("trace", "html", "to_workload", "output")
 READ = (
+    "captured",
     "file",
     "files",
     "runs",

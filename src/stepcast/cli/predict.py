@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
+from stepcast.cli.neighbours import neighbours
 from stepcast.cli.numbers import positive, price
 from stepcast.cli.output import new_file, terminal_width, write_file, write_files
+from stepcast.cli.remedies import remedies
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.units import DAY, HOUR, parse_count
+
+DOES_NOT_FIT = 1  # exit status
 
 if TYPE_CHECKING:
     from stepcast.cli.forecasting import Forecast
@@ -19,7 +23,14 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_forecast_arguments(parser)
+    add_forecast_arguments(parser, required=False)
+    parser.add_argument(
+        "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
+    )
+    for action in parser._actions:
+        if action.dest == "gpus":
+            action.required = False  # a captured program runs on one unless they are given
+    parser.add_argument("--gpu", metavar="G", help="with --captured, instead of --cluster: its GPU")
     parser.add_argument(
         "--to-workload",
         type=new_file,
@@ -35,10 +46,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
     parser.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
+    parser.add_argument(
+        "--require-fit", action="store_true", help="exit with status 1 where the memory does not suffice"
+    )
     add_result_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.captured:
+        return _run_captured(args)
+    if args.gpu:
+        raise ValueError("--gpu has no effect: it is for --captured; a model needs --cluster")
+    if missing := [f"--{name}" for name in ("model", "cluster", "gpus") if getattr(args, name) is None]:
+        raise ValueError(
+            f"the following arguments are required: {', '.join(missing)}; usage: stepcast predict --help"
+        )
     from stepcast.ir.framework import Execution
 
     found = forecast(args)
@@ -49,14 +71,37 @@ def run(args: argparse.Namespace) -> int:
             warnings = [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
     prediction = found.prediction.noting(found.assumptions, warnings)
     report = prediction.report
+    unfit = not prediction.fits
     show_prediction(
-        prediction, args, training(args.tokens, args.price, found.strategy, found.prediction.step_s)
+        prediction,
+        args,
+        found.asked.facts(),
+        lambda: neighbours(args, found, args.command),
+        training=training(args.tokens, args.price, found.strategy, prediction.step_s),
+        remedies=remedies(args, found.asked, prediction.step_s) if unfit else None,
     )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text
 
         print("\n" + memory_text(report.memory_bytes, terminal_width()))
-    return 0
+    return DOES_NOT_FIT if unfit and args.require_fit else 0
+
+
+def _run_captured(args: argparse.Namespace) -> int:
+    """The step of a captured program, which says itself what a strategy would."""
+    from stepcast.cli.captured import ITS_OWN, predicted, read_captured
+
+    for name in ITS_OWN:
+        if name in args.given:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} has no effect: a captured program says it itself; leave it out")
+    prediction, asked = predicted(read_captured(args.captured), args)
+    show_prediction(prediction, args, asked)
+    if args.explain_memory and not args.json and prediction.report.memory_bytes is not None:
+        from stepcast.report.step import memory_text
+
+        print("\n" + memory_text(prediction.report.memory_bytes, terminal_width()))
+    return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 
 def training(

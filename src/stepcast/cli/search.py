@@ -1,6 +1,7 @@
 """``stepcast search --model M --cluster C --gpus N --global-batch B ...``"""
 
 import argparse
+import contextlib
 import shlex
 import time
 from collections.abc import Sequence
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import GIVEN, allowed, gpu_counts, row_words
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.numbers import MOST_SEQUENCES, MOST_TOKENS, count, positive, price
+from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, positive, price
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.predict import training
 from stepcast.cli.streams import show_status
 from stepcast.units import parse_count, parse_size_bytes
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
     from stepcast.hardware import Cluster
     from stepcast.ir.model import Model
     from stepcast.ir.step import StepReport
-    from stepcast.searching.best import Counts, Found, Result
+    from stepcast.pages.document import About, Page
+    from stepcast.searching.best import Counts, Found, Result, Watch
 
 OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
 MOST_ROWS = 1000
@@ -47,12 +50,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     batch = parser.add_mutually_exclusive_group(required=True)
     batch.add_argument(
-        "--global-batch", type=count(1, MOST_SEQUENCES), metavar="N", help="sequences in a step"
+        "--global-batch", type=count(1, MOST_SEQUENCES, BINARY), metavar="N", help="sequences in a step"
     )
     batch.add_argument(
         "--tokens-per-batch", type=positive(parse_count), metavar="N", help="tokens in a step, as 4M"
     )
-    parser.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
+    parser.add_argument("--seq", type=count(1, MOST_TOKENS, BINARY), metavar="N", help="tokens in a sequence")
     parser.add_argument(
         "--framework", default="megatron-core", metavar="F", help="whose habits fill the rest"
     )
@@ -79,6 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="write the rows as .csv or .json"
     )
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -96,7 +100,8 @@ class Question:
     axes: dict[str, tuple[Any, ...]]
     most_bytes: float | None
 
-    def answer(self, top: int | None = None) -> "Result":
+    def answer(self, top: int | None = None, watch: "Watch | None" = None) -> "Result":
+        """What a search finds; *watch* is told how far it is in place of the terminal."""
         from stepcast.searching.best import search_parts
         from stepcast.searching.search import parts_of
         from stepcast.searching.space import Axes, space_of
@@ -107,16 +112,17 @@ class Question:
         )
         if not len(space):
             raise ValueError("no candidates: tp x cp x pp divides the GPUs for none of the values allowed")
-        show_status(f"bounding {len(space):,} candidates")
+        if watch is None:
+            show_status(f"bounding {len(space):,} candidates")
         try:
-            with _Watching() as watch:
+            with contextlib.nullcontext(watch) if watch else _Watching() as told:
                 return search_parts(
                     parts_of(space, self._settle),
                     self.cluster,
                     top or self.args.top,
                     self.args.objective,
                     self.most_bytes,
-                    watch,
+                    told,
                 )
         finally:
             show_status("")
@@ -136,26 +142,47 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--price has no effect: it is of a whole run; give --tokens as well, such as 1T")
     if args.output and not args.output.endswith((".csv", ".json")):
         raise ValueError(f"{args.output}: name a file that ends in .csv or .json")
-    asked, assumptions = _question(args)
+    asked, assumptions = question_of(args)
     result = asked.answer()
-    found = _facts(asked, result, assumptions)
+    found = search_facts(asked, result, assumptions)
     if args.output:
         write_file(args.output, _document(args.output, found))
+    write_page(args, lambda about: result_page(found, result, about))
     if args.json:
         print_json(found)
     else:
         print(search_text(found, terminal_width()))
+        if args.html:
+            print(f"\n{told_page(args)}")
     if not result.counts.complete:
         return INTERRUPTED
     return 0 if result.best else 1
 
 
-def _question(args: argparse.Namespace) -> tuple[Question, list[str]]:
+def result_page(found: dict[str, Any], result: "Result", about: "About") -> "Page":
+    from stepcast.ir.facts import CandidateFacts
+    from stepcast.pages.search import search_page
+    from stepcast.report.search import strategy_words
+
+    simulated = [
+        CandidateFacts(
+            words=strategy_words(row_words(each.strategy)),
+            step_s=each.step_s,
+            memory_bytes=each.memory_bytes,
+            gpus=each.gpus,
+        )
+        for each in result.simulated
+    ]
+    return search_page(found, about, simulated)
+
+
+def question_of(args: argparse.Namespace) -> tuple[Question, list[str]]:
     from stepcast.frameworks.catalog import load_profile
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
-    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []
     seq = args.seq
     if seq is None:
@@ -224,7 +251,7 @@ class _Watching:
         signal.signal(signal.SIGINT, self.before)
 
 
-def _facts(asked: Question, result: "Result", assumptions: Sequence[str]) -> dict[str, Any]:
+def search_facts(asked: Question, result: "Result", assumptions: Sequence[str]) -> dict[str, Any]:
     from stepcast.forecast.predict import predict
     from stepcast.searching.reasons import binding, differences_s, shares
 

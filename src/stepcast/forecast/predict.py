@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import counted_load, priced_once
 from stepcast.cost.dispatch import EXPERT_ISSUE_S
@@ -14,6 +15,7 @@ from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
+from stepcast.forecast.beyond import beyond_checked
 from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
@@ -54,6 +56,7 @@ def predict(
     return replace(
         prediction,
         memory=memory(model, strategy, cluster.gpu, framework),
+        band=band_of(model, cluster, strategy, framework),
         finish=lambda report, stages: _with_model(report, stages, model, cluster, strategy, framework),
     )
 
@@ -107,8 +110,13 @@ def _with_model(
             *_transfer_warnings(strategy),
             *_host_warnings(host),
             *_scaled_warnings(report, cluster, str(strategy.precision)),
+            *beyond_checked(model, strategy),
         ),
-        assumptions=(*((split,) if split else ()), *report.assumptions),
+        assumptions=(
+            *((split,) if split else ()),
+            *report.assumptions,
+            *((report.residual.said(framework.name),) if report.residual else ()),
+        ),
     )
 
 

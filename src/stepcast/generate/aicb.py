@@ -14,10 +14,11 @@ Source: github.com/aliyun/aicb, ``workload_generator/SimAI_training_workload_gen
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepcast.ir.group import Group
 from stepcast.ir.model import Model
+from stepcast.ir.role import Role
 from stepcast.ir.strategy import Strategy, StrategyError
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
@@ -137,10 +138,13 @@ class _Lines:
 
     def epilogue(self) -> tuple[Layer, ...]:
         """Once per step, after the micro-batches; tensor-parallel even where tp is 1."""
-        scalars = 4 * self.strategy.seq * self.strategy.micro_batch
-        sizes = [(f"cross_entropy{index}", scalars) for index in (1, 2, 3)]
-        sizes += [(f"optimizer{index}", 4) for index in (1, 2, 3, 4)]
-        return tuple(self._line(name, Collective(REDUCE, size, Group.TP)) for name, size in sizes)
+        losses = Collective(REDUCE, 4 * self.strategy.seq * self.strategy.micro_batch, Group.TP)
+        norms = Collective(REDUCE, 4, Group.TP)
+        optimizer = (self._line(f"optimizer{index}", norms) for index in (1, 2, 3, 4))
+        return (
+            *(self._line(f"cross_entropy{index}", losses) for index in (1, 2, 3)),
+            *(replace(line, role=Role.OPTIMIZER) for line in optimizer),
+        )
 
     def _column(self, name: str) -> Layer:
         if self.strategy.layout.tp == 1:

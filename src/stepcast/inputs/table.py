@@ -41,6 +41,7 @@ FORMATS: tuple[Format, ...] = (
     Format("megatron", "Megatron-LM per-rank trace", "timeline", "megatron.reader", joins=True),
     Format("nccl-tests", "nccl-tests log", "sweep", "nccl_tests"),
     Format("optimus", "OptimusPrime training log", "run log", "optimus.reader"),
+    Format("captured", "captured PyTorch program (stepcast capture)", "captured", "captured"),
     Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "kineto.reader", joins=True),
     Format("huggingface", "Hugging Face config.json", "model", "huggingface.reader"),
     Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader", joins=True),

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from stepcast.ir.strategy import Strategy
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_percent, format_seconds
 
@@ -43,6 +44,22 @@ def strategy_words(row: Facts) -> str:
     if row["tp"] > 1 and not row["sequence_parallel"]:
         words.append("no sp")
     return ", ".join(words)
+
+
+def row_words(strategy: Strategy) -> dict[str, Any]:
+    """A strategy by its choices."""
+    layout = strategy.layout
+    return {
+        **layout.facts(),
+        "expert_tp": layout.expert_tp,
+        "schedule": str(strategy.schedule),
+        "micro_batch": strategy.micro_batch,
+        "micro_batches": strategy.micro_batches,
+        "recompute": str(strategy.recompute.kind),
+        "sharding": str(strategy.sharding),
+        "sequence_parallel": strategy.sequence_parallel,
+        "precision": str(strategy.precision),
+    }
 
 
 def _counted(found: Facts) -> list[tuple[str, object]]:

@@ -14,6 +14,7 @@ from stepcast.ir.strategy import Strategy
 from stepcast.searching.bound import Bounding
 from stepcast.searching.objective import OBJECTIVES, Candidate, Floats
 from stepcast.searching.space import Ints, Space
+from stepcast.units import format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,19 @@ class Result:
     counts: Counts
     missed: Missed | None = None  # with a lower bound than the best has
     smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
+
+    def __repr__(self) -> str:
+        best = f"best {format_seconds(self.best[0].step_s)} a step" if self.best else "nothing fits"
+        return f"Result({self.counts.considered:,} candidates, {self.counts.simulated:,} simulated, {best})"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import found_html
+
+        best, front = (
+            [(each.strategy, each.step_s, each.memory_bytes) for each in some]
+            for some in (self.best, self.front)
+        )
+        return found_html(self.counts.facts(), best, front)
 
     @property
     def front(self) -> tuple[Found, ...]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.layout import Layout
+from stepcast.ir.limits import CANDIDATES
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.strategy import (
@@ -32,7 +33,6 @@ RECOMPUTES: Mapping[str, Recompute] = {
 SHARDINGS = (Sharding.NONE, Sharding.ZERO_1, Sharding.ZERO_2, Sharding.FSDP)
 MOST_CHUNKS = 16
 LARGEST_MICRO_BATCH = 64
-MOST_CANDIDATES = 20_000_000  # a table of 2 GB
 
 
 @dataclass(frozen=True)
@@ -183,10 +183,8 @@ def space_of(
             len(axes.precision),
         )
         many += math.prod(sizes)
-        if many > MOST_CANDIDATES:
-            raise ValueError(
-                f"more than {MOST_CANDIDATES:,} candidates: fix some choices, or allow fewer values"
-            )
+        if many > CANDIDATES.most:
+            raise ValueError(f"{CANDIDATES.said}: fix some choices, or allow fewer values")
         pipeline, batch, recompute, sharding, sp, precision = np.indices(sizes).reshape(len(sizes), -1)
         layout = np.tile((gpus, tp, cp, ep, expert_tp, pp), (len(pipeline), 1))
         batches = np.array(axes.micro_batch, dtype=np.int64)[batch]

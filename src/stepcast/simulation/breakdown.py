@@ -19,7 +19,6 @@ from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.pieces import Floats, Ints, Piece, Segment
 from stepcast.simulation.step import Step
 
-OPTIMIZER_WORD = "optimizer"
 COMPUTING, OPTIMIZING, HOST, EXPOSED = 0, 1, 2, 3
 """Columns of what a call spends; exposed is one column for each group, the pipeline's first."""
 
@@ -181,8 +180,7 @@ class _Spending:
         columns = [0.0] * (EXPOSED + len(self.groups))
         waits, free = [], 0.0
         for op in ops_of[COMPUTE]:
-            optimizing = OPTIMIZER_WORD in shape.names[op]
-            columns[OPTIMIZING if optimizing else COMPUTING] += seconds[op]
+            columns[OPTIMIZING if op in shape.apart else COMPUTING] += seconds[op]
             if starts[op] > free:
                 waits.append([free, starts[op], starts[op] - free])
             free = ends[op]

@@ -29,6 +29,8 @@ class Look(NamedTuple):
     early: bool
     host_reads: bool
     captured: bool
+    optimizer: bool
+    """Part of the optimizer's step, which reports tell apart."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Outline:
             if look.blocking:
                 registers += self._begins(stream)
                 keeps += (done,)
-            op = self._add(look.label, at, self.lanes.of(look.group), after, registers, keeps)
+            op = self._add(look, at, self.lanes.of(look.group), after, registers, keeps)
             if look.blocking:
                 self.awaited[stream] = op
             if look.collective and (not look.blocking or self.streams > 1):
@@ -121,7 +123,7 @@ class Outline:
         else:
             after += self._issued(at, look)
             registers += (done, *self._given(stream))
-            op = self._add(look.label, at, COMPUTE, after, registers, (done, *keeps))
+            op = self._add(look, at, COMPUTE, after, registers, (done, *keeps))
             self.begun[stream] = True
             self.awaited.pop(stream, None)
             self.computing.append((stream, at))
@@ -192,14 +194,15 @@ class Outline:
 
     def _add(
         self,
-        label: str,
+        look: Look,
         at: int,
         lane: int,
         after: tuple[int, ...],
         registers: tuple[int, ...],
         keeps: tuple[int, ...],
     ) -> int:
-        self.ops.append(TimedOp(label, Own(at), lane, tuple(dict.fromkeys(after)), (), registers, keeps))
+        waits = tuple(dict.fromkeys(after))
+        self.ops.append(TimedOp(look.label, Own(at), lane, waits, (), registers, keeps, look.optimizer))
         return len(self.ops) - 1
 
     def piece(self, goes_on: bool) -> Piece:

@@ -46,6 +46,8 @@ class TimedOp:
     """Lanes whose work issued so far, and registers whose op, in this call or before it, must have ended."""
     keeps: tuple[int, ...] = ()
     """Registers in which its end is kept."""
+    apart: bool = False
+    """Its time is told apart from that of others in its lane."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +69,8 @@ class Shape:
     """The op whose end is the output."""
     last: Ints
     """For each lane its last op, for each register the op kept in it, or -1."""
+    apart: frozenset[int] = frozenset()
+    """Ops whose time is told apart."""
 
     def __post_init__(self) -> None:
         laneless = np.flatnonzero(self.lane == NO_LANE)
@@ -313,9 +317,8 @@ def _shape(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: 
     names = tuple(op.name for op in ops)
     lane = [op.lane for op in ops]
     last = [node - first_op if node >= first_op else -1 for node in now]
-    return Shape(
-        lanes, inputs, names, *(np.array(part, np.int64) for part in (lane, before, starts, outputs, last))
-    )
+    arrays = (np.array(part, np.int64) for part in (lane, before, starts, outputs, last))
+    return Shape(lanes, inputs, names, *arrays, frozenset(at for at, op in enumerate(ops) if op.apart))
 
 
 def _join(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
@@ -341,4 +344,5 @@ def _join(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:
         np.concatenate([one.before_start, one.before_start[-1] + two.before_start[1:]]),
         np.concatenate([one.outputs, one.ops + two.outputs]),
         np.where(two.last < 0, one.last, one.ops + two.last),
+        one.apart.union(one.ops + op for op in two.apart),
     )

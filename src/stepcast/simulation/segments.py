@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
+from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, Communication, Work, group_of
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
@@ -39,6 +40,7 @@ class Issued(NamedTuple):
             op.early,
             op.host_reads,
             layer.captured,
+            layer.role is Role.OPTIMIZER,
         )
 
 
@@ -95,7 +97,7 @@ class Pieces:
         """Output k is what stream k made; one that made nothing hands on what it was given."""
         return self._made.get((), lambda: _end(self.lanes, streams), "end", streams)
 
-    def layers(self, layers: tuple[Layer, ...], kind: Kind, goes_on: bool, factor: float) -> Piece:
+    def layers(self, layers: Sequence[Layer], kind: Kind, goes_on: bool, factor: float) -> Piece:
         """One slot's ops of *layers*. The slot *goes on* with others; its stage computes by *factor* slower
         than it should.
         """

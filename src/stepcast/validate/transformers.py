@@ -136,7 +136,9 @@ def _rows(record: Record, setting: Setting, peaks: list[tuple[float, float]]) ->
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
     for phase, measured_s in measured.items():
-        yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags})
+        band = prediction.band if phase == "step" else None
+        ends = band.around(predicted[phase]) if band else None
+        yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
 
 
 def _figures(peaks: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:

@@ -302,7 +302,7 @@ class _Folding:
         if not 0 <= number < len(self._plan.layers):
             raise ValueError(f"{PLAN} has no layer {number}")
         head = self._plan.layers[number]
-        layer = Layer(head.name, *ops, head.process_s, head.notes)
+        layer = Layer(head.name, *ops, head.process_s, head.notes, role=head.role)
         # Equal layers are one object, as they were when they were written: a simulation folds those.
         return self._known.setdefault(layer, layer)
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from stepcast.ir.layout import Layout
+from stepcast.ir.role import Role
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
     Attention,
@@ -59,6 +60,7 @@ class LayerPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     process_s: float = 0.0
     notes: Notes = ()
+    role: Role | None = None
 
 
 class BlockPlan(msgspec.Struct, frozen=True):

@@ -16,6 +16,7 @@ from stepcast.inputs.numbers import parse_amount, parse_count, shorten
 from stepcast.inputs.simai.header import POLICIES, Header, parse_header
 from stepcast.inputs.source import Source
 from stepcast.ir.group import Group
+from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, CollectiveKind, Recorded
 from stepcast.ir.workload import Layer, Op, Stage, Workload
 from stepcast.units import NS
@@ -46,10 +47,9 @@ PROLOGUE_NAMES = frozenset(
         "moe_grad_norm2",
     }
 )
+OPTIMIZER_NAMES = frozenset(f"optimizer{index}" for index in (1, 2, 3, 4))
 EPILOGUE_NAMES = frozenset(
-    {"embedding_norm"}
-    | {f"cross_entropy{index}" for index in (1, 2, 3)}
-    | {f"optimizer{index}" for index in (1, 2, 3, 4)}
+    {"embedding_norm"} | {f"cross_entropy{index}" for index in (1, 2, 3)} | OPTIMIZER_NAMES
 )
 # First line of each micro-batch.
 MICRO_BATCH_START = "embedding_layer"
@@ -121,7 +121,8 @@ def _parse_layer(tokens: list[str], columns: int, line: int, known: dict[OpsKey,
             )
         notes.append(("policy", tokens[12]))
     process_s = parse_amount(tokens[11], "process time", line) * NS
-    return Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes))
+    role = Role.OPTIMIZER if tokens[0] in OPTIMIZER_NAMES else None
+    return Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes), role=role)
 
 
 def _parse_ops(
