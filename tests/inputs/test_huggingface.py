@@ -29,6 +29,9 @@ def without_unused_ffn(model: Model) -> Model:
     """
     plain = Activation.GELU if model.activation is Activation.GELU_NEW else model.activation
     model = replace(model, joined=False, wide_norms=False, dropout=0.0, activation=plain)
+    position = replace(model.position, share=1.0, tailed=False)
+    experts = model.experts and replace(model.experts, wide_weights=False)
+    model = replace(model, position=position, experts=experts)
     dense = any(block.feed_forward == "dense" for block in model.blocks)
     return model if dense else replace(model, ffn=0)
 

@@ -39,8 +39,8 @@ SHAPES = ((64, 1024), (1024, 1024), (8192, 1024), (4096, 4096), (16384, 4096), (
 QUICK_SHAPES = ((64, 1024), (2048, 2048), (8192, 8192))
 EXPERTS = ((8, 512), (8, 4096), (64, 4096), (64, 32768))  # groups, rows in all
 # Kept up for a second each, to see which clock the power limit leaves: products, attention.
-KEPT_UP = ((8192, 8192, 8192), (16384, 4096, 4096))
-KEPT_UP_ATTENTION = (4, 4096, 32, 8, 128)
+KEPT_UP = ((16384, 4096, 4096), (16384, 14336, 4096))
+KEPT_UP_ATTENTION = (2, 4096, 32, 8, 128)
 LONGEST_S = 0.05  # larger operators are left to the model
 MEMORY_SHARE = 0.4  # of the GPU's memory that one case may take
 

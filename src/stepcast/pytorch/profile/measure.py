@@ -1,7 +1,8 @@
 """The loop that measures: cases in order, what is known already left out, failures noted, time kept."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from stepcast.pytorch.profile.cases import Case, Operator
@@ -43,20 +44,20 @@ class Points:
 
 
 def measure_sustained(cases: Sequence[Case], backend: Backend, known: Points) -> Points:
-    """*known* with the time of each case by itself and without a pause."""
-    seconds, sustained, failed = dict(known.seconds), dict(known.sustained), dict(known.failed)
+    """*known* with the time of each case by itself, all of these first, and then without a pause."""
+    points = measure(cases, backend, known, math.inf, lambda: 0.0)
+    sustained, failed = dict(known.sustained), dict(points.failed)
     for case in cases:
-        if case.name in sustained:
+        if case.name in sustained or case.name not in points.seconds:
             continue
         try:
-            cool_s = seconds.get(case.name) or backend.seconds(case.work)
             found = backend.sustained_s(case.work)
-            if not (cool_s > 0 and found > 0):
+            if not found > 0:
                 raise ValueError(f"measured {found} s")
-            seconds[case.name], sustained[case.name] = cool_s, found
-        except Exception as error:  # as above
+            sustained[case.name] = found
+        except Exception as error:  # as below
             failed[f"{case.name} sustained"] = " ".join(str(error).split())[:200] or type(error).__name__
-    return replace(known, seconds=seconds, sustained=sustained, failed=failed)
+    return Points(points.seconds, {**known.failed, **failed}, known.left, sustained)
 
 
 def measure(
