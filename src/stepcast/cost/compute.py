@@ -210,6 +210,9 @@ def stream_key(work: Elementwise) -> str:
             return "quantize"
         return "cast-up" if work.write_bytes > work.read_bytes else "cast"
     if work.kind is ElementwiseKind.SOFTMAX and not work.backward:
+        # Rows of narrow formats that start anywhere, which no wide load can read: GPT-OSS's of 2,049.
+        if work.columns > 1024 and work.columns % 2 and work.dtype.bytes < DType.FP32.bytes:
+            return "softmax-odd"
         return softmax_key(work.columns)
     if work.kind in PLACED and work.dtype is DType.FP32:
         return f"{work.kind}-wide"
@@ -226,8 +229,6 @@ def softmax_key(columns: int) -> str:
 
     Source: PyTorch 2.11, aten/src/ATen/native/cuda/SoftMax.cu, and where the times of the h200 set jump.
     """
-    if columns > 1024 and columns % 2:
-        return "softmax-odd"  # rows that start anywhere, which no wide load can read
     if columns <= 2048:
         return "softmax" if columns <= 1024 else "softmax-wide"
     return "softmax-registers" if columns <= 9216 else "softmax-shared"
@@ -279,10 +280,12 @@ def _under_power(
 ) -> Number:
     """*seconds* of products as far as the power lasts, and no faster than anybody saw the GPU multiply."""
     power = fit.power.of(gpu.architecture)
-    if load.busy_s > 0 and not attention:
-        seconds = seconds * power.cool.get(gpu.name, 1.0)
     energy = power.energy(gpu.architecture, gpu.runs_as(dtype)) * (power.attention if attention else 1.0)
     if energy > 0.0:
+        if load.wanted is not None and not attention:
+            # Products that want more than the board may draw were heated when the fit's were measured.
+            heating = power.idle_share + flops / seconds * energy / gpu.power_w > 1.0
+            seconds = np.where(heating, power.cool.get(gpu.name, 1.0), 1.0) * seconds
         factor = (
             slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
             if load.wanted is None

@@ -86,8 +86,8 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
             (_activated("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
             (Op("activation gradient", streamed(kind, rows, inner, 2, 1, dtype, backward=True)),),
         )
-    if sizes.by_operation:
-        if weighted and sizes.model.biases.mlp:
+    if not sizes.fused:
+        if sizes.by_operation and weighted and sizes.model.biases.mlp:
             return clamped_gate(rows, inner, dtype)
         return written_gate(kind, rows, inner, dtype, sliced=weighted or sizes.model.joined)
     if sizes.framework.kernels is Kernels.FUSED:
@@ -96,25 +96,9 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
             (_activated("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
             (Op("activation gradient", streamed(K.MUL, rows, inner, passes - 2, 2, dtype)),),
         )
-    if sizes.fused:
-        return (
-            (_activated("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
-            (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
-        )
-    joined: Ops = (Op("join gradients", streamed(K.COPY, rows, 2 * inner, 1, 1, dtype)),)
-    if sizes.separate:
-        joined = ()
     return (
-        (
-            _activated("activation", streamed(K.SWIGLU, rows, inner, 1, 1, dtype)),
-            _activated("gate", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
-        ),
-        (
-            Op("gate gradient", streamed(K.MUL, rows, inner, 2, 1, dtype)),
-            Op("up gradient", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
-            Op("activation gradient", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
-            *joined,
-        ),
+        (_activated("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
+        (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
     )
 
 

@@ -25,6 +25,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.models.catalog import load_model
+from stepcast.validate.phases import PHASES, phases_s
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
 Record = Mapping[str, str]
@@ -109,7 +110,7 @@ def measure_folder(folder: str) -> Measurements:
                 skipped[f"{file.name}: {error}"] += 1
     table = columns(rows)
     kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
-    selections = {name: kind == name for name in ("step", "forward", "backward", "optimizer")} if rows else {}
+    selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
     return Measurements(table, skipped, selections, dict(_figures(peaks)), NOTES, details=(COMMAND,))
 
 
@@ -128,11 +129,12 @@ def _rows(record: Record, setting: Setting, peaks: list[tuple[float, float]]) ->
         "size": "host-bound" if setting.batch * setting.seq <= 1024 else "usual",
         COMMAND: setting.command,
     }
-    measured = {"step": float(record["step_ms"]) * 1e-3}
-    predicted = {"step": prediction.step_s}
-    optimizer_s = prediction.report.breakdown_s.get("optimizer", 0.0)
-    if record.get("optimizer_ms"):
-        measured["optimizer"], predicted["optimizer"] = float(record["optimizer_ms"]) * 1e-3, optimizer_s
+    measured = {
+        phase: float(record[f"{phase}_ms"]) * 1e-3
+        for phase in ("step", *PHASES)
+        if record.get(f"{phase}_ms")
+    }
+    predicted = {"step": prediction.step_s, **phases_s(prediction)}
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
     for phase, measured_s in measured.items():
