@@ -18,6 +18,7 @@ from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.power import ATTENTION
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.rates import Array, Number
+from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
@@ -69,6 +70,8 @@ class Calibration:
     corrections: Mapping[str, Correction] = field(hash=False)
     # Named constants of a run (latencies, bandwidths, ...): shown, not used by prices.
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
+    # Whether operators ran by themselves, as ``profile`` runs them, or within steps.
+    alone: bool = False
     # Joule per operation by format, and of attention's as a multiple; where sustained work was measured.
     power: Mapping[str, float] = field(default_factory=dict, hash=False)
 
@@ -80,17 +83,26 @@ class Calibration:
         """The corrected price, or the fitted one where the class was not measured.
 
         The least time is that of an operator by itself; inside a step launches overlap, and it does not hold.
+        There operators also differ from those by themselves as they do on the GPU of the fit.
         """
         price = compute_price(work, gpu, self.told(gpu, fit), load)
         correction = self.corrections.get(work_class(work))
         if correction is None:
             return price
         if load.busy_s > 0:
-            correction = Correction(correction.factor, correction.slope, 0.0, correction.spread)
+            factor, slope = reference().get(work_class(work), (1.0, 0.0)) if self.alone else (1.0, 0.0)
+            slope = min(0.5, max(-0.5, correction.slope - slope))
+            correction = Correction(correction.factor / factor, slope, 0.0, correction.spread)
         seconds = float(correction.applied_s(price.seconds))
         efficiency = min(1.0, price.efficiency * price.seconds / seconds) if seconds > 0 else 1.0
         low_s, high_s = seconds / (1.0 + correction.spread), seconds * (1.0 + correction.spread)
         return Price(seconds, PriceSource.CALIBRATED, price.bound, efficiency, low_s, high_s)
+
+
+@lru_cache(maxsize=1)
+def reference() -> dict[str, tuple[float, float]]:
+    """Factor and slope of each class by itself on the GPU whose steps prices are right for."""
+    return {name: (float(pair[0]), float(pair[1])) for name, pair in load_fit("profile")["class"].items()}
 
 
 @lru_cache(maxsize=8)
@@ -174,7 +186,8 @@ def calibration(table: Mapping[str, Any], where: str = "calibration") -> Calibra
         isinstance(value, int | float) and math.isfinite(value) for value in constants.values()
     ):
         raise CalibrationError(f"{where}: [constants] holds names and finite numbers alone")
-    return Calibration(str(table["gpu"]), corrections, dict(constants), _energies(table, where))
+    alone = isinstance(table.get("launch"), Mapping)  # which only a profile has
+    return Calibration(str(table["gpu"]), corrections, dict(constants), alone, _energies(table, where))
 
 
 def _energies(table: Mapping[str, Any], where: str) -> dict[str, float]:

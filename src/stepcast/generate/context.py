@@ -94,7 +94,7 @@ class _Core:
             backward=backward,
             dtype=self.sizes.unquantised,
             masked=self.masked,
-            drops=self.sizes.framework.dropout and self.sizes.framework.modules is Modules.TRANSFORMERS,
+            drops=model.drops_attention and self.sizes.framework.dropout,
         )
 
     def _by_mask(self) -> Ops:

@@ -95,7 +95,7 @@ class WrittenCore:
             )
         else:
             ops = (self._over("softmax", K.SOFTMAX, 1),)
-        if sizes.framework.dropout:
+        if sizes.framework.dropout and sizes.model.drops_attention:
             ops += (dropped(sizes, "dropout", self._rows, columns),)
         return ops
 
@@ -121,7 +121,7 @@ class WrittenCore:
             )
         else:
             ops = (gradient,)
-        if sizes.framework.dropout:
+        if sizes.framework.dropout and sizes.model.drops_attention:
             ops = (dropped_gradient(sizes, "dropout gradient", self._rows, columns), *ops)
         return ops
 

@@ -44,7 +44,8 @@ class Architecture:
     ``parameters``. *vocab_multiple* pads the vocabulary to a multiple of itself times the tensor-parallel
     size, as Megatron does with 128; 0 keeps it as it is. *joined*: queries, keys and values come from one
     matrix in the model's own code, and so do gate and up. *wide_norms*: norms multiply by their weight in
-    fp32. *dropout*: of its branches in training, where its code decides that.
+    fp32. *dropout*: of its branches in training, where its code decides that; *drops_attention*: of the
+    attention's probabilities, too.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Architecture:
     joined: bool = False
     wide_norms: bool = False
     dropout: float = 0.0
+    drops_attention: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:

@@ -69,6 +69,8 @@ DROPOUTS: dict[str, tuple[str, float]] = {
     "starcoder2": ("residual_dropout", 0.0),
 }
 
+# Families that also drop attention probabilities, unless their config says otherwise.
+DROPPING = ("gpt2", "gpt_bigcode")
 # Families whose code joins the part of a head that is turned and the part that is not: how much is turned.
 TAILED: dict[str, tuple[str, float]] = {
     "gpt_neox": ("rotary_pct", 0.25),
@@ -123,9 +125,9 @@ def _as_coded(model: Model, keys: Keys) -> Model:
         share = keys.number(*TAILED[keys.kind])
         position = replace(position, share=share if 0 < share < 1 else 1.0, tailed=True)
     experts = model.experts and replace(model.experts, wide_weights=keys.kind in WIDE_ROUTERS)
-    return replace(
-        model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout, position=position, experts=experts
-    )
+    drops = keys.kind in DROPPING and keys.number("attn_pdrop", 0.1) > 0
+    model = replace(model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout, drops_attention=drops)
+    return replace(model, position=position, experts=experts)
 
 
 def _decode(data: bytes) -> object:
