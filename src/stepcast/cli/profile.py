@@ -37,8 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.cost.fits import default_fit
     from stepcast.cost.calibration import Calibration
+    from stepcast.cost.fits import default_fit
     from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
     from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
     from stepcast.pytorch.profile.document import Document

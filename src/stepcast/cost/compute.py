@@ -11,7 +11,7 @@ work, ``step_load(...)`` for a training step.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -57,25 +57,45 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float
 
 def counted_load(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
     """The same of operators that each run a number of times."""
-    total_s = matrix_s = flop_joule = 0.0
+    return load_of(*cool_seconds(works, gpu, fit), gpu, fit, busy_s)
+
+
+def cool_seconds(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
+    """Seconds of a cool GPU in matrix kernels and in all, and those that the energy of the former would last
+    at the power that the board may draw.
+    """
+    matrix_s = total_s = energy_s = 0.0
     products_of(gpu, fit).learn(works)
-    price = priced_once(gpu, fit, Load(math.inf, 0.0))
-    power = fit.power.of(gpu.architecture)
+    price, power = priced_once(gpu, fit, cool_load(gpu, fit)), fit.power.of(gpu.architecture)
     for work, count in works.items():
         seconds = count * price(work).seconds
         total_s += seconds
         if isinstance(work, Matmul | GroupedMatmul | Attention):
             matrix_s += seconds
-            attention = power.attention if isinstance(work, Attention) else 1.0
-            flop_joule += count * work.flops * attention * power.energy(gpu.architecture, gpu.runs_as(work.dtype))
+            energy = power.energy(gpu.architecture, gpu.runs_as(work.dtype))
+            energy *= power.attention if isinstance(work, Attention) else 1.0
+            energy_s += count * work.flops * energy / gpu.power_w
+    return matrix_s, total_s, energy_s
+
+
+def load_of(
+    matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf
+) -> Load:
+    """The load of what ``cool_seconds`` told; to a thousandth, so that steps of much the same mix share their
+    prices.
+    """
     if total_s == 0:
         return Load(busy_s)
-    # To a thousandth, so that steps of much the same mix share their prices.
     duty, wanted = matrix_s / total_s, None
     if gpu.architecture in fit.power.measured:
-        drawn = flop_joule / gpu.power_w / total_s
-        wanted = round(duty * power.idle_share + drawn + (1.0 - duty) * power.memory_share, 3)
-    return Load(busy_s, round(duty, 3), wanted=wanted)
+        power = fit.power.of(gpu.architecture)
+        wanted = duty * power.idle_share + energy_s / total_s + (1.0 - duty) * power.memory_share
+    return Load(busy_s, round(duty, 3), wanted=None if wanted is None else round(wanted, 3))
+
+
+def cool_load(gpu: Gpu, fit: ComputeFit) -> Load:
+    """A step that leaves the GPU at full clock."""
+    return Load(math.inf, 0.0, wanted=0.0 if gpu.architecture in fit.power.measured else None)
 
 
 @lru_cache(maxsize=512)
@@ -172,15 +192,31 @@ def attention_seconds(
     """Seconds of fused attention; sizes are numbers or arrays of one length."""
     rates = matrix_of(gpu, dtype)
     own: AttentionFit = fit.attention_backward if backward else fit.attention_forward
+    if dtype.scaled:  # exponentials stay where they are: they cost as much as before, in more operations
+        wider = gpu.matrix_peak_flops(dtype) / gpu.matrix_peak_flops(DType.BF16)
+        own = replace(own, flops_per_score=own.flops_per_score * wider)
     sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, scaled(rates, gpu, fit), own)
     seconds = seconds * np.where(np.asarray(head_dim) > USUAL_HEAD, own.wide, 1.0)
     if load.busy_s > 0:
         seconds = seconds * own.in_step
+    if not fit.measured("attention", gpu.architecture):
+        seconds = seconds * _held_back(gpu, dtype)
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
     flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
     seconds = _under_power(seconds, flops, gpu, dtype, fit, load, attention=True)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
+
+
+# Of the peak that the best product published of an H200, on which attention was learnt, reaches.
+BEST_SHARE = 794.5 / 989.4
+
+
+def _held_back(gpu: Gpu, dtype: DType) -> float:
+    """By how much less of its peak *gpu* reaches than the one that attention was learnt on, where that is
+    known of its products: what holds those back, clocks under power first of all, holds attention back too.
+    """
+    return max(1.0, BEST_SHARE * gpu.matrix_peak_flops(dtype) / gpu.best_product_flops(dtype))
 
 
 def stream_seconds(

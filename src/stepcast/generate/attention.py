@@ -112,7 +112,9 @@ def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     # Modules written in Python norm queries and keys one after the other.
     normed = turned if sizes.by_operation else {"query key ": width}
     shapes = {
-        name: (tokens, each) if model.qk_norm is QkNorm.WHOLE else (tokens * each // model.head_dim, model.head_dim)
+        name: (tokens, each)
+        if model.qk_norm is QkNorm.WHOLE
+        else (tokens * each // model.head_dim, model.head_dim)
         for name, each in normed.items()
         if model.qk_norm is not QkNorm.NONE
     }

@@ -23,7 +23,6 @@ from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import Elementwise, streamed
 from stepcast.ir.workload import Layer, Op
 
-
 # What an eager host could issue while it makes positions, masks and angles before the first layer of a model of
 # transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): 1.2 to 1.7 ms
 # that the GPU is idle in traced forwards.

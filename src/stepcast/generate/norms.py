@@ -31,7 +31,9 @@ def written_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) 
         Op(f"{name} weight", streamed(K.BROADCAST, rows, width, 1, 1, weighted)),
     ]
     if weighted is WIDE:
-        ops.insert(-1, Op(f"{name} weight widen", streamed(K.MUL, 1, width, 1, 1, WIDE), kernels=WEIGHT_KERNELS))
+        ops.insert(
+            -1, Op(f"{name} weight widen", streamed(K.MUL, 1, width, 1, 1, WIDE), kernels=WEIGHT_KERNELS)
+        )
     if narrow is not WIDE:
         ops.insert(0, _cast(f"{name} widen", rows, width, narrow, WIDE))
         at = len(ops) if weighted is WIDE else -1

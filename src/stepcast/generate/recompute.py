@@ -60,9 +60,7 @@ def run_again(layers: tuple[Layer, ...], stops_early: bool) -> tuple[Layer, ...]
         ops = ops[: needed + (not isinstance(ops[needed].work, Matmul | GroupedMatmul))]
     at = next(at for at, layer in enumerate(layers) if layer.forward)
     first, *rest = layers[at].forward
-    entered = replace(
-        layers[at], forward=(replace(first, kernels=CHECKPOINT_KERNELS + first.kernels), *rest)
-    )
+    entered = replace(layers[at], forward=(replace(first, kernels=CHECKPOINT_KERNELS + first.kernels), *rest))
     layers = (*layers[:at], entered, *layers[at + 1 :])
     return (*layers[:-1], before(layers[-1], renamed("recompute", ops)))
 

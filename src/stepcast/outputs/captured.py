@@ -31,7 +31,10 @@ def write(captured: Captured) -> bytes:
     stage = captured.stage
     body = [[list(map(number, block.layers)), block.repeat] for block in stage.body]
     epilogue = list(map(number, stage.epilogue))
-    memory, part_names = captured.memory, [each.name for each in fields(captured.parts[0])] if captured.parts else []
+    memory, part_names = (
+        captured.memory,
+        [each.name for each in fields(captured.parts[0])] if captured.parts else [],
+    )
     found = {
         "format": FORMAT,
         "version": VERSION,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stepcast.cost.band import kind_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.calibration import calibration as calibration_of
 from stepcast.forecast.predict import predict
@@ -27,6 +28,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
+from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
 from stepcast.validate.phases import PHASES, phases_s
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
@@ -108,7 +110,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     skipped: Counter[str] = Counter()
     peaks: list[tuple[float, float]] = []
     for file in files:
-        for record in _records(file):
+        for record in watched(_records(file)):
             try:
                 rows += _rows(record, Setting(record, file.parent), peaks, own)
             except ValueError as error:
@@ -142,14 +144,13 @@ def _rows(
     name = f"{name} {setting.batch} x {setting.seq} {record['setting']}".strip()
     tags = {
         "model": record["model"],
+        "kind": kind_of(setting.model, load_cluster(CLUSTER), setting.strategy),
         "setting": " ".join(sorted(setting.words - {"fused"})) or "eager",
         "size": "host-bound" if setting.batch * setting.seq <= 1024 else "usual",
         COMMAND: setting.command,
     }
     measured = {
-        phase: float(record[f"{phase}_ms"]) * 1e-3
-        for phase in ("step", *PHASES)
-        if record.get(f"{phase}_ms")
+        phase: float(record[f"{phase}_ms"]) * 1e-3 for phase in ("step", *PHASES) if record.get(f"{phase}_ms")
     }
     predicted = {"step": prediction.step_s, **phases_s(prediction)}
     if record.get("peak_bytes"):

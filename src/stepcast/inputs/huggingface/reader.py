@@ -126,7 +126,9 @@ def _as_coded(model: Model, keys: Keys) -> Model:
         position = replace(position, share=share if 0 < share < 1 else 1.0, tailed=True)
     experts = model.experts and replace(model.experts, wide_weights=keys.kind in WIDE_ROUTERS)
     drops = keys.kind in DROPPING and keys.number("attn_pdrop", 0.1) > 0
-    model = replace(model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout, drops_attention=drops)
+    model = replace(
+        model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout, drops_attention=drops
+    )
     return replace(model, position=position, experts=experts)
 
 

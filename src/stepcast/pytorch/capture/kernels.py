@@ -49,7 +49,15 @@ KINDS: dict[str, ElementwiseKind] = {
 # Rows taken out of a table that is not read whole.
 LOOKUPS = ("embedding", "index", "index_select", "gather")
 # Values written into something that is otherwise as it was.
-WRITES_INTO = ("index_put", "_index_put_impl", "index_add", "scatter", "scatter_add", "index_copy", "scatter_reduce")
+WRITES_INTO = (
+    "index_put",
+    "_index_put_impl",
+    "index_add",
+    "scatter",
+    "scatter_add",
+    "index_copy",
+    "scatter_reduce",
+)
 FILLS_FIRST = ("slice_backward", "select_backward", "constant_pad_nd")
 # What the library sorts or scans takes several kernels (radix sort: a histogram, a scan, a pass per digit).
 SEVERAL = {"sort": 4, "topk": 4, "argsort": 4, "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
@@ -108,7 +116,9 @@ def _bytes(tensor: Tensor) -> float:
     return tensor.elements * _dtype(tensor).bytes
 
 
-def _product(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
+def _product(
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
+) -> tuple[Compute, ...]:
     """The last two operands: what is added before them is part of the kernel."""
     left, right = reads[-2:]
     if not all((*left.shape, *right.shape)):
@@ -117,12 +127,16 @@ def _product(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, _
     return (Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _dtype(left)),)
 
 
-def _linear(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
+def _linear(
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
+) -> tuple[Compute, ...]:
     left, right = reads[:2]
     return (Matmul(math.prod(left.shape[:-1]), right.shape[0], right.shape[1], 1, _dtype(left)),)
 
 
-def _grouped(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
+def _grouped(
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
+) -> tuple[Compute, ...]:
     left, right, out = reads[0], reads[1], writes[0]
     dtype = _dtype(left)
     if len(right.shape) == 3:
@@ -193,7 +207,9 @@ def _cross_entropy_backward(
     return (_over(K.CROSS_ENTROPY, writes[0], read, _bytes(writes[0]), backward=True),)
 
 
-def _filled(reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool) -> tuple[Compute, ...]:
+def _filled(
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
+) -> tuple[Compute, ...]:
     return (_over(K.FILL, writes[0], 0.0, _bytes(writes[0])),)
 
 
@@ -255,7 +271,7 @@ def _streamed(
 ) -> tuple[Compute, ...]:
     plain, inplace = name.rstrip("_") if name.endswith("_") else name, name.endswith("_")
     largest = max((*reads, *writes), key=lambda each: each.elements)
-    out = [each for each in (reads[:1] if inplace else writes)]
+    out = list(reads[:1] if inplace else writes)
     written = sum(_bytes(each) for each in out)
     if plain in LOOKUPS:
         read = written + sum(_bytes(each) for each in reads[1:])
