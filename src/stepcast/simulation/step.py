@@ -90,7 +90,7 @@ def build_step(
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send, alike=True)
     once = _once(workload, schedule)
-    rounds = _Rounds(replace(terms, eager=False, contention=False), conditions.slow_stages)
+    rounds = _Rounds(replace(terms, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
     program = pipeline_program(
         schedule,

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-
 SPIN_CYCLES, EMPTY_MARKS = 2_000_000, 101
 
 
