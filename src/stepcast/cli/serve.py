@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         guard,
         host=args.host,
         port=args.port,
-        log_level="error",
+        log_level="critical",
         access_log=False,
         server_header=False,
         date_header=False,
@@ -86,21 +86,23 @@ def run(args: argparse.Namespace) -> int:
     )
     server = uvicorn.Server(config)
 
-    async def serve() -> None:
-        serving = asyncio.create_task(server.serve())
-        while not (server.started or serving.done()):
+    async def told() -> None:
+        while not server.started:
             await asyncio.sleep(0.02)
-        if server.started:
-            port = server.servers[0].sockets[0].getsockname()[1]
-            guard.hosts = _hosts(args.host, args.name, port)
-            shown = args.host if args.host in LOOPBACK else (args.name or [args.host])[0]
-            print(f"open http://{f'[{shown}]' if ':' in shown else shown}:{port}/{token}/", flush=True)
-            print("the address holds a token: who has it may ask; Ctrl-C ends it", file=sys.stderr)
-        await serving
+        port = server.servers[0].sockets[0].getsockname()[1]
+        guard.hosts = _hosts(args.host, args.name, port)
+        shown = args.host if args.host in LOOPBACK else (args.name or [args.host])[0]
+        print(f"open http://{f'[{shown}]' if ':' in shown else shown}:{port}/{token}/", flush=True)
+        print("the address holds a token: who has it may ask; Ctrl-C ends it", file=sys.stderr)
+
+    async def serve() -> None:
+        telling = asyncio.create_task(told())
+        await server.serve()
+        await telling
 
     try:
         asyncio.run(serve())
-    except SystemExit:  # what uvicorn does where the port is taken, after it has said so
+    except SystemExit:  # what uvicorn does where the port is taken
         raise ValueError(f"port {args.port} of {args.host} cannot be listened at; try --port 0") from None
     return 0
 
@@ -201,15 +203,17 @@ class Verbs:
     def search(self, words: Sequence[str], told: "Told", rest: "Rest") -> "Answer":
         import shlex
 
-        from stepcast.cli.search import question_of, result_page, search_facts
+        from stepcast.cli.search import result_page
+        from stepcast.cli.search_facts import search_facts
+        from stepcast.cli.search_question import question_of
         from stepcast.pages.document import About
         from stepcast.serve.app import Answer
 
         args = self.searching.parse_args(list(words[1:]))
         command = shlex.join(["stepcast", *words])
-        asked, assumptions = question_of(args)
+        asked = question_of(args)
         result = asked.answer(watch=_Progress(told, rest))
-        found = search_facts(asked, result, assumptions)
+        found = search_facts(asked, result)
         page = result_page(found, result, About("search", command, __version__))
         return Answer(page, {"title": page.title, "words": "", "step_s": None})
 

@@ -26,7 +26,7 @@ def report_of(prediction: "Prediction") -> StepReport:
     """The breakdown of an average stage, which sums to the step because every stage's does."""
     step_s, workload, pricer = prediction.simulated_s, prediction.workload, prediction.pricer
     found = prediction.settled
-    step, run = found.short if found else prediction.whole()
+    step, run = found.short if found else (prediction.step, prediction.run)
     stages = found.stage_times() if found else stage_times(step, run)
     count = len(stages)
     parts = dict.fromkeys(PARTS, 0.0)

@@ -172,7 +172,10 @@ class _Routes:
         return await self._answered(found, self.quick)
 
     async def analyze(self, request: Request) -> Response:
-        data = await request.body()
+        try:
+            data = await request.body()
+        except RefusedError as refused:
+            return JSONResponse({"error": refused.why}, refused.status, {"connection": "close"})
         header, cluster = request.headers.get("x-files", ""), request.query_params.get("cluster") or None
 
         def found() -> bytes:
@@ -263,8 +266,6 @@ def shown_name(name: str) -> str:
 
 
 def _mistake(error: BaseException) -> Response:
-    if isinstance(error, RefusedError):
-        raise error
     text = str(error) or type(error).__name__
     return JSONResponse({"error": message(text)}, 400)
 

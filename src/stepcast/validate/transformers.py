@@ -25,6 +25,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
+from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
@@ -103,7 +104,7 @@ def measure_folder(folder: str) -> Measurements:
     skipped: Counter[str] = Counter()
     peaks: list[tuple[float, float]] = []
     for file in files:
-        for record in _records(file):
+        for record in watched(_records(file)):
             try:
                 rows += _rows(record, Setting(record, file.parent), peaks)
             except ValueError as error:

@@ -75,7 +75,7 @@ def fused_attention(
         lead = query.shape[:-2]
         four = [each.reshape(1, math.prod(each.shape[:-2]), *each.shape[-2:]) for each in (query, key, value)]
         mask = None if attn_mask is None else attn_mask.reshape(1, -1, *attn_mask.shape[-2:])
-        out = fused_attention(*four, mask, dropout_p, is_causal, scale, enable_gqa)
+        out = fused_attention(four[0], four[1], four[2], mask, dropout_p, is_causal, scale, enable_gqa)
         return out.reshape(*lead, *out.shape[-2:])
     if query.dtype not in (torch.bfloat16, torch.float16) and query.shape[1] != key.shape[1]:
         # Flash attention and cuDNN take halves alone, and the other fused kernel as many keys as queries.

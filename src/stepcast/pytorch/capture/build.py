@@ -97,7 +97,7 @@ class _Segments:
         known: dict[object, Layer] = {}
         found = []
         for events in self._of:
-            ops = tuple(_ops(each) for each in events)
+            ops = (_ops(events[0]), _ops(events[1]), _ops(events[2]))
             if ops not in known:
                 module = events[0][0].module if events[0] else 0
                 known[ops] = Layer(_shown(self._trace.modules[module]), *ops)
@@ -108,7 +108,9 @@ class _Segments:
         trace, places = self._trace, self._places
         forward = [at for at, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
         end = forward[-1] + 1 if forward else 0
-        kept, first, last = [0] * (self.count + 1), {}, {}
+        kept = [0] * (self.count + 1)
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
         computed = {at for at, storage in enumerate(trace.storages) if storage.role == "parameters"}
         for at in forward:
             event = trace.events[at]
@@ -120,17 +122,17 @@ class _Segments:
                 if from_weights:
                     computed.add(each.storage)
         for number, storage in enumerate(trace.storages):
-            if storage.role == "activations" and number in first:
-                if storage.made <= end and (storage.freed is None or storage.freed > end):
-                    kept[first[number]] += storage.size_bytes
+            lives = storage.made <= end and (storage.freed is None or storage.freed > end)
+            if lives and storage.role == "activations" and number in first:
+                kept[first[number]] += storage.size_bytes
         crossing = [0] * (self.count + 2)
         for number, made in first.items():
             if number in computed and trace.storages[number].role == "activations":
                 crossing[made + 1] += trace.storages[number].size_bytes
                 crossing[last.get(number, made) + 1] -= trace.storages[number].size_bytes
         sent, running = [], 0
-        for each in crossing[: self.count]:
-            running += each
+        for change in crossing[: self.count]:
+            running += change
             sent.append(running)
         owned = self._owned()
         return [
@@ -139,7 +141,7 @@ class _Segments:
         ]
 
     def _owned(self) -> dict[int, tuple[int, int]]:
-        """Parameters by the segment that runs their module first; those that no forward names by the first."""
+        """Parameters by the segment that reads them first; those that no forward reads by the first."""
         place_of: dict[int, int] = {}
         for event, place in zip(self._trace.events, self._places, strict=True):
             if event.moment is Moment.FORWARD:

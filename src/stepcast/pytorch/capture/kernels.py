@@ -271,7 +271,7 @@ def _streamed(
 ) -> tuple[Compute, ...]:
     plain, inplace = name.rstrip("_") if name.endswith("_") else name, name.endswith("_")
     largest = max((*reads, *writes), key=lambda each: each.elements)
-    out = [each for each in (reads[:1] if inplace else writes)]
+    out = list(reads[:1] if inplace else writes)
     written = sum(_bytes(each) for each in out)
     if plain in LOOKUPS:
         read = written + sum(_bytes(each) for each in reads[1:])
