@@ -67,7 +67,7 @@ def main() -> None:
     python = sys.executable
     for name, words in RUNS.items():
         command(
-            f"{python} -m stepcast run {words} --steps 12 -o {folder}/run_{name}.json",
+            f"{python} -m stepcast run {words} --steps 8 -o {folder}/run_{name}.json",
             env=environment,
             timeout=150,
         )

@@ -293,3 +293,20 @@ def test_a_cluster_file_with_hostile_words_is_text(folder: Path, capsys: pytest.
     told = capsys.readouterr().err
     assert status == 0, told
     assert "<b>model" in assert_safe(Path("page.html").read_bytes()).text
+
+
+def test_the_demo_ends_with_a_page_that_links_the_others(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--examples", str(EXAMPLES), "-o", "out"]) == 0
+    assert "wrote out/index.html" in capsys.readouterr().out
+    index = assert_safe(Path("out", "index.html").read_bytes())
+    links = [
+        attributes["href"]
+        for tag, attributes in index.elements
+        if tag == "a" and (attributes["href"] or "").startswith("./")
+    ]
+    assert len(links) >= 6
+    assert "./prediction.html" in links
+    for link in links:
+        assert_safe(Path("out", link or "").read_bytes())

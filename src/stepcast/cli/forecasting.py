@@ -120,9 +120,16 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
     add_place_argument(what)
+    what.add_argument(
+        "--framework",
+        metavar="F",
+        help="whose habits fill what is left out: a name in the catalogue, or a TOML file "
+        f"(default: {USUAL_FRAMEWORK})",
+    )
     add_strategy_arguments(parser)
-    parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
-    parser.add_argument(
+    prices = parser.add_argument_group("prices")
+    prices.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    prices.add_argument(
         "--residual",
         action="store_true",
         help="correct the step by what published runs of this framework on such GPUs took beyond predictions",

@@ -33,28 +33,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
     )
-    parser.add_argument(
+    answer = parser.add_argument_group("the answer")
+    answer.add_argument(
         "--save", type=new_file, metavar="FILE.toml", help="write the run, to predict it again from the file"
     )
-    parser.add_argument(
+    answer.add_argument(
         "--to-workload",
         type=new_file,
         metavar="FILE",
         help="also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et (.gz "
         "compresses)",
     )
-    parser.add_argument(
+    answer.add_argument(
         "--tokens",
         type=positive(parse_count),
         metavar="N",
         help="also tell days and GPU-hours for so many, as 15T",
     )
-    parser.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
-    parser.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
-    parser.add_argument(
+    answer.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
+    answer.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
+    answer.add_argument(
         "--require-fit", action="store_true", help="exit with status 1 where the memory does not suffice"
     )
-    add_result_arguments(parser)
+    add_result_arguments(answer)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -175,8 +175,7 @@ class _Watching:
             rate = counts.simulated / max(now - self.began, EVERY_S)
             told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
             words = f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
-            left = counts.simulated + counts.pruned
-            show_status(bar_text("search", counts.simulated, left, words))
+            show_status(bar_text("search", counts.simulated, counts.simulated + counts.pruned, words))
 
     def _catch(self) -> None:
         import signal

@@ -49,12 +49,6 @@ USUAL_FRAMEWORK = "megatron-core"
 
 
 def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--framework",
-        metavar="F",
-        help="whose habits fill what is left out: a name in the catalogue, or a TOML file "
-        f"(default: {USUAL_FRAMEWORK})",
-    )
     _add_layout(parser)
     batch = parser.add_argument_group("batch")
     sequences = count(1, MOST_SEQUENCES, BINARY)

@@ -125,6 +125,7 @@ def _field(verb: str, field: Field) -> Markup:
         type="number",
         id=key,
         name=field.name,
+        data_plain=field.plain or None,
         min=low,
         max=high,
         value=field.usual,

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stepcast.cost.band import kind_of
 from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
@@ -125,6 +126,7 @@ def _rows(record: Record, setting: Setting, peaks: list[tuple[float, float]]) ->
     name = f"{name} {setting.batch} x {setting.seq} {record['setting']}".strip()
     tags = {
         "model": record["model"],
+        "kind": kind_of(setting.model, load_cluster(CLUSTER), setting.strategy),
         "setting": " ".join(sorted(setting.words - {"fused"})) or "eager",
         "size": "host-bound" if setting.batch * setting.seq <= 1024 else "usual",
         COMMAND: setting.command,

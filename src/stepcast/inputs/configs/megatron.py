@@ -86,7 +86,8 @@ def _dense_layers(pattern: str) -> int | None:
 def options_of(keys: Keys, sizes: Mapping[str, int]) -> dict[str, Any]:
     tp = keys.number("tensor-model-parallel-size")
     pp = keys.number("pipeline-model-parallel-size")
-    sequences = keys.flag("sequence-parallel")
+    sequences, precision = keys.flag("sequence-parallel"), _precision(keys)
+    gathered = keys.flag("fp8-param-gather", "fp8-param")
     nodes, per_node = keys.number(*NODES), keys.number(*PER_NODE)
     # A script that names its GPUs and not its nodes runs on one.
     gpus = per_node * (nodes or 1) if per_node else keys.number("$WORLD_SIZE")
@@ -102,7 +103,8 @@ def options_of(keys: Keys, sizes: Mapping[str, int]) -> dict[str, Any]:
         micro_batch=keys.number("micro-batch-size"),
         global_batch=keys.number("global-batch-size"),
         sequence_parallel=sequences if (tp or 1) > 1 else None,
-        precision=_precision(keys),
+        precision=precision,
+        fp8_params=True if gathered and precision in ("fp8", "mxfp8") else None,
         sharding=_sharding(keys),
         recompute=_recompute(keys),
         overlap=_overlap(keys, tp or 1, pp or 1),
@@ -127,6 +129,7 @@ def _chunks(keys: Keys, layers: int, pp: int) -> int | None:
 
 
 def _precision(keys: Keys) -> str | None:
+    plain = {name: keys.flag(name) for name in ("bf16", "fp16")}
     fp8 = keys.text("fp8-format", "fp8").lower()
     recipe = keys.text("fp8-recipe").lower()
     if keys.text("fp4-format", "fp4").lower() not in ("", "false", "none"):
@@ -142,10 +145,7 @@ def _precision(keys: Keys) -> str | None:
     for name, short in (("bf16", "bf16"), ("16", "fp16"), ("32", "fp32")):
         if name in words or (words == "bf16-mixed" and short == "bf16"):
             return short
-    for name in ("bf16", "fp16"):
-        if keys.flag(name):
-            return name
-    return None
+    return next((name for name, on in plain.items() if on), None)
 
 
 def _sharding(keys: Keys) -> str | None:

@@ -45,6 +45,7 @@ class Recorder:
         self._kept: dict[str, Any] = {}
         self._began_s = time.time()
         self._optimizer: int | None = None
+        self._pending: Any = None
 
     def start(self) -> "Recorder":
         from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -54,11 +55,24 @@ class Recorder:
         return self
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
+        """An optimizer has stepped; the step ends when the next forward begins, with what lies between."""
         if self._optimizer is None:
             self._optimizer = id(optimizer)
             self._first_step()
         if self._optimizer != id(optimizer):  # of several optimizers the first ends the step
             return
+        self._ended()
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        # Here the profiler is within a mark of the optimizer, which would last as long as writing a trace.
+        self._pending = register_module_forward_pre_hook(lambda *_: self._ended())
+
+    def _ended(self) -> None:
+        """The boundary after a step, unless it was told already."""
+        if self._pending is None:
+            return
+        self._pending.remove()
+        self._pending = None
         self._ends.append(time.time())
         number = len(self._ends)
         if self._profiler is not None:
@@ -136,9 +150,10 @@ class Recorder:
         hooks, depth, open_marks = torch.nn.modules.module, [0], []
 
         def enter(module: Any, _: Any) -> None:
+            self._ended()  # a step that ends here ends before the mark begins
             depth[0] += 1
             mark = None
-            if depth[0] <= MOST_DEPTH:
+            if depth[0] <= MOST_DEPTH and self._profiler is not None:
                 mark = torch.profiler.record_function(f"nn.Module: {type(module).__name__}_{depth[0]}")
                 mark.__enter__()
             open_marks.append(mark)
@@ -174,6 +189,7 @@ class Recorder:
 
     def stop(self) -> None:
         """Writes what there is; called at the end of the process."""
+        self._ended()
         if not self._ends:
             return
         self._close()

@@ -23,6 +23,7 @@ from stepcast.ir.work import (
 K = ElementwiseKind
 Call = Callable[[], Any]
 PIECE_BYTES = 4e9  # that one kernel moves at most: many times what a cache holds
+ADAM_BYTES = 28  # weight, gradient and two moments read, all but the gradient written
 CYCLES_PER_S = 1.8e9  # of a GPU's clock while it waits, near enough for times of a recorded computation
 
 
@@ -118,8 +119,8 @@ class Operators:
         mask = self._random(1, 1, work.query_len, work.key_len, dtype=work.dtype) if work.masked else None
         causal = work.causal and mask is None and work.query_len == work.key_len
         shared = work.kv_heads < work.heads
-        attend = torch.nn.functional.scaled_dot_product_attention
-        forward = partial(attend, *inputs, attn_mask=mask, is_causal=causal, enable_gqa=shared)
+        options = {"attn_mask": mask, "is_causal": causal, "enable_gqa": shared}
+        forward = partial(self._attended, inputs, options)
         if not work.backward:
             return forward
         for each in inputs:
@@ -128,9 +129,37 @@ class Operators:
         gradient = torch.randn_like(result)
         return partial(torch.autograd.grad, result, inputs, gradient, retain_graph=True)
 
+    def _attended(self, inputs: list[Any], options: dict[str, Any]) -> Any:
+        """The kernel of cuDNN where there is one: the framework's own on current GPUs (Transformer Engine)."""
+        torch = self._torch
+        attend = torch.nn.functional.scaled_dot_product_attention
+        if self.device == "cpu":
+            return attend(*inputs, **options)
+        kinds = torch.nn.attention.SDPBackend
+        order = [kinds.CUDNN_ATTENTION, kinds.FLASH_ATTENTION, kinds.EFFICIENT_ATTENTION, kinds.MATH]
+        with torch.nn.attention.sdpa_kernel(order, set_priority=True):
+            return attend(*inputs, **options)
+
+    def _updated(self, work: Elementwise) -> Call:
+        """AdamW in one kernel, over as many fp32 weights as move as much."""
+        torch = self._torch
+        elements = (work.read_bytes + work.write_bytes) / ADAM_BYTES
+        pieces = max(1, math.ceil(elements * ADAM_BYTES / PIECE_BYTES))
+        weight = torch.nn.Parameter(self._random(max(1, int(elements / pieces)), dtype=DType.FP32))
+        weight.grad = torch.zeros_like(weight)
+        step = torch.optim.AdamW([weight], fused=True).step
+
+        def repeated() -> None:
+            for _ in range(pieces):
+                step()
+
+        return repeated
+
     def _streamed(self, work: Elementwise) -> Call:
         """The kernel itself where PyTorch has one; else one that reads and writes as much."""
         torch, functional = self._torch, self._torch.nn.functional
+        if work.kind is K.OPTIMIZER and self.device != "cpu":
+            return self._updated(work)
         whole = work.rows * work.columns * (work.dtype.bytes if work.dtype in self._formats else 2)
         usual = math.isclose(work.read_bytes, whole, rel_tol=0.05) and not work.backward
         if usual and math.isclose(work.write_bytes, whole, rel_tol=0.05):

@@ -14,7 +14,7 @@
   const setForm = (verb, query) => {
     for (const field of byId(`form-${verb}`).elements) {
       if (!field.name) continue;
-      field.value = query.get(field.name) ?? (query.size ? "" : field.defaultValue ?? field.value);
+      field.value = query.get(field.name) ?? field.dataset.plain ?? "";
       if (field.tagName === "SELECT" && field.selectedIndex < 0) field.selectedIndex = 0;
       slide(field);
     }
