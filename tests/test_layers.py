@@ -29,9 +29,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analyze": {"units", "ir", "hardware", "cost", "simulation", "pages"},
     "report": {"units", "ir"},
     "pages": {"units", "ir", "report"},
+    "serve": {"units", "ir", "hardware", "frameworks", "models", "report", "pages"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation", "pages"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "pages"},
+    "sweep": {"units", "ir", "inputs", "outputs"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze", "pages"},
     "validate": {
         "units",
@@ -52,7 +54,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 FREE = ("cli", "library", "__init__", "__main__")
 # Who may open files: the edges of the program.
 MAY_OPEN = ("inputs", "outputs", "models", "validate", "cli")
-MAY_OPEN_FILES = ("hardware/catalog.py", "frameworks/catalog.py", "goodput/catalog.py", "pages/assets.py")
+MAY_OPEN_FILES = (
+    "hardware/catalog.py",
+    "frameworks/catalog.py",
+    "goodput/catalog.py",
+    "pages/assets.py",
+    "serve/app.py",
+)
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -106,6 +106,7 @@ def search(
 ) -> "Result":
     """The *top* best strategies, as ``stepcast search`` finds them; *choices* are its options (``tp=8`` fixes
     one, ``max_memory="70GiB"``, ``objective="cost"``), and *axes* restrict them by name: ``{"tp": (4, 8)}``.
+    *watch* is called after each simulation with the counts and the best so far.
 
     A Framework made by hand is searched as it stands, with *axes*, *objective*, *most_bytes* and *watch*.
     """
@@ -116,7 +117,10 @@ def search(
             raise ValueError("a Framework made by hand needs numbers: gpus, global_batch and seq")
         values = (_model(model), _cluster(cluster), gpus, global_batch, seq, framework)
         return run(*values, axes=axes, top=top, **choices)
-    counts = gpus if isinstance(gpus, int | str) else ",".join(map(str, gpus))
+    counts, watch = (
+        gpus if isinstance(gpus, int | str) else ",".join(map(str, gpus)),
+        choices.pop("watch", None),
+    )
     allow = [f"{name.replace('_', '-')}={','.join(map(str, each))}" for name, each in (axes or {}).items()]
     args = _args(
         "search",
@@ -130,9 +134,9 @@ def search(
         allow=[*allow, *choices.pop("allow", [])],
         **choices,
     )
-    from stepcast.cli.search import question_of
+    from stepcast.cli.search_question import question_of
 
-    return question_of(args)[0].answer()
+    return question_of(args).answer(watch=watch)
 
 
 def plan(

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepcast.cli.demo_pages import write_pages
 from stepcast.cli.output import print_json, terminal_width, write_trace
 from stepcast.cli.show import facts_of, warnings_of
 from stepcast.cli.streams import heading
@@ -47,8 +48,9 @@ def run(args: argparse.Namespace) -> int:
     trace = _write_trace(folder, output)
     width = terminal_width()
     simulated, forecast = _forecast(folder, output, width)
+    index = write_pages([(found["file"], found["format"]) for found in documents], output)
     if args.json:
-        print_json({"documents": documents, "written": [str(trace), str(simulated)]})
+        print_json({"documents": documents, "written": [str(trace), str(simulated), str(index)]})
         return 0
     print(heading("What stepcast understood"))
     print()
@@ -63,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     print(forecast)
     print()
     print("\n".join(wrap(f"wrote {trace} and {simulated}: open them at ui.perfetto.dev", width)))
+    print(f"wrote {index}: pages of every document and of a prediction, to open in a browser")
     print()
     print(heading("Try next"))
     print()

@@ -44,8 +44,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
     Verb("predict", "run a model under a strategy on a cluster"),
     Verb("search", "the best strategies of a model on a cluster, and why"),
+    Verb("sweep", "many predictions or searches at once, resumable, here or on a cluster"),
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
+    Verb("capture", "a PyTorch model as a workload, without a GPU"),
+    Verb("record", "a real PyTorch job, written down per rank"),
+    Verb("run", "execute a workload for real over torch.distributed"),
     Verb("analyze", "where a measured run's time went"),
     Verb("replay", "a measured run under changed conditions"),
     Verb("compare", "a predicted or measured step beside a measured one"),
@@ -56,6 +60,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("validate", "the accuracy scoreboard: predictions against measurements"),
     Verb("profile", "measure this GPU and write a calibration"),
     Verb("list", "the formats, GPUs, clusters, models, frameworks and failures stepcast knows"),
+    Verb("serve", "the local app: forms, live answers, traces to look into"),
     Verb("demo", "a first look on the shipped examples"),
     Verb("completion", "print a completion script for your shell"),
 )
@@ -103,6 +108,7 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
     parser = Parser(prog="stepcast", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"stepcast {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
+    parser.add_argument("--plain", action="store_true", help="no colour on a terminal, as NO_COLOR")
     chosen = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
         sub = chosen.add_parser(
@@ -139,8 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.disable()  # a command makes no reference cycles that matter, and looking for them takes a tenth
         open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with shown_streams():
-        return _answered(arguments)
+    plain = "--plain" in arguments
+    with shown_streams(plain):
+        return _answered([word for word in arguments if word != "--plain"])
 
 
 def _answered(arguments: list[str]) -> int:

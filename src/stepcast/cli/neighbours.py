@@ -3,7 +3,7 @@
 import argparse
 import copy
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stepcast.ir.facts import ChangeFacts
@@ -15,14 +15,21 @@ RECOMPUTES = ("none", "selective", "full")
 Change = Mapping[str, Any]
 
 
-def neighbours(args: argparse.Namespace, found: "Forecast", command: str) -> list[ChangeFacts]:
-    """Predictions of the steps next to *found*, which *args* describe; what is not legal is left out."""
+def neighbours(
+    args: argparse.Namespace, found: "Forecast", command: str, rest: Callable[[], None] | None = None
+) -> list[ChangeFacts]:
+    """Predictions of the steps next to *found*, which *args* describe; what is not legal is left out.
+
+    *rest* is called between them.
+    """
     from stepcast.cli.forecasting import forecast
 
     strategy, rows = found.strategy, []
     # The batch stays what it is, also where it was assumed.
     held = {"global_batch": strategy.global_batch, "seq": strategy.seq}
     for change in _changes(found):
+        if rest is not None:
+            rest()
         other = copy.copy(args)
         for name, value in {**held, **change}.items():
             setattr(other, name, value)

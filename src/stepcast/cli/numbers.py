@@ -64,7 +64,7 @@ def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
     return read
 
 
-PRICED = re.compile(r"\s*(usd|eur|\$|€)?\s*(/|per)?\s*((gpu|accelerator)?[-/ ]*(hour|hr|h))?$")
+PRICED = re.compile(r"\s*(usd|eur|\$|\u20ac)?\s*(/|per)?\s*((gpu|accelerator)?[-/ ]*(hour|hr|h))?$")
 
 
 def price(text: str) -> float:

@@ -13,6 +13,7 @@ from stepcast.cli.output import new_file, print_json, print_warnings, terminal_w
 from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.ir.doubts import doubts
+from stepcast.ir.limits import STEPS
 from stepcast.outputs.rows import table_bytes
 from stepcast.report.asked import asked_pairs
 from stepcast.report.text import facts as facts_text
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Phase, Plan
 
-MOST_STEPS = 10**12
+MOST_STEPS = STEPS.most
 SPARES = (0, 1, 2, 4, 8, 16)
 DEFAULT_FAILURES = "llama-3"
 

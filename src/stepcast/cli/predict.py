@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a run that --save wrote, a configuration as --config takes it, or a model",
     )
     add_forecast_arguments(parser)
+    parser.add_argument(
+        "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
+    )
     answer = parser.add_argument_group("the answer")
     answer.add_argument(
         "--save", type=new_file, metavar="FILE.toml", help="write the run, to predict it again from the file"
@@ -56,6 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.captured:
+        return _run_captured(args)
     from stepcast.ir.framework import Execution
 
     found = forecast(args)
@@ -83,6 +88,23 @@ def run(args: argparse.Namespace) -> int:
 
         print("\n" + memory_text(report.memory_bytes, terminal_width()))
     return DOES_NOT_FIT if unfit and args.require_fit else 0
+
+
+def _run_captured(args: argparse.Namespace) -> int:
+    """The step of a captured program, which says itself what a strategy would."""
+    from stepcast.cli.captured import ITS_OWN, predicted, read_captured
+
+    for name in ITS_OWN:
+        if name in args.given:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} has no effect: a captured program says it itself; leave it out")
+    prediction, asked = predicted(read_captured(args.captured), args)
+    show_prediction(prediction, args, asked)
+    if args.explain_memory and not args.json and prediction.report.memory_bytes is not None:
+        from stepcast.report.step import memory_text
+
+        print("\n" + memory_text(prediction.report.memory_bytes, terminal_width()))
+    return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 
 def _save(args: argparse.Namespace, found: "Forecast") -> None:

@@ -200,6 +200,11 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         action=argparse.BooleanOptionalAction,
         help="fused kernels keep the inputs of activations in fp8",
     )
+    how.add_argument(
+        "--fp8-attention",
+        action=argparse.BooleanOptionalAction,
+        help="attention multiplies in fp8 where linear layers do",
+    )
     how.add_argument("--loss", choices=LOSSES, help="how fused kernels come from logits to a loss")
     how.add_argument(
         "--deferred-gradients",
@@ -336,6 +341,7 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
         "dropout": (args.dropout, bool),
         "loss": (args.loss, LossKernel),
         "fp8_activations": (args.fp8_activations, bool),
+        "fp8_attention": (args.fp8_attention, bool),
         "deferred_gradients": (args.deferred_gradients, int),
         "fused_experts": (args.fused_experts, bool),
         "bucket_bytes": (args.bucket_mb, lambda megabytes: round(megabytes * 1e6)),

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
 from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.progress import Bar
 from stepcast.cli.streams import heading, show_status
+from stepcast.ir.watched import watching
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_count, format_percent, format_seconds
 
@@ -51,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     for entry, found_at in places:
         _progress(entry.name)
         options = {"cluster": args.cluster} if args.cluster and entry.name == "nccl-tests" else {}
-        found = entry.measure(*map(str, found_at), **options)
+        with watching(Bar(entry.name, " rows")):
+            found = entry.measure(*map(str, found_at), **options)
         board = scoreboard(found)
         if args.data and board.summary is None:
             why = next(iter(board.skipped), "give a folder laid out like the set")

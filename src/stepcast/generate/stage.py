@@ -52,10 +52,12 @@ class StageMaker:
         self.sizes = Sizes(model, strategy, framework)
         self._alike = layer_view(strategy)
         self._known: dict[tuple[Kind, bool, bool], Unit] = {}
-        self._stages: dict[tuple[tuple[Kind, ...], bool, bool], Stage] = {}
+        self._blocks = model.blocks
+        self._stages: dict[tuple[tuple[int, ...], bool, bool], Stage] = {}
 
     def stage(self, piece: Piece) -> Stage:
-        blocks = self.model.blocks[piece.layers.start : piece.layers.stop]
+        # Blocks of a kind are one object.
+        blocks = tuple(map(id, self._blocks[piece.layers.start : piece.layers.stop]))
         key = (blocks, piece.embedding, piece.head)
         if key not in self._stages:
             self._stages[key] = self._made(piece)
@@ -105,7 +107,8 @@ class StageMaker:
                     unit, held=_less(unit.held, ends.held), trained=_less(unit.trained, ends.trained)
                 )
             units.append(unit)
-            units += [self._further()] * self.strategy.further_tokens
+            if self.strategy.further_tokens:
+                units += [self._further()] * self.strategy.further_tokens
         return units
 
     def _block(self, kind: Kind, again: bool, on_host: bool) -> Unit:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
+from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind, QkNorm
@@ -85,8 +86,7 @@ class Weight:
         return (count, kept, other) if self.inputs_split else (count, other, kept)
 
 
-@dataclass(frozen=True, slots=True)
-class Shard:
+class Shard(NamedTuple):
     """Parameters one rank holds: *dense* ones have replicas in the dp group, *experts* in expert-dp.
 
     *unquantised* are those of the dense ones that no product in fp8 or fp4 reads.
@@ -104,7 +104,7 @@ class Shard:
     def quantised(self) -> int:
         return self.total - self.unquantised
 
-    def __add__(self, other: "Shard") -> "Shard":
+    def __add__(self, other: "Shard") -> "Shard":  # type: ignore[override]  # not of tuples
         return Shard(
             self.dense + other.dense, self.experts + other.experts, self.unquantised + other.unquantised
         )

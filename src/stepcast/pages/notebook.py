@@ -58,8 +58,13 @@ def compare_html(found: Facts) -> str:
 
 def plan_html(found: Facts) -> str:
     """Of the facts of a Plan alone."""
-    rest: dict[str, Any] = {"step_band_days": None, "spares": None}
-    rest |= {"choices": [], "assumptions": [], "warnings": []}
+    rest: dict[str, Any] = {
+        "step_band_days": None,
+        "choices": [],
+        "assumptions": [],
+        "warnings": [],
+        "spares": None,
+    }
     return framed(plan_page({**rest, **found}, About("plan", version=__version__)))
 
 

@@ -12,8 +12,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.simulation.fold import Fold, fold_of
-from stepcast.simulation.pieces import NO_LANE, Cost, Floats, Ints, Piece, ProgramError, Segment, Shape
+from stepcast.ir.limits import TASKS
+from stepcast.simulation.fold import Chain, Fold, fold_of
+from stepcast.simulation.pieces import NO_LANE, Cost, Floats, Form, Ints, Piece, ProgramError, Segment, Shape
 
 Number = TypeVar("Number", np.int64, np.float64)
 TICK_S = 2.0**-46
@@ -173,14 +174,26 @@ class Program:
         return np.array([number.setdefault(each.chain, len(number)) for each in self.segments], np.int64)
 
     @cached_property
-    def fold(self) -> Fold:
-        """How the matrices of the chains follow from the durations of ``op_costs``."""
+    def chains(self) -> tuple[Chain, ...]:
+        """Each chain once, its pieces by their number."""
         number = {piece: at for at, piece in enumerate(self.pieces)}
         chains = dict.fromkeys(segment.chain for segment in self.segments)
-        numbered = tuple(tuple((number[piece], repeat) for piece, repeat in chain) for chain in chains)
-        # Where an op takes time but no lane, the last end of all may be one that only a register keeps.
-        delays = any(piece.delays for piece in self.pieces)
-        return fold_of(len(self.lanes), tuple(piece.shape.form for piece in self.pieces), numbered, delays)
+        return tuple(tuple([(number[piece], repeat) for piece, repeat in chain]) for chain in chains)
+
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """Of the pieces."""
+        return tuple([piece.shape.form for piece in self.pieces])
+
+    @cached_property
+    def delays(self) -> bool:
+        """Whether an op takes time but no lane: the last end of all may be one that only a register keeps."""
+        return any(piece.delays for piece in self.pieces)
+
+    @cached_property
+    def fold(self) -> Fold:
+        """How the matrices of the chains follow from the durations of ``op_costs``."""
+        return fold_of(len(self.lanes), self.forms, self.chains, self.delays)
 
     def priced(self, price: Callable[[Cost], float] | None = None) -> Floats:
         """The price of each cost in whole ticks; without *price* costs are seconds."""
@@ -197,6 +210,7 @@ class Program:
     @cached_property
     def written_out(self) -> "Program":
         """The same with every repeat of every piece as a call of its own."""
+        TASKS.check(self.written_tasks)
         if self.flat:
             return self
         flat: dict[tuple[Piece, str], int] = {}
@@ -227,6 +241,12 @@ class Program:
             labels,
         )
         return Program(self.lanes, tuple(Segment(name, ((piece, 1),)) for piece, name in flat), made)
+
+    @property
+    def written_tasks(self) -> int:
+        """The tasks of ``written_out``."""
+        ops = [sum(piece.shape.ops * repeat for piece, repeat in segment.chain) for segment in self.segments]
+        return int(np.array(ops, np.int64)[self.segment].sum()) if ops else 0
 
     @cached_property
     def flat_start(self) -> Ints:

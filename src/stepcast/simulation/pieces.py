@@ -317,8 +317,10 @@ def _shape(name: str, ops: Sequence[TimedOp], lanes: int, inputs: int, outputs: 
     names = tuple(op.name for op in ops)
     lane = [op.lane for op in ops]
     last = [node - first_op if node >= first_op else -1 for node in now]
-    arrays = (np.array(part, np.int64) for part in (lane, before, starts, outputs, last))
-    return Shape(lanes, inputs, names, *arrays, frozenset(at for at, op in enumerate(ops) if op.apart))
+    apart = frozenset(at for at, op in enumerate(ops) if op.apart)
+    arrays = [np.array(part, np.int64) for part in (lane, before, starts, outputs, last)]
+    issued_in, waits, bounds, given, ends = arrays
+    return Shape(lanes, inputs, names, issued_in, waits, bounds, given, ends, apart)
 
 
 def _join(one: Shape, two: Shape, bind: Mapping[int, int]) -> Shape:

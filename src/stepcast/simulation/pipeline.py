@@ -59,6 +59,12 @@ class Slots(NamedTuple):
     """The same number for those around whose segments the same messages stand."""
     look: int
     """The same number for those that run the same phases, too."""
+    passes: object
+    """The same object, in whichever skeleton, for those around whose segments the same messages stand."""
+
+    @property
+    def name(self) -> str:
+        return "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in self.phases) or "messages"
 
 
 class InRound(NamedTuple):
@@ -102,9 +108,11 @@ def pipeline_program(
     meetings = [tuple(each.meeting for each in rounds) for rounds in (before, after)]
     skeleton = skeleton_of(schedule, messages.mode, tuple(like), *meetings)
     rounds = [*before, *after]
-    same = same or range(schedule.stages)
+    number: dict[object, int] = {}
+    same = [number.setdefault(each, len(number)) for each in same or range(schedule.stages)]
     found: dict[object, Segment] = {}
     known: dict[object, Segment] = {}
+    costs = tuple(messages.cost(kind, _HERE, _HERE) for kind in _SENT) if messages.alike else ()
 
     def segment(part: Slots | InRound | Message) -> Segment:
         if isinstance(part, InRound):
@@ -113,28 +121,37 @@ def pipeline_program(
             kind, source, target = part
             return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
         place = (same[part.stage], part.look) if messages.alike else part
-        if place not in found:
-            found[place] = slots(part)
-        return found[place]
+        segment = found.get(place)
+        if segment is None:
+            segment = found[place] = slots(part)
+        return segment
 
     def slots(part: Slots) -> Segment:
         base = segment_of(part.stage, part.phases) if part.phases else None
         key = (base, part.alike if messages.alike else part)
         if key not in known:
-            name = "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in part.phases) or "messages"
-            known[key] = Segment(name, _framed(Frame(schedule, part.stage, len(lanes), messages), base, part))
+            frame = Frame(schedule, part.stage, len(lanes), messages)
+            known[key] = Segment(part.name, _framed(frame, base, part, costs))
         return known[key]
 
     return Program(lanes, tuple(map(segment, skeleton.parts)), skeleton.made)
 
 
-def _framed(frame: Frame, base: Segment | None, part: Slots) -> tuple[tuple[Piece, int], ...]:
-    """The chain of *base* with its messages, which are joined to its ends alone and remembered for them."""
+_HERE = Place(0, 0)
+_SENT = (Kind.FORWARD, Kind.BACKWARD)
+
+
+def _framed(
+    frame: Frame, base: Segment | None, part: Slots, costs: tuple[Cost, ...]
+) -> tuple[tuple[Piece, int], ...]:
+    """The chain of *base* with its messages, which are joined to its ends alone and remembered for them;
+    *costs* of messages where all are alike.
+    """
     phases = part.phases, part.before, part.after
     if base is None or len(base.chain) < 3 or any(len(piece.shape.outputs) for piece, _ in base.chain[:-1]):
         return frame.around(base, *phases).segment.chain
     (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
-    key = frame.messages.mode, frame.key(*phases)
+    key = (frame.messages.mode, part.passes, *costs) if costs else (frame.messages.mode, frame.key(*phases))
     begin, end = _ENDS.get((first, last), lambda: frame.around(Segment("", ends), *phases).segment.chain, key)
     return (begin, *base.chain[1:-1], end)
 
@@ -234,7 +251,7 @@ class _Build:
                 self.framed[passes] = len(self.framed), _placeholder(frame, *near)
             alike, framed = self.framed[passes]
             look = self.looks.setdefault((near[0], alike), len(self.looks))
-            part = Slots(stage, *near, alike, look)
+            part = Slots(stage, *near, alike, look, _passes(passes))
             self.parts.append(part)
             calls = np.flatnonzero(group == number)
             wires = tuple(
@@ -312,6 +329,12 @@ class _Build:
         names = tuple(self.rank_names)
         made = Calls(start, segment, source_call, source_port, names, batches)
         return Skeleton(made, tuple(self.parts))
+
+
+@lru_cache(maxsize=4096)
+def _passes(key: object) -> object:
+    """One object for equal keys: it costs less to compare."""
+    return object()
 
 
 def _anything(kind: Kind, source: Place, target: Place) -> Cost:
