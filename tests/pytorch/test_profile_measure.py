@@ -245,7 +245,8 @@ def test_a_profile_of_the_same_gpu_leaves_steps_where_they_were() -> None:
     load = step_load(works, H200, FIT)
     table = tomllib.loads(Path("examples/calibrations/h200.toml").read_text())
     own = calibration(table)
-    assert own.alone and own.power
+    assert own.alone
+    assert own.power
     for work in works:
         usual = compute_price(work, H200, FIT, load).seconds
         assert own.price(work, H200, FIT, load).seconds == pytest.approx(usual, rel=0.04)

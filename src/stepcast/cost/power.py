@@ -42,7 +42,7 @@ class PowerFit:
         return self.joule_per_flop.get(architecture, {}).get(dtype, 0.0)
 
     def told(self, architecture: str, energies: Mapping[str, float]) -> "PowerFit":
-        """The same with the *energies* of one GPU: joule per operation by format, ``attention`` a multiple."""
+        """The same with the *energies* of one GPU: joule per operation, and ``attention``'s as a multiple."""
         own = self.of(architecture)
         known = {**own.joule_per_flop.get(architecture, {}), **energies}
         attention = known.pop(ATTENTION, own.attention)
