@@ -62,7 +62,8 @@ def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float,
     slower = sustained_s / cool_s
     if slower < LEAST_SLOWDOWN:
         return 0.0
-    return (slower ** (1.0 / fit.exponent) - fit.idle_share) * power_w * cool_s / flops
+    wanted: float = slower ** (1.0 / fit.exponent)
+    return (wanted - fit.idle_share) * power_w * cool_s / flops
 
 
 LEAST_SLOWDOWN = 1.02  # what two measurements of the same differ by
