@@ -2,36 +2,33 @@
 
     python tools/fit_nccl.py FOLDER [--leave-one-out]
 
-Five constants, written in the cluster's TOML: the launch and channel overheads, the NIC's latency, and
-the efficiency of NVLink and of the NIC. Everything else is NCCL's or a datasheet's. The loss is the mean
-absolute error over all sizes plus that over sizes of 1 MiB and more, over all logs together; the search
-is Nelder and Mead's simplex from several starts, seeded.
+Seven constants (``validate/nccl_folds.py``): in the cluster's TOML the launch and channel overheads, the
+NIC's latency, and the efficiency of NVLink and of the NIC; in data/fits/collectives.toml what a ring starts
+with in LL and in LL128. Everything else is NCCL's or a datasheet's. The loss is the mean absolute error below
+1 MiB plus that from there on, over all logs together; the search is Nelder and Mead's simplex from several starts,
+seeded. ``--leave-one-out`` also writes data/fits/nccl_folds.toml.
 """
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.cost.collectives import Route, collective_s
 from stepcast.cost.collectives.sweep import measured_time_s, sweep_route
+from stepcast.frameworks.catalog import DATA
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.work import CollectiveKind
-from stepcast.units import MIB, US
+from stepcast.units import MIB
+from stepcast.validate.nccl_folds import NAMES, with_constants
 
 Vector = NDArray[np.float64]
 
-NAMES = (
-    "communication.launch_overhead (us)",
-    "communication.channel_overhead (us)",
-    "node.nic.latency (us)",
-    "node.fabric.link.efficiency",
-    "node.nic.efficiency",
-)
-START = np.array([4.0, 1.5, 8.0, 0.8, 0.7])
+START = np.array([4.0, 1.5, 10.0, 0.8, 0.7, 6.6, 13.0])
+FOLDS = DATA / "fits" / "nccl_folds.toml"
 SEED, STARTS, ROUNDS, STEPS = 0, 4, 3, 200
 
 
@@ -56,15 +53,22 @@ def main() -> None:
     constants = fit(logs, cluster)
     for name, value in zip(NAMES, constants, strict=True):
         print(f"{name:40s} {value:.3f}")
-    print(f"{'ranks':>8s} {'all sizes':>10s} {'>= 1 MiB':>10s}")
+    print(f"{'ranks':>8s} {'all sizes':>10s} {'>= 1 MiB':>10s} {'< 1 MiB':>10s}")
     for log in logs:
         report(str(log.ranks), [log], constants, cluster)
     report("together", logs, constants, cluster)
     if args.leave_one_out:
         print("left out, fitted on the others:")
+        lines = [
+            "# Constants without one log: written by tools/fit_nccl.py, read by stepcast.validate.nccl_folds."
+        ]
+        lines += [f'cluster = "{cluster.name}"', f"names = [{', '.join(map(repr, NAMES))}]".replace("'", '"')]
         for log in logs:
-            others = [other for other in logs if other is not log]
-            report(str(log.ranks), [log], fit(others, cluster), cluster)
+            found = fit([other for other in logs if other is not log], cluster)
+            report(str(log.ranks), [log], found, cluster)
+            values = ", ".join(f"{value:.4g}" for value in found)
+            lines += ["", "[[fold]]", f"ranks = {log.ranks}", f"values = [{values}]"]
+        FOLDS.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def read_logs(folder: str, cluster: Cluster) -> list[Log]:
@@ -78,44 +82,30 @@ def read_logs(folder: str, cluster: Cluster) -> list[Log]:
     return sorted(logs, key=lambda log: log.ranks)
 
 
-def with_constants(route: Route, constants: Vector, cluster: Cluster) -> Route:
-    """*route* with these constants in place of the catalogue's."""
-    launch_us, channel_us, nic_us, fabric, nic = map(float, constants)
-    links = cluster.node.fabric.link, cluster.node.nic
-    assert links[1] is not None
-    between_s = route.inter_latency_s - links[1].latency_s + nic_us * US if route.nodes > 1 else 0.0
-    return replace(
-        route,
-        launch_overhead_s=launch_us * US,
-        channel_overhead_s=channel_us * US,
-        intra_bytes_per_s=route.intra_bytes_per_s / links[0].efficiency * fabric,
-        inter_bytes_per_s=route.inter_bytes_per_s / links[1].efficiency * nic,
-        inter_latency_s=between_s,
-    )
-
-
 def errors(log: Log, constants: Vector, cluster: Cluster) -> Vector:
-    predicted = collective_s(log.kind, log.sizes_bytes, with_constants(log.route, constants, cluster))
+    predicted = collective_s(
+        log.kind, log.sizes_bytes, with_constants(log.route, constants.tolist(), cluster)
+    )
     return np.abs(predicted / log.measured_s - 1)
 
 
-def mean_errors(logs: Sequence[Log], constants: Vector, cluster: Cluster) -> tuple[float, float]:
-    """Over all sizes, and over those of 1 MiB and more."""
+def mean_errors(logs: Sequence[Log], constants: Vector, cluster: Cluster) -> tuple[float, float, float]:
+    """Over all sizes, over those of 1 MiB and more, and over those below."""
     every = np.concatenate([errors(log, constants, cluster) for log in logs])
     large = np.concatenate([log.sizes_bytes for log in logs]) >= MIB
-    return float(every.mean()), float(every[large].mean())
+    return float(every.mean()), float(every[large].mean()), float(every[~large].mean())
 
 
 def report(name: str, logs: Sequence[Log], constants: Vector, cluster: Cluster) -> None:
-    every, large = mean_errors(logs, constants, cluster)
-    print(f"{name:>8s} {every:10.1%} {large:10.1%}")
+    every, large, small = mean_errors(logs, constants, cluster)
+    print(f"{name:>8s} {every:10.1%} {large:10.1%} {small:10.1%}")
 
 
 def fit(logs: Sequence[Log], cluster: Cluster) -> Vector:
     def loss(constants: Vector) -> float:
-        if constants.min() <= 0 or constants[3:].max() > 1:
+        if constants.min() <= 0 or constants[3:5].max() > 1:
             return float("inf")
-        return sum(mean_errors(logs, constants, cluster))
+        return sum(mean_errors(logs, constants, cluster)[1:])
 
     random = np.random.default_rng(SEED)
     found = []

@@ -1,11 +1,11 @@
 """stepcast: forecast a distributed LLM training step, and explain one after it ran."""
 
-__version__ = "0.1.0.dev0"
+import sys
+
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # typing itself takes longer to load than all that stands here
 if TYPE_CHECKING:
-    from stepcast.analyze.compare import compare as compare
-    from stepcast.forecast.predict import predict as predict
     from stepcast.forecast.predict import predict_many as predict_many
     from stepcast.forecast.simulate import Options as Options
     from stepcast.forecast.simulate import Prediction as Prediction
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation as Operation
     from stepcast.goodput.plan import Phase as Phase
     from stepcast.goodput.plan import Plan as Plan
-    from stepcast.goodput.plan import plan as plan
     from stepcast.hardware import Cluster as Cluster
     from stepcast.hardware import Place as Place
     from stepcast.hardware import load_cluster as load_cluster
@@ -27,8 +26,14 @@ if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy as Strategy
     from stepcast.ir.timeline import Timeline as Timeline
     from stepcast.ir.workload import Workload as Workload
+    from stepcast.library import analyze as analyze
+    from stepcast.library import compare as compare
+    from stepcast.library import plan as plan
+    from stepcast.library import predict as predict
+    from stepcast.library import replay as replay
+    from stepcast.library import rows as rows
+    from stepcast.library import search as search
     from stepcast.models.catalog import load_model as load_model
-    from stepcast.searching.search import search as search
 
 # Public name -> module and name there. Loaded when first used: `import stepcast` alone costs nothing.
 PUBLIC = {
@@ -46,16 +51,19 @@ PUBLIC = {
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
     "Workload": ("stepcast.ir.workload", "Workload"),
-    "compare": ("stepcast.analyze.compare", "compare"),
+    "analyze": ("stepcast.library", "analyze"),
+    "compare": ("stepcast.library", "compare"),
     "load_cluster": ("stepcast.hardware", "load_cluster"),
     "load_failures": ("stepcast.goodput.catalog", "load_failures"),
     "load_framework": ("stepcast.frameworks.catalog", "load_framework"),
     "load_model": ("stepcast.models.catalog", "load_model"),
-    "plan": ("stepcast.goodput.plan", "plan"),
-    "predict": ("stepcast.forecast.predict", "predict"),
+    "plan": ("stepcast.library", "plan"),
+    "predict": ("stepcast.library", "predict"),
     "predict_many": ("stepcast.forecast.predict", "predict_many"),
     "read": ("stepcast.inputs.table", "read"),
-    "search": ("stepcast.searching.search", "search"),
+    "replay": ("stepcast.library", "replay"),
+    "rows": ("stepcast.library", "rows"),
+    "search": ("stepcast.library", "search"),
     "simulate": ("stepcast.forecast.simulate", "simulate"),
 }
 __all__ = ["__version__", *PUBLIC]
@@ -68,3 +76,22 @@ def __getattr__(name: str) -> object:
         module, attribute = PUBLIC[name]
         return getattr(import_module(module), attribute)
     raise AttributeError(f"module 'stepcast' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+class _Package(type(sys)):  # type: ignore[misc]
+    """``stepcast.analyze`` is the function, also after the room of that name was imported."""
+
+    @property
+    def analyze(self) -> object:
+        return __getattr__("analyze")
+
+    @analyze.setter
+    def analyze(self, room: object) -> None:
+        """Imports find the room among the modules; they need no attribute."""
+
+
+sys.modules[__name__].__class__ = _Package

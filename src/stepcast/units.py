@@ -56,7 +56,13 @@ DURATION_UNITS: dict[str, float] = {
     **dict.fromkeys(("d", "day", "days"), DAY),
     **dict.fromkeys(("w", "week", "weeks"), 7 * DAY),
 }
-COUNT_UNITS: dict[str, float] = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
+COUNT_UNITS: dict[str, float] = {
+    "": 1,
+    **dict.fromkeys(("k", "thousand"), 1e3),
+    **dict.fromkeys(("m", "mn", "million"), 1e6),
+    **dict.fromkeys(("b", "g", "bn", "billion"), 1e9),
+    **dict.fromkeys(("t", "tn", "trillion"), 1e12),
+}
 
 
 def _number_and_unit(text: str, units: dict[str, float], what: str) -> float:

@@ -58,7 +58,7 @@ def test_choices_are_those_of_the_strategy() -> None:
 
 def strategy(*arguments: str) -> Strategy:
     args = build_parser().parse_args(["predict", *arguments])
-    model, profile = load_model(args.model), load_profile(args.framework)
+    model, profile = load_model(args.model), load_profile(args.framework or options.USUAL_FRAMEWORK)
     layout = options.layout_of(args, profile, model, "h100-sxm")
     settled = settle(profile, model, "h100-sxm", layout, options.given_by(args))
     return options.strategy_of(args, model, layout, settled, profile.defaults.seq, [])

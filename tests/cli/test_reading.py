@@ -45,7 +45,7 @@ def test_a_dash_reads_standard_input(
     pipe_in(monkeypatch, file.read_bytes())
     piped = run_json(capsys, *before, "-", *after)
     for found in (named, piped):
-        for name in ("file", "source"):
+        for name in ("file", "source", "workload", "command"):
             found.pop(name, None)
     assert piped == named
 

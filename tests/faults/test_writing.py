@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,6 @@ OPERATORS = "op,dtype,rows,cols,ms\n" + "".join(
     f"add,bf16,{2**at},4096,{2**at / 1e5}\n" for at in range(9, 13)
 )
 BEFORE = b"what was there before\n"
-Limit = Callable[[int], None]
 
 
 def hidden_files(folder: Path) -> list[str]:
@@ -93,22 +93,26 @@ def test_the_same_kills_tear_a_file_that_is_written_in_place(tmp_path: Path) -> 
 # ---- no room -----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def size_limit() -> Iterator[Limit]:
+@contextmanager
+def size_limit(size: int) -> Iterator[None]:
+    """For what runs inside alone: whoever runs the tests may write their outcome to a file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.usefixtures("measured")
 @pytest.mark.parametrize("name", WRITING)
 def test_a_limit_on_sizes_leaves_the_old_file_and_names_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], size_limit: Limit, name: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     target = tmp_path / "out.json"
     target.write_bytes(BEFORE)
-    size_limit(128)
-    status, _, err = run(capsys, *WRITING[name], str(target))
+    with size_limit(128):
+        status, _, err = run(capsys, *WRITING[name], str(target))
     assert (status, err) == (2, f"stepcast: {target}: file too large; the file is left as it was\n")
     assert target.read_bytes() == BEFORE
     assert not hidden_files(tmp_path)
@@ -126,23 +130,21 @@ def test_with_room_the_new_file_takes_its_place(
     assert os.listdir(tmp_path) == ["out.json"]
 
 
-def test_a_set_of_files_is_written_wholly_or_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], size_limit: Limit
-) -> None:
+def test_a_set_of_files_is_written_wholly_or_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The communicators come last and are small: the ranks' files before them do not fit."""
     words = [*PREDICT, "--tp", "2", "--to-workload", str(tmp_path / "w.et")]
     old = tmp_path / "w.comm_group.json"
     old.write_bytes(BEFORE)
-    size_limit(4096)
-    assert run(capsys, *words)[0] == 2
+    with size_limit(4096):
+        assert run(capsys, *words)[0] == 2
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {old.name: BEFORE}
 
 
 def test_the_demo_names_the_file_it_could_not_write(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], size_limit: Limit
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    size_limit(128)
-    status, _, err = run(capsys, "demo", "--examples", str(EXAMPLES), "-o", str(tmp_path))
+    with size_limit(128):
+        status, _, err = run(capsys, "demo", "--examples", str(EXAMPLES), "-o", str(tmp_path))
     assert status == 2
     assert f"{tmp_path}/megatron-rank7.perfetto.json: file too large" in err
     assert not list(tmp_path.iterdir())

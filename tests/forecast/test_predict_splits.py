@@ -47,7 +47,7 @@ def test_every_split_multiplies_the_same() -> None:
             op.work.flops
             for stage in generate(SMALL, plan).stages
             for block in stage.body
-            for layer in block.layers * block.repeat
+            for layer in [*block.layers] * block.repeat
             for op in (*layer.forward, *layer.input_gradient, *layer.weight_gradient)
             if isinstance(op.work, Matmul)
         )

@@ -102,6 +102,6 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, text: str, message: str) 
 
 
 def test_an_unknown_name_says_which_are_known() -> None:
-    with pytest.raises(ValueError, match="unknown framework 'torch-titan'; did you mean torchtitan"):
-        load_profile("torch-titan")
+    with pytest.raises(ValueError, match="unknown framework 'torch-tytan'; did you mean torchtitan"):
+        load_profile("torch-tytan")
     assert load_profile("Megatron_Core").name == "megatron-core"

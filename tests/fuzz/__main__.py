@@ -13,7 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.fuzz.bombs import write
 from tests.fuzz.commands import GOOD, command
+from tests.fuzz.greedy import greedy
 from tests.fuzz.readers import BATCH, Bad, run_cases
 from tests.fuzz.targets import seed_files, targets
 from tests.fuzz.worker import run_command
@@ -24,16 +26,19 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="other seeds give other cases")
     parser.add_argument("--cases", type=int, default=100_000, help="damaged files, over all readers")
     parser.add_argument("--commands", type=int, default=5_000, help="command lines")
+    parser.add_argument("--greedy", type=int, default=500, help="commands that ask for much")
     parser.add_argument("--minutes", type=float, help="go on with further seeds until then")
-    parser.add_argument("--only", metavar="NAME", help="one reader, or 'commands'")
+    parser.add_argument("--only", metavar="NAME", help="one reader, 'commands' or 'greedy'")
     parser.add_argument("--save", type=Path, default=Path("fuzz-found"), metavar="DIR")
     args = parser.parse_args()
     until, bad = time.monotonic() + 60 * (args.minutes or 0), 0
     while True:
-        if args.only != "commands":
+        if args.only not in ("commands", "greedy"):
             bad += _readers(args)
         if args.only in (None, "commands"):
             bad += _commands(args)
+        if args.only in (None, "greedy"):
+            bad += _greedy(args)
         if time.monotonic() >= until:
             return 1 if bad else 0
         args.seed += 1
@@ -75,6 +80,27 @@ def _commands(args: argparse.Namespace) -> int:
             os.chdir(home)
     print(f"{'commands':18} {args.commands:7,} lines  {bad:3} bad  {time.monotonic() - began:6.1f} s")
     print(f"slowest: {slowest[0]:.1f} s  {slowest[1]}", flush=True)
+    return bad
+
+
+def _greedy(args: argparse.Namespace) -> int:
+    began, bad, most, home = time.monotonic(), 0, (0.0, 0), os.getcwd()
+    for number in range(args.greedy):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                files, words = greedy(args.seed, number)
+                write(files, Path(folder))
+                outcome = run_command(words)
+            finally:
+                os.chdir(home)
+        most = max(most[0], outcome.cpu_s), max(most[1], outcome.peak_bytes)
+        if outcome.fault:
+            bad += 1
+            _save(args.save, Bad("greedy", json.dumps([args.seed, number, words]).encode(), outcome.fault))
+    took = time.monotonic() - began
+    print(f"{'greedy':18} {args.greedy:7,} lines  {bad:3} bad  {took:6.1f} s")
+    print(f"at most: {most[0]:.1f} s and {most[1] / 1e9:.1f} GB", flush=True)
     return bad
 
 

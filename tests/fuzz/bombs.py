@@ -63,6 +63,10 @@ def uses(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "calibration", (*PREDICT, "--calibration", path)
     yield "op calibration", ("op", "matmul", "--m", "64", "--n", "64", "--k", "64", "--calibration", path)
     yield "op gpu", ("op", "matmul", "--m", "64", "--n", "64", "--k", "64", "--gpu", path)
+    yield "search model", ("search", "--model", path, *cluster, "--gpus", "8", "--global-batch", "8")
+    yield "plan model", ("plan", "--model", path, *cluster, "--gpus", "8", "--steps", "9")
+    yield "failures", ("plan", "--gpus", "8", "--step-s", "1", "--steps", "9", "--failures", path)
+    yield "captured", ("predict", "--captured", path, *cluster)
     yield "schedule", ("simulate", str(EXAMPLES / "simai-gpt-13b.txt"), *cluster, "--schedule", path)
 
 
@@ -401,6 +405,21 @@ def options() -> Iterator[tuple[str, Bomb]]:
     yield (
         "collective size",
         ({}, ("collective", "all-reduce", "--cluster", "dgx-h100", "--gpus", "8", "--size", "1e300")),
+    )
+    many = ",".join(map(str, range(1, 3000)))
+    searched = ("search", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "1..1000000")
+    yield "search", ({}, (*searched, "--global-batch", "720720", "--allow", f"micro-batch={many}"))
+    yield (
+        "search of all",
+        (
+            {},
+            (
+                *searched,
+                "--global-batch",
+                "720720",
+                *(w for name in ("tp", "cp", "pp", "vpp") for w in ("--allow", f"{name}={many}")),
+            ),
+        ),
     )
     yield "unknown word", ({}, ("x" * 100_000,))
     yield "unknown option", ({}, ("predict", "--" + "x" * 100_000))

@@ -9,6 +9,9 @@ from typing import Any
 from stepcast.cli.main import VERBS, build_parser
 
 PREDICT = ("predict", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16")
+# Of few candidates, so that each takes little.
+SMALL = ("pp=1", "cp=1", "ep=1", "micro-batch=1", "recompute=none", "sharding=zero-1")
+SEARCH = ("search", "--cluster", "dgx-h100", "--global-batch", "16", *(f"--fix={choice}" for choice in SMALL))
 GOOD: tuple[tuple[str, ...], ...] = (
     PREDICT,
     (*PREDICT, "--tp", "4", "--pp", "2", "--global-batch", "32"),
@@ -54,6 +57,11 @@ GOOD: tuple[tuple[str, ...], ...] = (
     ("op", "attention", "--seq", "1024", "--heads", "8", "--head-dim", "64", "--gpu", "h200"),
     ("calibrate", "o.csv", "--gpu", "h200"),
     ("calibrate", "benchmark-data-7.txt", "--gpu", "a100", "--model", "llama3-8b"),
+    (*SEARCH, "--model", "llama3-8b-l2", "--gpus", "8"),
+    (*SEARCH, "--model", "mixtral-8x7b-l2", "--gpus", "4..8", "--objective", "cost", "--top", "2"),
+    ("plan", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "16", "--tokens", "1T"),
+    ("plan", "--gpus", "1024", "--step-s", "10", "--steps", "1000", "--failures", "none"),
+    ("validate", "--set", "published", "--data", "o.csv"),
     ("show", "w.txt"),
     ("show", "cluster.toml"),
     ("show", "calibration.toml"),

@@ -8,13 +8,13 @@ import pytest
 
 from stepcast.ir.limits import LIMITS
 from tests.fuzz.bombs import EXAMPLES, Bomb, all_bombs, uses, write
+from tests.fuzz.greedy import greedy
 from tests.fuzz.worker import run_command
 from tests.shared import ROOT
 
 # Of the files that are large to make, one of each kind is enough here.
 BOMBS = dict(all_bombs("schedules", "chains", "simais", "tables", "models", "options", "traces", "protobufs"))
-# Not bounded yet: 10,000 stages of 80,000 micro-batches take the engine minutes.
-SLOW = {"models: pp of layers"}
+GREEDY, SEED = 40, 1
 
 
 @pytest.fixture(autouse=True)
@@ -22,13 +22,19 @@ def _inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.mark.parametrize("bomb", [bomb for name, bomb in BOMBS.items() if name not in SLOW],
-                         ids=[name for name in BOMBS if name not in SLOW])  # fmt: skip
+@pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_a_small_input_takes_little(bomb: Bomb, tmp_path: Path) -> None:
     files, words = bomb
     write(files, tmp_path)
     outcome = run_command(words)
     assert not outcome.fault, outcome.err[:500]
+
+
+@pytest.mark.parametrize("number", range(GREEDY))
+def test_what_fits_together_and_asks_for_much_takes_little(number: int, tmp_path: Path) -> None:
+    files, words = greedy(SEED, number)
+    write(files, tmp_path)
+    assert run_command(words).fault == "", words
 
 
 @pytest.mark.parametrize("kind", ["endless", "directory", "packed zeros"])

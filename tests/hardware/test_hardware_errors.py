@@ -39,8 +39,8 @@ def problem(tmp_path: Path, text: str, overrides: tuple[str, ...] = ()) -> str:
         ('"400 Gb/s"', '"400"', "my.toml:7: node.nic.bandwidth: '400' has no unit; write it like"),
         (
             '"400 Gb/s"',
-            '"400 Gbps"',
-            "my.toml:7: node.nic.bandwidth: '400 Gbps' has unknown unit 'Gbps'; write it",
+            '"400 Gq/s"',
+            "my.toml:7: node.nic.bandwidth: '400 Gq/s' has unknown unit 'Gq/s'; write it",
         ),
         (
             '"400 Gb/s"',

@@ -97,7 +97,7 @@ def test_the_fitted_machine_and_a_healthy_one_are_two() -> None:
 @pytest.mark.parametrize("name", cluster_names())
 def test_every_cluster_predicts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = load_cluster(name)
-    gpus = cluster.gpus or 2 * cluster.domain_gpus
+    gpus = cluster.gpus or max(4, 2 * cluster.domain_gpus)
     words = ["--model", "llama-3.1-8b", "--cluster", name, "--gpus", str(gpus), "--tp", "4"]
     assert main(["predict", *words, "--seq", "1024", "--global-batch", str(gpus), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

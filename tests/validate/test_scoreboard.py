@@ -91,3 +91,17 @@ def test_rows_check_themselves(measured: float, predicted: float) -> None:
 def test_columns_are_of_one_length() -> None:
     with pytest.raises(ValueError, match="as many entries"):
         Columns(np.ones(2), np.ones(3), {}, str)
+
+
+def test_coverage_counts_the_rows_with_a_band() -> None:
+    rows = [
+        Row("inside", 1.0, 1.1, {"kind": "a"}, (0.9, 1.3)),
+        Row("below", 1.0, 1.4, {"kind": "a"}, (1.1, 1.6)),
+        Row("at its end", 1.0, 1.2, {"kind": "b"}, (1.0, 1.5)),
+        Row("without", 1.0, 2.0, {"kind": "b"}),
+    ]
+    board = scoreboard(measurements(rows, {}))
+    assert board.summary is not None
+    assert board.summary.coverage == pytest.approx(2 / 3)
+    assert board.groups["kind"]["b"].coverage == 1.0
+    assert scoreboard(measurements(ROWS, {})).summary.coverage is None  # type: ignore[union-attr]

@@ -134,3 +134,13 @@ def test_nccl_rows() -> None:
     one = board("nccl-tests", DATA / "nccl-tests" / "nccl_8.log")
     assert one.summary is not None
     assert one.summary.rows == 28
+
+
+@needs_shared
+def test_small_all_reduces_and_group_sizes_that_nobody_measured() -> None:
+    """Below 1 MiB on the logs the constants were fitted to, and beside it each number of ranks left out."""
+    found = board("nccl-tests", DATA / "nccl-tests")
+    assert found.selections["below 1 MiB"].mean_abs_error <= 0.08
+    assert found.selections["1 MiB and more"].mean_abs_error <= 0.035
+    left_out = found.figures["each number of ranks left out of the fit, below 1 MiB"]
+    assert found.selections["below 1 MiB"].mean_abs_error < left_out <= 0.14

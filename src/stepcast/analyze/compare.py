@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stepcast.ir.facts import ComparisonFacts, DifferenceFacts, RowFacts
+from stepcast.units import format_seconds
+
 Facts = Mapping[str, Any]
 
 # A part that only one side tells apart is counted where the other side has it.
@@ -42,7 +45,7 @@ class Row:
         """Signed, as a share of the measured; None where nothing was measured."""
         return self.predicted_s / self.measured_s - 1 if self.measured_s else None
 
-    def facts(self, same_run: bool) -> dict[str, Any]:
+    def facts(self, same_run: bool) -> RowFacts:
         """A difference between two runs is no error of either."""
         return {
             "name": self.name,
@@ -61,7 +64,7 @@ class Difference:
     predicted: Any
     measured: Any
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> DifferenceFacts:
         return {"name": self.name, "predicted": self.predicted, "measured": self.measured}
 
 
@@ -74,11 +77,20 @@ class Comparison:
     differences: tuple[Difference, ...]  # of what ran; none: the same run, as far as both say
     warnings: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        first, second = format_seconds(self.step.predicted_s), format_seconds(self.step.measured_s)
+        return f"Comparison({first} beside {second} a step)"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import compare_html
+
+        return compare_html(self.facts())
+
     @property
     def same_run(self) -> bool:
         return not self.differences
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ComparisonFacts:
         same = self.same_run
         return {
             "step_s": self.step.predicted_s,

@@ -9,6 +9,7 @@ from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_row
 from stepcast.analyze.play import Played, measured, play
 from stepcast.analyze.recording import Recording, configuration
 from stepcast.analyze.whatif import Surroundings, apply_changes
+from stepcast.units import format_seconds
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,16 @@ class Replay:
     measured: State
     before: State
     after: State
+
+    def __repr__(self) -> str:
+        changes = ", ".join(self.changes) or "nothing changed"
+        was, then = format_seconds(self.before.step_s), format_seconds(self.after.step_s)
+        return f"Replay({changes}: {was} to {then} a step)"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import replay_html
+
+        return replay_html(self.facts())
 
     @property
     def error(self) -> float:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.inputs.table import FORMATS, Format, read_as_one
 from stepcast.ir.doubts import doubts
+from stepcast.ir.timeline import Timeline
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth
     from stepcast.analyze.megatron.traffic import Traffic
-    from stepcast.ir.timeline import Timeline
 
 Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
 Text = Callable[[dict[str, Any], int], str]
@@ -51,19 +52,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the run, waits told apart, as Perfetto / Chrome JSON",
     )
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:
+    """What is found in the files of *args*, and how to show it."""
     entry, document = read_measured(args.files, args.format)
     analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
     check_applicable(args, format=entry.name, file=args.files[0])
     found = {"format": entry.name, **analyze(document, args)}
     found["warnings"] = [*found["warnings"], *doubts(found)]
+    timeline = document if isinstance(document, Timeline) else None
+    write_page(args, lambda about: PAGES[entry.name](found, about, timeline))
+    return found, text
+
+
+def run(args: argparse.Namespace) -> int:
+    found, text = analysed(args)
     if args.json:
         print_json(found)
         return 0
     print(text(found, terminal_width()))
+    if args.html:
+        print(f"\n{told_page(args)}")
     print_warnings(found["warnings"])
     return 0
 
@@ -128,6 +140,37 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
         _loaded("stepcast.cli.sweeps", "sweep_facts"),
         _loaded("stepcast.report.sweep", "sweep_text"),
     ),
+    "nsys": (
+        _facts_of("stepcast.analyze.streams", "analyze_streams"),
+        _loaded("stepcast.report.logs", "streams_text"),
+    ),
+    "stragglers": (
+        _facts_of("stepcast.analyze.stragglers", "analyze_stragglers"),
+        _loaded("stepcast.report.logs", "stragglers_text"),
+    ),
+    **dict.fromkeys(
+        ("megatron-log", "torchtitan-log", "mlperf-log"),
+        (
+            _facts_of("stepcast.analyze.logs", "analyze_step_log"),
+            _loaded("stepcast.report.logs", "step_log_text"),
+        ),
+    ),
+    **dict.fromkeys(
+        ("flight-recorder", "nccl-inspector"),
+        (
+            _facts_of("stepcast.analyze.logs", "analyze_collective_log"),
+            _loaded("stepcast.report.logs", "collective_log_text"),
+        ),
+    ),
+}
+
+
+# By format: a page of those facts, and of the timeline where the run has one.
+PAGES: dict[str, Callable[..., Any]] = {
+    "megatron": _loaded("stepcast.pages.measured", "megatron_page"),
+    "kineto": _loaded("stepcast.pages.traces", "kineto_page"),
+    "optimus": _loaded("stepcast.pages.traces", "optimus_page"),
+    "nccl-tests": _loaded("stepcast.pages.traces", "sweep_page"),
 }
 
 

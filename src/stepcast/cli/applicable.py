@@ -25,12 +25,13 @@ from stepcast.cli.rules import (
     Facts,
     Rule,
 )
-from stepcast.cli.rules_steps import PLAN, PREDICT, SIMULATE
+from stepcast.cli.rules_steps import PLAN, PREDICT, SIMULATE, STRATEGY
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "show": (EDITS,),
     "convert": (EDITS,),
     "predict": PREDICT,
+    "run": STRATEGY,
     "plan": PLAN,
     "simulate": SIMULATE,
     "analyze": ANALYZE,
@@ -49,7 +50,8 @@ def check_applicable(args: argparse.Namespace, **found: Any) -> None:
     for option, rule in vain:
         if not rule.harmless:
             raise ValueError(_message(option, rule, facts))
-    print_notes(_message(option, rule, facts) for option, rule in vain)
+    if not getattr(args, "quiet", False):  # as of runs that are only tried
+        print_notes(_message(option, rule, facts) for option, rule in vain)
 
 
 def _in_vain(args: argparse.Namespace, facts: Facts) -> Iterator[tuple[str, Rule]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import ANALYSES, read_measured
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.doubts import doubts
@@ -13,6 +14,8 @@ from stepcast.ir.limits import RESULT
 
 if TYPE_CHECKING:
     from stepcast.analyze.play import Played
+    from stepcast.ir.facts import ComparisonFacts
+    from stepcast.pages.document import About, Page
 
 
 NOT_THE_SAME = 1  # exit status
@@ -28,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write both runs, aligned at their start, as Perfetto / Chrome JSON",
     )
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -50,12 +54,16 @@ def run(args: argparse.Namespace) -> int:
         _write(args, trace)
     status = 0 if found["same_run"] else NOT_THE_SAME
     found["warnings"] = [*found["warnings"], *doubts(found)]
+    args.trace = trace
+    write_page(args, lambda about: _page(args, found, about))
     if args.json:
         print_json(found)
         return status
     from stepcast.report.compare import compare_text
 
     print(compare_text(found, terminal_width()))
+    if args.html:
+        print(f"\n{told_page(args)}")
     print_warnings(found["warnings"])
     return status
 
@@ -94,6 +102,24 @@ def _printed(path: str) -> dict[str, Any] | None:
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}: is not whole JSON: {error}") from None
     return found if isinstance(found, dict) and "step_s" in found else None
+
+
+def _page(args: argparse.Namespace, found: "ComparisonFacts", about: "About") -> "Page":
+    """Both sides; two Megatron runs with their timelines, one below the other."""
+    from stepcast.analyze.spans import timeline_of
+    from stepcast.pages.compare import compare_page
+
+    names = (
+        os.path.basename(args.predicted) or args.predicted,
+        os.path.basename(args.measured) or args.measured,
+    )
+    if names[0] == names[1]:
+        names = (f"{names[0]} (first)", f"{names[1]} (second)")
+    try:
+        timeline = timeline_of({"first": _played(args.predicted), "second": _played(args.measured)})
+    except ValueError:  # only the facts of a side are known
+        timeline = None
+    return compare_page(found, about, names, timeline)
 
 
 def _write(args: argparse.Namespace, path: str) -> None:

@@ -8,17 +8,19 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.strategy import (
+    USUAL_FRAMEWORK,
     add_strategy_arguments,
     given_by,
     layout_of,
     optimizer_of,
+    settle_gpus,
     settled_facts,
     strategy_of,
 )
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.simulate import Options, Prediction
     from stepcast.hardware import Cluster
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
@@ -26,36 +28,122 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
-    """A prediction and the values it was made of; *assumptions* are what the command line left open."""
+class Asked:
+    """The values that a command line describes; *assumptions* are what it left open."""
 
-    prediction: "Prediction"
     model: "Model"
     cluster: "Cluster"
     strategy: "Strategy"
     framework: "Framework"
     calibration: "Calibration | None"
+    options: "Options"
     assumptions: tuple[str, ...]
 
+    @property
+    def predicted(self) -> "Prediction":
+        from stepcast.forecast.predict import predict
 
-def add_forecast_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
-    parser.add_argument(
-        "--model", required=required, metavar="M", help="name in the catalogue, or a config.json"
+        values = self.model, self.cluster, self.strategy, self.framework
+        return predict(*values, self.options, self.calibration)
+
+    def facts(self) -> dict[str, Any]:
+        """What was asked, in the words of the JSON contract."""
+        from stepcast.cli.choices import row_words
+        from stepcast.frameworks.words import recompute_word
+
+        strategy, node = self.strategy, self.cluster.node
+        return {
+            "model": self.model.name,
+            "parameters": self.model.parameters,
+            "cluster": self.cluster.name,
+            "gpu": self.cluster.gpu.name,
+            "gpus_per_node": node.gpus,
+            "framework": self.framework.name,
+            "execution": str(self.framework.execution),
+            "kernels": str(self.framework.kernels),
+            "strategy": {
+                **row_words(strategy),
+                "recompute": recompute_word(strategy.recompute),
+                "global_batch": strategy.global_batch,
+                "seq": strategy.seq,
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """A prediction and the values it was made of; *assumptions* are what the command line left open."""
+
+    prediction: "Prediction"
+    asked: Asked
+
+    @property
+    def model(self) -> "Model":
+        return self.asked.model
+
+    @property
+    def cluster(self) -> "Cluster":
+        return self.asked.cluster
+
+    @property
+    def strategy(self) -> "Strategy":
+        return self.asked.strategy
+
+    @property
+    def framework(self) -> "Framework":
+        return self.asked.framework
+
+    @property
+    def calibration(self) -> "Calibration | None":
+        return self.asked.calibration
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        return self.asked.assumptions
+
+
+def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(own=parser)
+    what = parser.add_argument_group("what runs, and where")
+    what.add_argument(
+        "--config",
+        metavar="FILE",
+        help="take model, strategy and framework from a Megatron-LM script or argument file, NeMo or "
+        "Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML; options given here win",
     )
-    parser.add_argument(
-        "--cluster", required=required, metavar="C", help="name in the catalogue, or a TOML file"
+    what.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
+    what.add_argument(
+        "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
     )
-    parser.add_argument(
+    what.add_argument("--gpu", metavar="G", help="or GPUs of one node: one, or as many as --gpus says")
+    what.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
-    add_place_argument(parser)
+    add_place_argument(what)
+    what.add_argument(
+        "--framework",
+        metavar="F",
+        help="whose habits fill what is left out: a name in the catalogue, or a TOML file "
+        f"(default: {USUAL_FRAMEWORK})",
+    )
     add_strategy_arguments(parser)
-    parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    prices = parser.add_argument_group("prices")
+    prices.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    prices.add_argument(
+        "--residual",
+        action="store_true",
+        help="correct the step by what published runs of this framework on such GPUs took beyond predictions",
+    )
 
 
 def forecast(args: argparse.Namespace) -> Forecast:
     """Predict the step of *args*; what they leave out is settled by the framework and the model."""
-    from stepcast.forecast.predict import predict
+    asked = asked_by(args)
+    return Forecast(asked.predicted, asked)
+
+
+def asked_by(args: argparse.Namespace) -> Asked:
+    """The run that *args* describe, settled and checked, not yet predicted."""
     from stepcast.forecast.simulate import Options
     from stepcast.frameworks.catalog import load_profile
     from stepcast.frameworks.profile import settle
@@ -63,10 +151,14 @@ def forecast(args: argparse.Namespace) -> Forecast:
     from stepcast.ir.legality import recomputable
     from stepcast.models.catalog import load_model
 
-    model, cluster = load_model(args.model), load_cluster(args.cluster, args.set)
+    assumptions: list[str] = []
+    _check_named(args)
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
+    settle_gpus(args, cluster, assumptions)
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
-    profile = load_profile(args.framework)
+    profile = load_profile(args.framework or USUAL_FRAMEWORK)
     layout = layout_of(args, profile, model, cluster.gpu.name)
     usual = settle(profile, model, cluster.gpu.name, layout, {})
     said = given_by(args)
@@ -76,6 +168,7 @@ def forecast(args: argparse.Namespace) -> Forecast:
     given = {**said, **optimizer_of(args, trained.optimizer)}
     settled = settle(profile, model, cluster.gpu.name, layout, given)
     _forget_usual(args, settled_facts(usual))
+    residual = profile.residual(cluster.gpu.generation, model.experts is not None)
     modules = recomputable(model)
     check_applicable(
         args,
@@ -85,15 +178,45 @@ def forecast(args: argparse.Namespace) -> Forecast:
         module_list=", ".join(sorted(modules)) or "none",
         predicts_further=model.next_token_layers > 0,
         corrects=corrects,
+        residual_known=residual is not None,
+        generation=cluster.gpu.generation,
         racks=has_racks(args),
+        model=model.name,
+        framework=profile.name,
     )
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
-    assumptions: list[str] = []
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
-    framework, options = settled.framework, Options(place=Place(args.place))
-    prediction = predict(model, cluster, strategy, framework, options, calibration)
-    return Forecast(prediction, model, cluster, strategy, framework, calibration, tuple(assumptions))
+    if args.framework is None:
+        assumptions.append(_software(settled.framework))
+    options = Options(place=Place(args.place), residual=residual if args.residual else None)
+    return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
+
+
+def _check_named(args: argparse.Namespace) -> None:
+    """A run needs a model and a place; a GPU stands for one node of it."""
+    if args.model is None:
+        file = getattr(args, "described", None)
+        if file is not None:
+            raise ValueError(f"{file.file} names no model that is known; give --model as well")
+        raise ValueError("which model? give --model, a name from 'stepcast list models' or a config.json")
+    if args.gpu is not None and args.cluster not in (None, args.gpu):
+        raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")
+    if args.gpu is not None:
+        args.cluster = args.gpu
+    if args.cluster is None:
+        raise ValueError("where? give --cluster, a name from 'stepcast list clusters', or --gpu for one GPU")
+
+
+def _software(framework: "Framework") -> str:
+    """What is taken of the software where nobody names it: it decides as much as the layout does."""
+    from stepcast.ir.framework import Execution
+
+    issued = "as captured graphs" if framework.execution is Execution.GRAPHS else "one by one"
+    return (
+        f"the software is {framework.name}, its {framework.kernels} kernels issued {issued} (--framework; "
+        "plain eager PyTorch is pytorch or transformers, and slower)"
+    )
 
 
 def _forget_usual(args: argparse.Namespace, usual: dict[str, Any]) -> None:

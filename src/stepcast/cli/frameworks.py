@@ -42,6 +42,7 @@ def profile_facts(profile: Profile) -> Facts:
             "chunks": defaults.chunks,
         },
         "presets": len(profile.presets),
+        "residuals": [each.facts() for each in profile.residuals],
         "sources": dict(profile.sources),
     }
 
@@ -78,7 +79,18 @@ def profile_pairs(found: Facts) -> list[tuple[str, object]]:
     pairs += [("unless said", usual), ("overlap", ", ".join(chosen["overlap"]) or "nothing")]
     if found["presets"]:
         pairs.append(("presets", found["presets"]))
+    pairs += [
+        (
+            "residual",
+            f"{_kind(each)}: times {each['factor']:g} ({each['rows']} runs, {each['sources']} sources)",
+        )
+        for each in found["residuals"]
+    ]
     return pairs
+
+
+def _kind(residual: Facts) -> str:
+    return f"{'experts' if residual['experts'] else 'dense'} on {residual['generation']}"
 
 
 def all_frameworks() -> list[Facts]:

@@ -1,29 +1,18 @@
-"""Ctrl-C ends a command with one line, whatever it is doing: loading, computing, writing or ending."""
+"""What verbs need to know of interrupts; the command's start, which loads nothing else, has it."""
 
-import os
-import sys
+import signal
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from signal import SIG_IGN, SIGINT, getsignal, signal
-    from types import FrameType
-else:
-    from _signal import SIG_IGN, SIGINT, getsignal, signal  # the module around it first loads much of Python
-
-INTERRUPTED = 130  # what shells return for a command that was interrupted
-LINE = b"stepcast: interrupted\n"
+from stepcast.cli.start import INTERRUPTED as INTERRUPTED
+from stepcast.cli.start import end_on_interrupt as end_on_interrupt
 
 
-def end_on_interrupt() -> None:
-    """Leave at once: an exception could be lost in a callback, or be shown as a traceback."""
-    if getsignal(SIGINT) is not SIG_IGN:  # which a shell's background commands do
-        signal(SIGINT, _end)
+class Interruptible:
+    """Where Ctrl-C is an exception after all: work that has something to tell of how far it came."""
 
+    def __enter__(self) -> None:
+        self.before = signal.getsignal(signal.SIGINT)
+        if self.before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
-def _end(number: int, frame: "FrameType | None") -> None:
-    try:
-        # Where nothing has been written, the writer may not be loaded, or not yet wholly.
-        getattr(sys.modules.get("stepcast.outputs.files"), "discard_unfinished", int)()
-        os.write(2, LINE)
-    finally:
-        os._exit(INTERRUPTED)
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self.before)

@@ -2,7 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 
 from stepcast.ir.limits import ELEMENTS, GPUS, LAYERS, RUNS, SEQUENCES, TOKENS
 
@@ -13,14 +14,18 @@ MOST_RUNS = RUNS.most
 MOST_ELEMENTS = ELEMENTS.most
 
 
-def count(least: int, most: int) -> Callable[[str], int]:
-    """A whole number from *least* to *most*, as an argparse type."""
+def count(least: int, most: int, kilo: int = 0) -> Callable[[str], int]:
+    """A whole number from *least* to *most*, as an argparse type; ``16,384`` is one.
+
+    With *kilo* a k behind it stands for so many and an m for their square: 8k tokens are 8,192.
+    """
+    sizes = {"": 1} | ({"k": kilo, "m": kilo**2} if kilo else {})
 
     def parse(text: str) -> int:
-        try:
-            value = int(text) if text.isascii() else least - 1
-        except ValueError:
-            value = least - 1
+        value = least - 1
+        if text.isascii() and (found := COUNT.fullmatch(text.strip().lower())) and found[2] in sizes:
+            number = float(found[1].replace(",", "").replace("_", "")) * sizes[found[2]]
+            value = int(number) if number.is_integer() else value
         if not least <= value <= most:
             raise argparse.ArgumentTypeError(
                 f"expected a whole number from {least:,} to {most:,}, not {text!r}"
@@ -30,7 +35,10 @@ def count(least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-gpu_count = count(1, GPUS.most)
+# 1024, 16,384 or 1_024, 1.5k; an exact number of digits where it has no letter.
+COUNT = re.compile(r"([+-]?[0-9]{1,3}(?:,[0-9]{3})+|[+-]?[0-9][0-9_]{0,30}(?:\.[0-9]+(?=[km]))?)\s?([km]?)")
+BINARY = 1024
+gpu_count = count(1, GPUS.most, BINARY)
 
 
 def rate(text: str) -> float:
@@ -56,19 +64,24 @@ def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
     return read
 
 
+PRICED = re.compile(r"\s*(usd|eur|\$|\u20ac)?\s*(/|per)?\s*((gpu|accelerator)?[-/ ]*(hour|hr|h))?$")
+
+
 def price(text: str) -> float:
     """Of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``, as an argparse type."""
-    return amount(text.lower().removesuffix("/gpu-hour").removesuffix("/gpu-h").lstrip("$"))
+    return amount(PRICED.sub("", text.strip().lower().lstrip("$")))
 
 
-def check_multiple(gpus: int, model_gpus: int) -> None:
-    """GPUs come in whole copies of the model, of tp x cp x pp each."""
+def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), splits: bool = True) -> None:
+    """GPUs come in whole copies of the model, of tp x cp x pp each; *others* would do instead, and alone
+    where the model cannot be split as it is asked for.
+    """
     if gpus % model_gpus:
         below, above = gpus // model_gpus * model_gpus, -(-gpus // model_gpus) * model_gpus
         near = f"{below:,} or {above:,}" if below else f"{above:,}"
+        tries = [f"--gpus {near}", *(others or ["split the model otherwise"])][not splits and bool(others) :]
         raise ValueError(
-            f"{gpus:,} GPUs are not a multiple of tp x cp x pp = {model_gpus:,}: use --gpus {near}, "
-            "or split the model otherwise"
+            f"{gpus:,} GPUs are not a multiple of tp x cp x pp = {model_gpus:,}: use {', or '.join(tries)}"
         )
 
 

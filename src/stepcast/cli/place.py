@@ -6,7 +6,7 @@ import argparse
 PLACES = ("even", "packed")
 
 
-def add_place_argument(parser: argparse.ArgumentParser) -> None:
+def add_place_argument(parser: "argparse._ActionsContainer") -> None:
     parser.add_argument(
         "--place",
         choices=PLACES,
@@ -21,4 +21,6 @@ def has_racks(args: argparse.Namespace) -> bool:
 
     if "place" not in args.given or args.cluster is None:
         return False
-    return load_cluster(args.cluster, args.set).topology.scale_up_nodes > 1
+    named = isinstance(args.cluster, str)
+    cluster = load_cluster(args.cluster, args.set) if named else args.cluster
+    return bool(cluster.topology.scale_up_nodes > 1)

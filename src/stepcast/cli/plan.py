@@ -3,29 +3,34 @@
 import argparse
 import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from stepcast import __version__
 from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
 from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.ir.doubts import doubts
+from stepcast.ir.limits import STEPS
+from stepcast.outputs.rows import table_bytes
+from stepcast.report.asked import asked_pairs
+from stepcast.report.text import facts as facts_text
 from stepcast.report.visible import visible
 from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation
-    from stepcast.goodput.plan import Phase
+    from stepcast.goodput.plan import Phase, Plan
 
-MOST_STEPS = 10**12
+MOST_STEPS = STEPS.most
 SPARES = (0, 1, 2, 4, 8, 16)
 DEFAULT_FAILURES = "llama-3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_forecast_arguments(parser, required=False)
-    parser.set_defaults(own=parser)
+    add_forecast_arguments(parser)
     _add_run(parser)
     _add_operation(parser)
     drawn = parser.add_argument_group("result")
@@ -36,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drawn.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="goodput by interval and spares, as csv"
     )
+    add_page_argument(drawn)
     drawn.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -45,8 +51,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "--tokens", type=positive(parse_count), metavar="N", help="tokens to train on, such as 15T"
     )
     run.add_argument("--steps", type=count(1, MOST_STEPS), metavar="N", help="steps, instead of tokens")
-    run.add_argument("--until", type=_date, metavar="DATE", help="as many steps as end by then, 2027-01-31")
-    run.add_argument("--from", dest="start", type=_date, metavar="DATE", help="first day (default: today)")
+    run.add_argument("--until", type=date, metavar="DATE", help="as many steps as end by then, 2027-01-31")
+    run.add_argument("--from", dest="start", type=date, metavar="DATE", help="first day (default: today)")
     run.add_argument("--step-s", type=rate, metavar="S", help="seconds of a step that was measured")
     run.add_argument(
         "--stage",
@@ -57,9 +63,7 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         "as tokens=1T,global-batch=2048,seq=4096",
     )
     run.add_argument("--price", type=price, metavar="X", help="of a GPU-hour, 2.5 or 2.5/gpu-hour")
-    run.add_argument(
-        "--pue", type=_pue, default=1.0, metavar="X", help="energy of the building for that used"
-    )
+    run.add_argument("--pue", type=pue, default=1.0, metavar="X", help="energy of the building for that used")
     run.add_argument(
         "--host-power", type=amount, default=0.0, metavar="W", help="of a node beside its GPUs (default 0)"
     )
@@ -79,10 +83,8 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
         help="work between checkpoints, 30m or 500steps (default: the best)",
     )
     how.add_argument("--checkpoint-size", type=positive(parse_size_bytes), metavar="SIZE")
-    how.add_argument("--node-write", type=_bandwidth, metavar="RATE", help="of a node (default 1 GB/s)")
-    how.add_argument(
-        "--store-write", type=_bandwidth, metavar="RATE", help="of the store (default: no limit)"
-    )
+    how.add_argument("--node-write", type=bandwidth, metavar="RATE", help="of a node (default 1 GB/s)")
+    how.add_argument("--store-write", type=bandwidth, metavar="RATE", help="of the store (default: no limit)")
     how.add_argument("--blocking", action="store_true", help="training stops until a checkpoint is written")
     how.add_argument(
         "--restart", metavar="detect=T,reschedule=T,warm-up=T", help="until the first step after a failure"
@@ -98,12 +100,22 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--evaluate", metavar="every=N,for=T", help="a pause after every N steps")
 
 
-def run(args: argparse.Namespace) -> int:
-    from stepcast.goodput.plan import choices, plan
-    from stepcast.report.plan import plan_text
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A plan and what is told of it."""
 
-    if args.step_s is None and (args.model is None or args.cluster is None):
+    plan: "Plan"
+    facts: dict[str, Any]
+
+
+def planned(args: argparse.Namespace) -> Planned:
+    """The whole run that *args* describe."""
+    from stepcast.goodput.plan import choices, plan
+
+    if args.step_s is None and (args.model is None or (args.cluster or args.gpu) is None):
         raise ValueError("a run has steps: give --model and --cluster, or --step-s of a measured one")
+    if args.step_s is not None and args.gpus is None:
+        raise ValueError("--step-s knows no layout: give --gpus as well")
     stages = [_stage(args, text) for text in args.stage] or [args]
     forecasts = [forecast(each) if each.step_s is None else None for each in stages]
     assumptions = list(dict.fromkeys(note for each in forecasts if each for note in each.assumptions))
@@ -111,15 +123,16 @@ def run(args: argparse.Namespace) -> int:
     phases = [_phase(each, found, operation) for each, found in zip(stages, forecasts, strict=True)]
     made = plan(phases, operation, args.price, args.pue, args.runs, args.seed)
     spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
-    table = choices(phases, operation, spares=spares)
     facts = made.facts()
+    asked = forecasts[0].asked.facts() if forecasts[0] else {}
     found = {
+        **asked,
         **facts,
         "step_band_days": _band_days(facts["days"]["median"], forecasts, phases),
         "failures": operation.failures.name,
         "spares": args.spares,
         "checkpoint_bytes": operation.saving.size_bytes,
-        "choices": table,
+        "choices": choices(phases, operation, spares=spares),
         "assumptions": assumptions,
         "warnings": [note for each in forecasts if each for note in each.prediction.report.warnings],
     }
@@ -129,12 +142,25 @@ def run(args: argparse.Namespace) -> int:
     found["warnings"] += doubts(answer)
     if args.until:
         found["until"] = args.until.isoformat()
+    return Planned(made, found)
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.pages.plan import plan_page
+    from stepcast.report.plan import plan_text
+
+    found = {**planned(args).facts, "command": args.command, "version": __version__}
     if args.output:
-        write_file(args.output, _csv(table))
+        write_file(args.output, table_bytes(args.output, found["choices"]))
+    write_page(args, lambda about: plan_page(found, about))
     if args.json:
         print_json(found)
         return 0
+    if asked := asked_pairs(found):
+        print(facts_text(asked, terminal_width()) + "\n")
     print(plan_text(found, terminal_width()))
+    if args.html:
+        print(f"\n{told_page(args)}")
     if args.output:
         print(f"\nwrote {visible(args.output)}")
     print_warnings(dict.fromkeys(found["warnings"]))
@@ -168,7 +194,7 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
         words += [f"--{name.strip()}", value.strip()]
     base = copy.copy(args)
     base.tokens = base.steps = None
-    found: argparse.Namespace = args.own.parse_args(["--gpus", str(args.gpus), *words], base)
+    found: argparse.Namespace = args.own.parse_args(words, base)
     if (found.tokens is None) == (found.steps is None):
         raise ValueError(f"--stage {text!r}: give tokens or steps of the stage")
     return found
@@ -232,14 +258,14 @@ def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: li
     if args.failures is None and args.mtbf is None:
         assumptions.append(f"parts fail as {failures.description} (--failures, --mtbf)")
     if args.mtbf is not None:
-        said = _pairs("--mtbf", args.mtbf, dict.fromkeys(("gpu", "node", "link"), parse_duration_s))
+        said = pairs("--mtbf", args.mtbf, dict.fromkeys(("gpu", "node", "link"), parse_duration_s))
         for name, value in said.items():
             if not value:
                 raise ValueError(f"--mtbf {name}=0: a time between failures is above zero")
         name = failures.name if args.failures else "as given"
         failures = replace(failures, name=name, **{f"{part}_s": value for part, value in said.items()})
     if args.repair is not None:
-        said = _pairs("--repair", args.repair, {"share": _share, "takes": parse_duration_s})
+        said = pairs("--repair", args.repair, {"share": share, "takes": parse_duration_s})
         failures = replace(
             failures,
             broken_share=said.get("share", failures.broken_share),
@@ -247,17 +273,17 @@ def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: li
         )
     if args.restart is not None:
         words = dict.fromkeys(("detect", "reschedule", "warm-up"), parse_duration_s)
-        said = _pairs("--restart", args.restart, words)
+        said = pairs("--restart", args.restart, words)
         restart = replace(restart, **{f"{name.replace('-', '_')}_s": value for name, value in said.items()})
     pause, stragglers = None, Stragglers()
     if args.evaluate is not None:
-        said = _pairs("--evaluate", args.evaluate, {"every": count(1, MOST_STEPS), "for": parse_duration_s})
-        _need("--evaluate", said, "every", "for")
+        said = pairs("--evaluate", args.evaluate, {"every": count(1, MOST_STEPS), "for": parse_duration_s})
+        need("--evaluate", said, "every", "for")
         pause = Pause(said["every"], said["for"])
     if args.stragglers is not None:
         words = {"per-node-day": amount, "for": parse_duration_s, "slower": amount}
-        said = _pairs("--stragglers", args.stragglers, words)
-        _need("--stragglers", said, *words)
+        said = pairs("--stragglers", args.stragglers, words)
+        need("--stragglers", said, *words)
         stragglers = Stragglers(said["per-node-day"], said["for"], said["slower"])
     failing = failures.per_s(1, 1, 1) > 0
     if args.spares is None and failing:
@@ -305,80 +331,4 @@ def _interval_s(args: argparse.Namespace, found: Forecast | None) -> float | Non
     if number:
         step_s = args.step_s if found is None else found.prediction.step_s
         return float(count(1, MOST_STEPS)(number) * step_s)
-    return _positive("--checkpoint-every", parse_duration_s, text)
-
-
-# ---- words --------------------------------------------------------------------------------------------
-
-
-def _pairs(option: str, text: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:
-    """``name=value,...`` with each value read as *known* says."""
-    found = {}
-    for pair in text.split(","):
-        name, equals, value = pair.partition("=")
-        name = name.strip()
-        if not equals or name not in known:
-            raise ValueError(f"{option} {pair!r}: expected {', '.join(f'{each}=...' for each in known)}")
-        try:
-            found[name] = known[name](value.strip())
-        except (ValueError, argparse.ArgumentTypeError) as error:
-            raise ValueError(f"{option} {name}: {error}") from None
-    return found
-
-
-def _need(option: str, said: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        if name not in said:
-            raise ValueError(f"{option}: {name}=... is missing")
-
-
-def _positive(option: str, meaning: Callable[[str], float], text: str) -> float:
-    try:
-        value = meaning(text)
-    except ValueError as error:
-        raise ValueError(f"{option} {error}") from None
-    if not value > 0:
-        raise ValueError(f"{option} must be above zero")
-    return value
-
-
-def _share(text: str) -> float:
-    value = amount(text)
-    if value > 1:
-        raise ValueError(f"expected a share from 0 to 1, not {text!r}")
-    return value
-
-
-def _pue(text: str) -> float:
-    value = amount(text)
-    if not 1 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"expected a ratio from 1 to 10, not {text!r}")
-    return value
-
-
-def _bandwidth(text: str) -> float:
-    from stepcast.hardware.quantity import Dimension, parse_quantity
-
-    try:
-        return positive(lambda words: parse_quantity(words, Dimension.RATE))(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _date(text: str) -> Any:
-    import datetime
-
-    try:
-        return datetime.date.fromisoformat(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a date, such as 2027-01-31, not {text!r}") from None
-
-
-def _csv(rows: list[Mapping[str, Any]]) -> bytes:
-    names = list(rows[0])
-    lines = [",".join(names), *(",".join(_cell(row[name]) for name in names) for row in rows)]
-    return ("\n".join(lines) + "\n").encode()
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return above_zero("--checkpoint-every", parse_duration_s, text)

@@ -1,15 +1,18 @@
 """``stepcast replay FILE... --what-if K=V``: a measured run under changed conditions."""
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:
     from stepcast.analyze.replay import Replay
+    from stepcast.ir.timeline import Timeline
+    from stepcast.pages.document import About, Page
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the timeline (before and after) as Perfetto / Chrome JSON",
     )
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-def run(args: argparse.Namespace) -> int:
+def replayed(args: argparse.Namespace) -> dict[str, Any]:
+    """The run of *args* under its changes; its trace is written where one is asked for."""
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
     from stepcast.analyze.surroundings import surroundings
@@ -65,12 +70,20 @@ def run(args: argparse.Namespace) -> int:
         _write(result, args.trace)
     found = result.facts()
     found["warnings"] = [*found["warnings"], *doubts(found)]
+    write_page(args, lambda about: _page(result, found, about))
+    return found
+
+
+def run(args: argparse.Namespace) -> int:
+    found = replayed(args)
     if args.json:
         print_json(found)
         return 0
     from stepcast.report.analysis import replay_text
 
     print(replay_text(found, terminal_width()))
+    if args.html:
+        print(f"\n{told_page(args)}")
     print_warnings(found["warnings"])
     return 0
 
@@ -83,10 +96,20 @@ def _scale(text: str | None) -> list[str]:
     return [text]
 
 
+def _page(result: "Replay", found: dict[str, Any], about: "About") -> "Page":
+    from stepcast.pages.measured import replay_page
+
+    return replay_page(found, about, _timeline(result))
+
+
 def _write(result: "Replay", path: str) -> None:
+    write_trace(_timeline(result), path)
+
+
+def _timeline(result: "Replay") -> "Timeline":
     from stepcast.analyze.spans import timeline_of
 
     labelled = {"measured": result.measured.played, "replayed": result.before.played}
     if result.changes:
         labelled["changed"] = result.after.played
-    write_trace(timeline_of(labelled), path)
+    return timeline_of(labelled)

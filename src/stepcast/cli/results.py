@@ -2,17 +2,22 @@
 
 import argparse
 from collections import defaultdict
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from stepcast import __version__
 from stepcast.cli.numbers import MOST_RUNS, count
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
+from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
+    from stepcast.ir.facts import ChangeFacts
+    from stepcast.pages.document import About, Page
 
 
-def add_result_arguments(parser: argparse.ArgumentParser) -> None:
+def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     parser.add_argument(
         "--jitter", type=float, metavar="X", help="random deviation of each computation, such as 0.05"
     )
@@ -26,6 +31,7 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the timeline as Perfetto / Chrome JSON (.gz compresses)",
     )
+    add_page_argument(parser)
     parser.add_argument("--gantt", action="store_true", help="draw the timeline as text")
     parser.add_argument(
         "--critical-path", action="store_true", help="what the step waited for, by kind of op"
@@ -34,12 +40,18 @@ def add_result_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def show_prediction(
-    prediction: "Prediction", args: argparse.Namespace, training: dict[str, Any] | None = None
+    prediction: "Prediction",
+    args: argparse.Namespace,
+    asked: dict[str, Any],
+    changes: "Callable[[], list[ChangeFacts]]" = list,
+    **further: Any,
 ) -> None:
-    """Print the report, and write or draw what was asked for; *training* is what a whole run takes."""
-    found = prediction.report.facts()
-    if training is not None:
-        found["training"] = training
+    """Print the report, and write or draw what was asked for; *further* facts are the verb's own.
+
+    *changes* tells what other choices would do.
+    """
+    found = {**asked, "command": args.command, "version": __version__, **prediction.report.facts()}
+    found |= {name: value for name, value in further.items() if value is not None}
     if args.jitter is not None:
         found["jitter"] = _jitter(prediction, args)
     if args.critical_path:
@@ -50,6 +62,7 @@ def show_prediction(
     if args.trace:
         found["trace"] = args.trace
         write_trace(prediction.timeline, args.trace)
+    write_page(args, lambda about: _page(prediction, found, about, changes()))
     if args.json:
         print_json(found)
         return
@@ -68,7 +81,18 @@ def show_prediction(
         print("\n" + gantt(prediction.timeline, width))
     if args.trace:
         print(f"\nwrote {visible(args.trace)}: open it at ui.perfetto.dev")
+    if args.html:
+        print(f"\n{told_page(args)}")
     print_warnings(found["warnings"])
+
+
+def _page(
+    prediction: "Prediction", found: dict[str, Any], about: "About", changes: "list[ChangeFacts]"
+) -> "Page":
+    from stepcast.forecast.operators import roofline
+    from stepcast.pages.step import step_page
+
+    return step_page(found, about, prediction.drawn, roofline(prediction), changes)
 
 
 def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:

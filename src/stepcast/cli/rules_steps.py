@@ -44,6 +44,12 @@ def _again(f: Facts) -> set[str]:
 
 STRATEGY = (
     Rule(
+        ("residual",),
+        lambda f: f["residual_known"],
+        "no run like {model} under {framework} on GPUs of {generation} was measured; leave it out, or see in "
+        "docs/frameworks.md where some were",
+    ),
+    Rule(
         ("context",),
         lambda f: f["cp"] > 1,
         "it says how context-parallel ranks exchange, and cp is 1; give --cp 2 or more, or leave it out",

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="G=X",
         help="communication of group G takes X times as long",
     )
-    add_result_arguments(parser)
+    add_result_arguments(parser.add_argument_group("the answer"))
     add_edit_arguments(parser)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
     simai.add_argument(
@@ -116,8 +116,16 @@ def run(args: argparse.Namespace) -> int:
 
     options = _options(args)
     slow_ranks = {_count(name, "--slow-rank"): x for name, x in _factors(args.slow_rank, "--slow-rank")}
-    prediction = simulate(workload, load_cluster(args.cluster, args.set), options, slow_ranks=slow_ranks)
-    show_prediction(prediction, args)
+    cluster = load_cluster(args.cluster, args.set)
+    prediction = simulate(workload, cluster, options, slow_ranks=slow_ranks)
+    asked = {
+        "workload": ", ".join(args.files),
+        "cluster": cluster.name,
+        "gpu": cluster.gpu.name,
+        "gpus_per_node": cluster.node.gpus,
+        "strategy": prediction.workload.layout.facts(),
+    }
+    show_prediction(prediction, args, asked)
     return 0
 
 

@@ -3,9 +3,12 @@
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli import words
 from stepcast.cli.numbers import (
+    BINARY,
     MOST_LAYERS,
     MOST_SEQUENCES,
     MOST_TOKENS,
@@ -14,11 +17,13 @@ from stepcast.cli.numbers import (
     count,
     gpu_count,
 )
+from stepcast.cli.words import meaning
 from stepcast.ir.limits import MICRO_BATCHES
 from stepcast.ir.schedules import ScheduleKind, usual_kind
 
 if TYPE_CHECKING:
     from stepcast.frameworks.profile import Profile, Settled
+    from stepcast.hardware import Cluster
     from stepcast.ir.layout import Layout
     from stepcast.ir.model import Model
     from stepcast.ir.optimizer import Optimizer
@@ -40,21 +45,32 @@ EXECUTIONS = ("graphs", "partial-graphs", "eager")
 MICRO_BATCHES_PER_STAGE = 8
 MOST_MICRO_BATCHES = MICRO_BATCHES.most
 MOST_FURTHER_TOKENS = 64
+USUAL_FRAMEWORK = "megatron-core"
 
 
 def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--framework",
-        default="megatron-core",
-        metavar="F",
-        help="whose habits fill what is left out: a name in the catalogue, or a TOML file",
-    )
     _add_layout(parser)
     batch = parser.add_argument_group("batch")
-    sequences = count(1, MOST_SEQUENCES)
-    batch.add_argument("--micro-batch", type=sequences, default=1, metavar="N")
-    batch.add_argument("--global-batch", type=sequences, metavar="N", help="sequences in a step")
-    batch.add_argument("--seq", type=count(1, MOST_TOKENS), metavar="N", help="tokens in a sequence")
+    sequences = count(1, MOST_SEQUENCES, BINARY)
+    batch.add_argument(
+        "--micro-batch",
+        type=sequences,
+        default=1,
+        metavar="N",
+        help="sequences a replica runs at once (default: 1)",
+    )
+    batch.add_argument(
+        "--global-batch",
+        type=sequences,
+        metavar="N",
+        help="sequences in a step (default: 8 micro-batches for each stage and replica)",
+    )
+    batch.add_argument(
+        "--seq",
+        type=count(1, MOST_TOKENS, BINARY),
+        metavar="N",
+        help="tokens in a sequence, as 8192 or 8k (default: the framework's, 4096, or the model's longest)",
+    )
     how = parser.add_argument_group("execution")
     _add_schedule(how)
     _add_experts(how)
@@ -63,9 +79,18 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_layout(parser: argparse.ArgumentParser) -> None:
     layout = parser.add_argument_group("layout (data parallelism takes the GPUs that are left)")
-    layout.add_argument("--gpus", type=gpu_count, required=True, metavar="N", help="GPUs in all")
+    layout.add_argument("--gpus", type=gpu_count, metavar="N", help="GPUs in all")
+    layout.add_argument("--nodes", type=gpu_count, metavar="N", help="or whole nodes in all")
+    layout.add_argument(
+        "--dp",
+        type=gpu_count,
+        metavar="N",
+        help="or replicas, of tp x cp x pp GPUs each (default: the rest)",
+    )
     for name, what in (("tp", "tensor"), ("cp", "context"), ("ep", "expert"), ("pp", "pipeline")):
-        layout.add_argument(f"--{name}", type=gpu_count, default=1, metavar="N", help=f"{what} parallel")
+        layout.add_argument(
+            f"--{name}", type=gpu_count, default=1, metavar="N", help=f"{what} parallel ranks (default: 1)"
+        )
     layout.add_argument(
         "--vpp", type=count(1, MOST_LAYERS), metavar="N", help="model chunks per pipeline stage; default 1"
     )
@@ -83,12 +108,14 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
 def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--schedule",
+        type=meaning(words.SCHEDULES),
         choices=SCHEDULES,
         metavar="NAME",
         help=f"{', '.join(SCHEDULES)}; default: interleaved with vpp, else 1f1b",
     )
     how.add_argument(
         "--precision",
+        type=meaning(words.PRECISIONS),
         choices=(*PRECISIONS, *AUTOCASTS),
         metavar="NAME",
         help=f"{', '.join((*PRECISIONS, *AUTOCASTS))}; autocast keeps weights in fp32 and casts them to use "
@@ -96,6 +123,7 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     )
     how.add_argument(
         "--sharding",
+        type=words.sharding_word,
         choices=SHARDINGS,
         metavar="NAME",
         help=f"{', '.join(SHARDINGS)}; default: the framework's, zero-1",
@@ -110,6 +138,7 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     )
     how.add_argument(
         "--recompute",
+        type=words.recompute_text,
         metavar="KIND",
         help="none, selective, full, block:N, or selective:A,B,... with modules out of " + ", ".join(MODULES),
     )
@@ -171,6 +200,11 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         action=argparse.BooleanOptionalAction,
         help="fused kernels keep the inputs of activations in fp8",
     )
+    how.add_argument(
+        "--fp8-attention",
+        action=argparse.BooleanOptionalAction,
+        help="attention multiplies in fp8 where linear layers do",
+    )
     how.add_argument("--loss", choices=LOSSES, help="how fused kernels come from logits to a loss")
     how.add_argument(
         "--deferred-gradients",
@@ -179,7 +213,10 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         help="micro-batches whose gradient of the output projection waits until the pipeline empties",
     )
     how.add_argument(
-        "--gradients", choices=GRADIENTS, help="format in which gradients are summed and reduced"
+        "--gradients",
+        type=meaning(words.PRECISIONS),
+        choices=GRADIENTS,
+        help="format in which gradients are summed and reduced",
     )
     how.add_argument(
         "--optimizer",
@@ -207,7 +244,7 @@ def layout_of(args: argparse.Namespace, profile: "Profile", model: "Model", gpu:
     from stepcast.ir.layout import Layout
 
     model_gpus = args.tp * args.cp * args.pp
-    check_multiple(args.gpus, model_gpus)
+    check_multiple(args.gpus, model_gpus, _other_ways(args, model), model.heads % args.tp == 0)
     layout = Layout(
         tp=args.tp,
         cp=args.cp,
@@ -221,6 +258,61 @@ def layout_of(args: argparse.Namespace, profile: "Profile", model: "Model", gpu:
     if args.vpp is None and args.schedule == "interleaved" and args.pp > 1:
         layout = replace(layout, vpp=profile.chunks(model, gpu, layout)[0] or 1)
     return layout
+
+
+def settle_gpus(args: argparse.Namespace, cluster: "Cluster", assumptions: list[str]) -> None:
+    """How many GPUs *args* mean, into ``args.gpus``: said outright, as nodes or as replicas."""
+    model_gpus = args.tp * args.cp * args.pp
+    said = {
+        "--gpus": args.gpus,
+        "--nodes": args.nodes and args.nodes * cluster.node.gpus,
+        "--dp": args.dp and args.dp * model_gpus,
+    }
+    counts = {option: number for option, number in said.items() if number}
+    if len(set(counts.values())) > 1:
+        told = " and ".join(f"{option} means {number:,}" for option, number in counts.items())
+        raise ValueError(f"{told} GPUs, with tp x cp x pp = {model_gpus:,}: leave one of them out")
+    if counts:
+        args.gpus = next(iter(counts.values()))
+    elif args.gpu is not None:
+        args.gpus = model_gpus
+    elif cluster.gpus is not None:
+        args.gpus = cluster.gpus // model_gpus * model_gpus or model_gpus
+        assumptions.append(f"all {args.gpus:,} GPUs of {cluster.name} (--gpus)")
+    else:
+        raise ValueError(
+            f"say how many GPUs of {cluster.name}: --gpus 64, --nodes 8, or --dp with the ways of the model"
+        )
+    if cluster.gpus is not None and args.gpus > cluster.gpus:
+        raise ValueError(
+            f"{args.gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{_larger(cluster)}"
+        )
+
+
+def _larger(cluster: "Cluster") -> str:
+    from stepcast.hardware.catalog import clusters_of
+
+    others = [name for name in clusters_of(cluster.gpu.name) if name not in (cluster.name, "pcie-node")]
+    one = f", which is {cluster.description}" if cluster.name == cluster.gpu.name else ""
+    return f"{one}; as many as you like: --cluster {' or '.join(others[:2])}" if others else one
+
+
+def _other_ways(args: argparse.Namespace, model: "Model") -> list[str]:
+    """Ways to split the model that are near the given ones and divide the GPUs."""
+    found = []
+    ways = {"tp": args.tp, "cp": args.cp, "pp": args.pp}
+    most = {"tp": model.heads, "cp": args.gpus, "pp": model.layers}
+    for name, wanted in ways.items():
+        rest = prod(ways.values()) // wanted
+        if wanted == 1 or args.gpus % rest:
+            continue
+        whole = gcd(args.gpus // rest, most[name]) if name == "tp" else args.gpus // rest
+        legal = [each for each in range(1, min(whole, most[name]) + 1) if whole % each == 0]
+        below, above = [each for each in legal if each < wanted], [each for each in legal if each > wanted]
+        near = [*below[-1:], *above[:1]]
+        if near:
+            found.append(f"--{name} {' or '.join(map(str, near))}")
+    return found
 
 
 def given_by(args: argparse.Namespace) -> dict[str, Any]:
@@ -249,6 +341,7 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
         "dropout": (args.dropout, bool),
         "loss": (args.loss, LossKernel),
         "fp8_activations": (args.fp8_activations, bool),
+        "fp8_attention": (args.fp8_attention, bool),
         "deferred_gradients": (args.deferred_gradients, int),
         "fused_experts": (args.fused_experts, bool),
         "bucket_bytes": (args.bucket_mb, lambda megabytes: round(megabytes * 1e6)),

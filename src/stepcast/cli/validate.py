@@ -8,15 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.progress import Bar
 from stepcast.cli.streams import heading, show_status
+from stepcast.ir.watched import watching
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_count, format_percent, format_seconds
 
 if TYPE_CHECKING:
+    from stepcast.ir.facts import PointFacts
+    from stepcast.pages.document import About, Page
     from stepcast.validate.scoreboard import Columns, Row, Scoreboard, Summary
     from stepcast.validate.sets import MeasurementSet
 
 HEADS = ("rows", "mean", "median", "p90", "worst", "signed", "weighted")
+IN_BAND = "in band"
 SHOWN_REASONS = 10
 
 
@@ -33,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="every row, measured and predicted, as csv"
     )
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
@@ -46,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
     for entry, found_at in places:
         _progress(entry.name)
         options = {"cluster": args.cluster} if args.cluster and entry.name == "nccl-tests" else {}
-        found = entry.measure(*map(str, found_at), **options)
+        with watching(Bar(entry.name, " rows")):
+            found = entry.measure(*map(str, found_at), **options)
         board = scoreboard(found)
         if args.data and board.summary is None:
             why = next(iter(board.skipped), "give a folder laid out like the set")
@@ -55,8 +63,9 @@ def run(args: argparse.Namespace) -> int:
     _progress("")
     if args.output:
         _write_csv(args.output, measured, {name: board.unit for name, board in boards.items()})
+    sets = {name: board_facts(board) for name, board in boards.items()}
+    write_page(args, lambda about: _page(sets, measured, boards, about))
     if args.json:
-        sets = {name: board_facts(board) for name, board in boards.items()}
         print_json({"sets": sets, "absent": [entry.name for entry in absent]})
     else:
         for name, board in boards.items():
@@ -64,7 +73,36 @@ def run(args: argparse.Namespace) -> int:
             print()
         for entry in absent:
             print(f"{entry.name}: not at hand ({entry.about}); give its folder with --data DIR")
+        if args.html:
+            print(told_page(args))
     return 0
+
+
+def _page(
+    sets: dict[str, Any],
+    measured: Mapping[str, "Columns"],
+    boards: Mapping[str, "Scoreboard"],
+    about: "About",
+) -> "Page":
+    from stepcast.pages.validate import MOST_DOTS, validate_page
+
+    points = {name: list(_points(columns, MOST_DOTS)) for name, columns in measured.items()}
+    return validate_page(sets, points, {name: board.unit for name, board in boards.items()}, about)
+
+
+def _points(columns: "Columns", most: int) -> Iterable["PointFacts"]:
+    """Rows to draw: all, or evenly picked ones and the worst."""
+    import numpy as np
+
+    from stepcast.ir.facts import PointFacts
+
+    picked = np.arange(len(columns))
+    if len(picked) > most:
+        worst = np.argsort(-abs(columns.error))[: most // 4]
+        picked = np.union1d(worst, np.linspace(0, len(columns) - 1, most - len(worst)).astype(int))
+    for at in picked.tolist():
+        row = columns.row(at)
+        yield PointFacts(name=row.name, measured=row.measured_s, predicted=row.predicted_s)
 
 
 def _progress(name: str) -> None:
@@ -159,10 +197,14 @@ def board_text(name: str, board: "Scoreboard", width: int) -> str:
     if board.summary is not None:
         rows.append(("all", *_cells(board.summary)))
     rows += [(label, *_cells(one)) for label, one in board.selections.items()]
+    heads = HEADS if board.summary is None or board.summary.coverage is None else (*HEADS, IN_BAND)
     for tag, group in board.groups.items():
-        rows.append((f"by {tag}", *[""] * len(HEADS)))
+        rows.append((f"by {tag}", *[""] * len(heads)))
         rows += [(f"  {label}", *_cells(one)) for label, one in group.items()]
-    parts += ["", table(("errors", *HEADS), rows, width)]
+    parts += [
+        "",
+        table(("errors", *heads), [(*row, *[""] * (len(heads) + 1 - len(row))) for row in rows], width),
+    ]
     if board.figures:
         figures = ((key.replace("_", " "), format_percent(value)) for key, value in board.figures.items())
         parts += ["", facts(figures, width)]
@@ -193,6 +235,7 @@ def _cells(one: "Summary") -> tuple[str, ...]:
         *(format_percent(error) for error in errors),
         _signed(one.mean_error),
         format_percent(one.time_weighted_error),
+        *(() if one.coverage is None else (format_percent(one.coverage),)),
     )
 
 
@@ -200,17 +243,23 @@ def _signed(error: float) -> str:
     return f"{error * 100:+.1f} %"
 
 
+def _ends(columns: "Columns", at: int, banded: bool) -> tuple[str, ...]:
+    """The band of a row, blank where it has none."""
+    if not banded:
+        return ()
+    ends = [float(side[at]) for side in columns.ends] if columns.ends else [float("nan")] * 2
+    return tuple("" if end != end else f"{end:.9g}" for end in ends)
+
+
 def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str, str]) -> None:
     """Sets of one unit share its two columns; those of the other are blank."""
-    import csv
-    import io
+    from stepcast.outputs.rows import csv_bytes
 
     tags = list(dict.fromkeys(tag for columns in measured.values() for tag in columns.tags))
-    text = io.StringIO(newline="")
-    writer = csv.writer(text)
     known = [unit for unit in ("s", "bytes") if unit in units.values()]
     heads = [f"{side}_{unit}" for unit in known for side in ("measured", "predicted")]
-    writer.writerow(("set", "name", *tags, *heads, "error"))
+    rows: list[tuple[object, ...]] = []
+    banded = any(columns.ends is not None for columns in measured.values())
     for name, columns in measured.items():
         blanks = [unit != units[name] for unit in known for _ in range(2)]
         labels = [columns.tags[tag].tolist() if tag in columns.tags else None for tag in tags]
@@ -220,5 +269,6 @@ def _write_csv(path: str, measured: Mapping[str, "Columns"], units: Mapping[str,
             error = f"{predicted_s / measured_s - 1:.6g}"
             pair = (f"{measured_s:.9g}", f"{predicted_s:.9g}") * len(known)
             values = ["" if blank else value for blank, value in zip(blanks, pair, strict=True)]
-            writer.writerow((name, columns.name(at), *own, *values, error))
-    write_file(path, text.getvalue().encode())
+            rows.append((name, columns.name(at), *own, *values, error, *_ends(columns, at, banded)))
+    names = ("set", "name", *tags, *heads, "error", *(("low_s", "high_s") if banded else ()))
+    write_file(path, csv_bytes(names, rows))

@@ -49,7 +49,8 @@ class Correction:
             value = getattr(self, name)
             if not least <= value <= most:
                 raise CalibrationError(
-                    f"{name} = {value:.6g} is no measurement of this GPU; expected {least:g} to {most:,g}"
+                    f"{name} = {min(value, 1e300):.6g} is no measurement of this GPU; "
+                    f"expected {least:g} to {most:,g}"
                 )
         return self
 

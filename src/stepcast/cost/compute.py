@@ -11,7 +11,7 @@ work, ``step_load(...)`` for a training step.
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -162,12 +162,28 @@ def attention_seconds(
     """Seconds of fused attention; sizes are numbers or arrays of one length."""
     rates = matrix_of(gpu, dtype)
     own: AttentionFit = fit.attention_backward if backward else fit.attention_forward
+    if dtype.scaled:  # exponentials stay where they are: they cost as much as before, in more operations
+        wider = gpu.matrix_peak_flops(dtype) / gpu.matrix_peak_flops(DType.BF16)
+        own = replace(own, flops_per_score=own.flops_per_score * wider)
     sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, scaled(rates, gpu, fit), own)
+    if not fit.measured("attention", gpu.architecture):
+        seconds = seconds * _held_back(gpu, dtype)
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
     flops = square * (6.0 * head_dim + 4.0 * value_dim if backward else 2.0 * head_dim + 2.0 * value_dim)
     seconds = _under_power(seconds, flops, gpu, dtype, fit, load, attention=True)
     return seconds + _launch_s(rates, own.latency_s, fit, load)
+
+
+# Of the peak that the best product published of an H200, on which attention was learnt, reaches.
+BEST_SHARE = 794.5 / 989.4
+
+
+def _held_back(gpu: Gpu, dtype: DType) -> float:
+    """By how much less of its peak *gpu* reaches than the one that attention was learnt on, where that is
+    known of its products: what holds those back, clocks under power first of all, holds attention back too.
+    """
+    return max(1.0, BEST_SHARE * gpu.matrix_peak_flops(dtype) / gpu.best_product_flops(dtype))
 
 
 def stream_seconds(

@@ -46,6 +46,11 @@ def recorded_price(work: Compute) -> Price:
     return Price(time_s, PriceSource.MEASURED, Bound.COMPUTE, 1.0, time_s, time_s)
 
 
+def unpriced(work: Compute) -> Price:
+    """In place of a compute model that did not travel with its prices."""
+    raise ValueError(f"a {type(work).__name__} that was not priced before: predict again")
+
+
 @dataclass
 class Pricer:
     """Prices each distinct work once."""
@@ -61,6 +66,10 @@ class Pricer:
     place: Place = Place.EVEN
     _known: dict[Work, Price] = field(default_factory=dict, repr=False)
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        """Pickled with the prices that are known: models of computation are functions, and stay behind."""
+        return {**self.__dict__, "compute": unpriced}
 
     def price(self, work: Work) -> Price:
         found = self._known.get(work)

@@ -8,14 +8,16 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
+from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import counted_load, priced_once
-from stepcast.cost.dispatch import EXPERT_ISSUE_S
+from stepcast.cost.dispatch import EXPERT_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
+from stepcast.forecast.beyond import beyond_checked
 from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, prepared, simulate, together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
@@ -34,7 +36,7 @@ from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Work
+from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
 from stepcast.ir.workload import Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
@@ -68,6 +70,7 @@ def _predicted(
     return replace(
         prediction,
         memory=memory(model, strategy, cluster.gpu, framework),
+        band=band_of(model, cluster, strategy, framework),
         finish=lambda report, stages: _with_model(report, stages, model, cluster, strategy, framework),
     )
 
@@ -131,6 +134,31 @@ def _with_model(
     framework: Framework,
 ) -> StepReport:
     """*report* with what the model, its strategy and its framework add to it."""
+    split = assumed_split(model, strategy)
+    host = _host_facts(stages, cluster, strategy)
+    return replace(
+        report,
+        throughput=throughput(model, cluster, strategy, report.step_s),
+        run={**report.run, **_run_facts(model, strategy, framework)},
+        memory_bytes={**memory_facts(stages), **host},
+        warnings=(
+            *report.warnings,
+            *_precision_warnings(cluster, str(strategy.precision)),
+            *_transfer_warnings(strategy),
+            *_host_warnings(host),
+            *_scaled_warnings(report, cluster, str(strategy.precision)),
+            *beyond_checked(model, strategy),
+        ),
+        assumptions=(
+            *((split,) if split else ()),
+            *report.assumptions,
+            *((report.residual.said(framework.name),) if report.residual else ()),
+        ),
+    )
+
+
+def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float) -> Throughput:
+    """What a step of *step_s* amounts to."""
     # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
     flops = model_flops(
         model,
@@ -141,26 +169,11 @@ def _with_model(
         lora_rank=strategy.lora_rank,
         kept_share=strategy.kept_share,
     )
-    per_gpu = flops / report.step_s / strategy.layout.gpus
-    split = assumed_split(model, strategy)
-    host = _host_facts(stages, cluster, strategy)
-    return replace(
-        report,
-        throughput=Throughput(
-            tokens_per_s=strategy.tokens / report.step_s,
-            tflops_per_gpu=per_gpu / TFLOPS,
-            mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
-        ),
-        run={**report.run, **_run_facts(model, strategy, framework)},
-        memory_bytes={**memory_facts(stages), **host},
-        warnings=(
-            *report.warnings,
-            *_precision_warnings(cluster, str(strategy.precision)),
-            *_transfer_warnings(strategy),
-            *_host_warnings(host),
-            *_scaled_warnings(report, cluster, str(strategy.precision)),
-        ),
-        assumptions=(*((split,) if split else ()), *report.assumptions),
+    per_gpu = flops / step_s / strategy.layout.gpus
+    return Throughput(
+        tokens_per_s=strategy.tokens / step_s,
+        tflops_per_gpu=per_gpu / TFLOPS,
+        mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
     )
 
 
@@ -272,7 +285,7 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
 def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
     if framework.modules is Modules.TRANSFORMERS and framework.kernels is Kernels.PLAIN:
         return _written_issue_s
-    return _eager_issue_s
+    return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
 
 
 def _written_issue_s(work: Work, backward: bool) -> float:
@@ -281,6 +294,12 @@ def _written_issue_s(work: Work, backward: bool) -> float:
     if isinstance(work, HostUpdate | Communication):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)
+
+
+def _engine_issue_s(work: Work, backward: bool) -> float:
+    """Transformer Engine's modules, which take longer over products of scaled formats."""
+    scaled = isinstance(work, Matmul | GroupedMatmul) and work.dtype.scaled
+    return _eager_issue_s(work, backward) + (SCALED_ISSUE_S if scaled else 0.0)
 
 
 def _eager_issue_s(work: Work, backward: bool) -> float:

@@ -24,7 +24,7 @@ DEEPEST_MODEL = 160
 
 def report_of(prediction: "Prediction") -> StepReport:
     """The breakdown of an average stage, which sums to the step because every stage's does."""
-    step_s, workload, pricer = prediction.step_s, prediction.workload, prediction.pricer
+    step_s, workload, pricer = prediction.simulated_s, prediction.workload, prediction.pricer
     found = prediction.settled
     step, run = found.short if found else (prediction.step, prediction.run)
     stages = found.stage_times() if found else stage_times(step, run)
@@ -45,11 +45,8 @@ def report_of(prediction: "Prediction") -> StepReport:
     largest = max(parts, key=lambda part: parts[part])
     parts[largest] += step_s - sum(parts.values())
     in_flight = peak_in_flight(step.schedule)
-    low_s, high_s = _band(step, pricer)
-    if found:
-        further = _band(found.longer[0], pricer)
-        low_s, high_s = found.extended(low_s, further[0]), found.extended(high_s, further[1])
-    return StepReport(
+    low_s, high_s = _ends(prediction, step_s)
+    report = StepReport(
         step_s=step_s,
         breakdown_s=parts,
         communication_s={
@@ -58,6 +55,7 @@ def report_of(prediction: "Prediction") -> StepReport:
         stages=tuple(_stage_report(each, in_flight[each.stage]) for each in stages),
         low_s=min(step_s, low_s),
         high_s=max(step_s, high_s),
+        band=prediction.band,
         gpus=workload.layout.gpus,
         schedule=step.schedule.name,
         micro_batches=workload.micro_batches,
@@ -70,6 +68,8 @@ def report_of(prediction: "Prediction") -> StepReport:
         ),
         assumptions=prediction.assumptions,
     )
+    residual = prediction.options.residual
+    return report.corrected(residual) if residual else report
 
 
 def _stage_report(each: StageTime, in_flight: int) -> StageReport:
@@ -77,7 +77,29 @@ def _stage_report(each: StageTime, in_flight: int) -> StageReport:
     return StageReport(each.stage, each.busy_s, exposed_s, each.host_s, each.bubble_s, in_flight)
 
 
-def _band(step: Step, pricer: Pricer) -> tuple[float, float]:
+def _ends(prediction: "Prediction", step_s: float) -> tuple[float, float]:
+    """Of the band, where runs of its kind were measured; where none was, prices may be less sure still."""
+    band = prediction.band
+    if band is not None and band.measured:
+        return band.around(step_s)
+    low_s, high_s = _range(prediction)
+    if band is None:
+        return low_s, high_s
+    around = band.around(step_s)
+    return min(low_s, around[0]), max(high_s, around[1])
+
+
+def _range(prediction: "Prediction") -> tuple[float, float]:
+    """With every price at an end of its range, of all slots, however few of them were simulated."""
+    found, pricer = prediction.settled, prediction.pricer
+    low_s, high_s = _priced_ends(found.short[0] if found else prediction.step, pricer)
+    if found is None:
+        return low_s, high_s
+    further = _priced_ends(found.longer[0], pricer)
+    return found.extended(low_s, further[0]), found.extended(high_s, further[1])
+
+
+def _priced_ends(step: Step, pricer: Pricer) -> tuple[float, float]:
     """The step when every price is at the low or the high end of its range."""
     ends = [
         step.program.priced(replace(step.prices, seconds=seconds))

@@ -3,16 +3,19 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cost.collectives import Algorithm
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.reported import report_of
+from stepcast.forecast.rows import row_of
 from stepcast.hardware import Cluster, Place
+from stepcast.ir.band import Band
 from stepcast.ir.doubts import doubts
 from stepcast.ir.edits import with_layout
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.residual import Residual
 from stepcast.ir.step import StepReport
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import CollectiveKind, Direction, Transfer
@@ -32,6 +35,7 @@ from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.steady import LONG, MOST, Settled, settled, slots_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
 from stepcast.simulation.together import makespans_together
+from stepcast.units import format_seconds
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
     from stepcast.cost.memory import StageMemory
@@ -59,9 +63,12 @@ class Options:
     ideal_communication: bool = False
     # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
     place: Place = Place.EVEN
+    # By how much measured runs of this framework on such GPUs were slower or faster, where that is asked for.
+    residual: Residual | None = None
 
 
 DEFAULTS = Options()
+MOST_DRAWN = 5_000_000
 
 
 Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
@@ -85,10 +92,31 @@ class Prediction:
     # Of each stage; nothing where no model is known.
     memory: "tuple[StageMemory, ...]" = ()
     finish: Finish | None = None
+    # How measured steps of its kind lay around their predictions; None where no model is known.
+    band: Band | None = None
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
     # When it ends, where it was simulated together with others.
     ends_s: float | None = None
+    # What was asked for, in the words of the JSON contract.
+    asked: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        layout, where = self.workload.layout, self.cluster.name
+        named = f"{self.workload.name} " if self.workload.name else ""
+        return f"Prediction({named}on {layout.gpus:,} GPUs of {where}: {format_seconds(self.step_s)} a step)"
+
+    def _repr_html_(self) -> str:
+        from stepcast.forecast.operators import roofline
+        from stepcast.pages.notebook import step_html
+
+        return step_html(self.report.facts(), self.drawn, roofline(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As it was found: functions that led to it do not travel."""
+        from stepcast.forecast.travelling import packed
+
+        return packed(self)
 
     @property
     def step(self) -> Step:
@@ -99,10 +127,19 @@ class Prediction:
         return self.ran()
 
     @property
-    def step_s(self) -> float:
+    def simulated_s(self) -> float:
+        return self.found_s
+
+    @cached_property
+    def found_s(self) -> float:
         if self.settled:
             return self.settled.makespan_s
         return self.run.makespan_s if self.ends_s is None else self.ends_s
+
+    @property
+    def step_s(self) -> float:
+        residual = self.options.residual
+        return self.simulated_s * (residual.factor if residual else 1.0)
 
     @property
     def fits(self) -> bool:
@@ -128,6 +165,14 @@ class Prediction:
 
         return replace(self, finish=finish)
 
+    def facts(self) -> dict[str, Any]:
+        """The same as the command line prints with ``--json``."""
+        return {**self.asked, **self.report.facts()}
+
+    def row(self) -> dict[str, str | int | float | bool | None]:
+        """One line of a table, such as a pandas DataFrame takes: plain values by name."""
+        return row_of(self.facts())
+
     @cached_property
     def times(self) -> Times:
         return task_times(self.run)
@@ -135,6 +180,16 @@ class Prediction:
     @cached_property
     def timeline(self) -> Timeline:
         return timeline_of(self.step, self.times, self.workload.layout, self.place)
+
+    @property
+    def drawn(self) -> Timeline | None:
+        """The timeline; None of so many tasks that nobody could look through them."""
+        if self.settled:
+            return None
+        try:
+            return None if self.step.program.written_out.tasks > MOST_DRAWN else self.timeline
+        except ValueError:  # it travelled without its tasks
+            return None
 
     @cached_property
     def critical_path(self) -> CriticalPath:

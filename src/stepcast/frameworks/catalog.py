@@ -22,6 +22,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Overhead
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
+from stepcast.ir.residual import Residual
 from stepcast.ir.strategy import ContextKind, Sharding
 
 DATA = Path(__file__).parents[1] / "data"
@@ -214,8 +215,23 @@ def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
     return _profile(path.stem, text, name, (*chain, str(path.resolve())), path.parent)
 
 
+# Other words for software, and tools that run another's training loop.
+OTHER_NAMES = {
+    **dict.fromkeys(("megatron", "mcore", "megatroncore"), "megatron-core"),
+    **dict.fromkeys(("bridge", "megatronbridge"), "megatron-bridge"),
+    **dict.fromkeys(("deepspeed", "ds", "zero"), "deepspeed-zero"),
+    **dict.fromkeys(("hf", "huggingface", "hugging-face", "hf-trainer", "trl"), "transformers"),
+    **dict.fromkeys(("torch", "fsdp", "fsdp2", "ddp", "pytorch-fsdp", "torch-fsdp", "accelerate"), "pytorch"),
+    **dict.fromkeys(("titan", "torch-titan"), "torchtitan"),
+    **dict.fromkeys(("nemo2", "nemo-2", "nemo-framework"), "nemo"),
+    **dict.fromkeys(("olmo", "olmocore"), "olmo-core"),
+    **dict.fromkeys(("mosaic", "composer", "llmfoundry"), "llm-foundry"),
+}
+
+
 def _known(name: str, named_at: str) -> str:
     word = name.strip().lower().replace("_", "-").replace(" ", "-")
+    word = OTHER_NAMES.get(word, word)
     if word not in framework_names():
         known = list(framework_names())
         hint = nearest(word, known) or f"; known are {', '.join(known)}, or a file NAME.toml"
@@ -235,12 +251,13 @@ def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Pa
     except FormatError as error:
         raise CatalogError(file, "", error.message) from None
     sources, presets = flat(table.pop("sources", {})), table.pop("presets", [])
+    residuals = _residuals(table.pop("residual", {}), text, file)
     entries = flat(table)
     for key in entries:
         if key not in KEYS:
             raise CatalogError(line_of(text, file, key), key, f"unknown key{nearest(key, list(KEYS))}")
     for key in sources:
-        if not any(known == key or known.startswith(f"{key}.") for known in (*KEYS, "presets")):
+        if not any(known == key or known.startswith(f"{key}.") for known in (*KEYS, "presets", "residual")):
             where = line_of(text, file, f"sources.{key}")
             raise CatalogError(where, f"sources.{key}", "names no key of a profile")
     base = _base(entries.pop("extends", None), text, file, chain, folder)
@@ -253,8 +270,11 @@ def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Pa
     said = {key: source_of(key, sources, file) for key in entries}
     if presets:
         said["presets"] = source_of("presets", sources, file)
+    if residuals:
+        said["residual"] = source_of("residual", sources, file)
     try:
-        return _built(base, name, str(description), values, said, _presets(presets, text, file))
+        built = _built(base, name, str(description), values, said, _presets(presets, text, file))
+        return replace(built, residuals=residuals)
     except CatalogError:
         raise
     except ValueError as error:
@@ -298,6 +318,33 @@ def _built(
         as_trained=frozenset(as_trained),
         sources={**base.sources, **sources},
     )
+
+
+def _residuals(tables: object, text: str, file: str) -> tuple[Residual, ...]:
+    """``[residual.GENERATION.dense]`` and ``[residual.GENERATION.experts]``."""
+    found = []
+    for generation, kinds in _tables(tables, text, file, "residual"):
+        for kind, values in _tables(kinds, text, file, f"residual.{generation}"):
+            where, key = line_of(text, file, f"residual.{generation}.{kind}"), f"residual.{generation}.{kind}"
+            if kind not in ("dense", "experts") or not isinstance(values, Mapping):
+                raise CatalogError(where, key, "is not a table of dense models or of experts")
+            if set(values) != {"factor", "rows", "sources", "spread"}:
+                raise CatalogError(where, key, "expected factor, rows, sources and spread")
+            read = {
+                name: (_count if name in ("rows", "sources") else _number)(value)
+                for name, value in values.items()
+            }
+            try:
+                found.append(Residual(generation, kind == "experts", **read))  # type: ignore[arg-type]
+            except ValueError as error:
+                raise CatalogError(where, key, str(error)) from None
+    return tuple(found)
+
+
+def _tables(value: object, text: str, file: str, key: str) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping):
+        raise CatalogError(line_of(text, file, key), key, "is not a table")
+    return list(value.items())
 
 
 def _presets(tables: object, text: str, file: str) -> tuple[Preset, ...]:

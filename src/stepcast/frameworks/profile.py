@@ -12,6 +12,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
+from stepcast.ir.residual import Residual
 from stepcast.ir.strategy import (
     NO_RECOMPUTE,
     STORED_AS,
@@ -84,10 +85,17 @@ class Profile:
     # Which of gradients and moments are kept in the training precision, whichever that is.
     as_trained: frozenset[str] = frozenset()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # Of this very profile: those that build on it have their own, or none.
+    residuals: tuple[Residual, ...] = ()
 
     @property
     def name(self) -> str:
         return self.framework.name
+
+    def residual(self, generation: str, experts: bool) -> Residual | None:
+        """What runs of this framework on such GPUs were fitted to, with or without experts."""
+        found = (each for each in self.residuals if (each.generation, each.experts) == (generation, experts))
+        return next(found, None)
 
     def settings(self, model: str, gpu: str, precision: DType, layout: Layout) -> dict[str, Any]:
         """What the presets that hold say; the last word counts."""

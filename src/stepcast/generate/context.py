@@ -81,6 +81,11 @@ class _Core:
     def _fused(self) -> bool:
         return fuses_attention(self.sizes.model, self.sizes.strategy, self.sizes.framework)
 
+    @property
+    def _narrow(self) -> bool:
+        """NVFP4 leaves attention as it is (Transformer Engine: NVTE_DPA_FP8_RECIPE is F16 unless set)."""
+        return self.sizes.framework.fp8_attention and self.sizes.dtype in (DType.FP8, DType.MXFP8)
+
     def _flash(self, backward: bool) -> Attention:
         model = self.sizes.model
         return Attention(
@@ -93,7 +98,7 @@ class _Core:
             value_dim=model.value_dim,
             causal=self.causal,
             backward=backward,
-            dtype=self.sizes.unquantised,
+            dtype=DType.FP8 if self._narrow else self.sizes.unquantised,
             masked=self.masked,
         )
 

@@ -26,11 +26,19 @@ K = ElementwiseKind
 Ops = tuple[Op, ...]
 # Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
 # rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
-# magnitude first, scales of blocks do not, NVFP4 has both (Transformer Engine's recipes).
+# magnitude first, scales of blocks do not. NVFP4 has both, and turns rows and Hadamard-transformed columns in
+# kernels of their own: three reads (Transformer Engine's recipes and csrc/quantizer.cpp, NVFP4Quantizer).
 QUANTISED: dict[DType, tuple[float, float]] = {
     DType.FP8: (4.0, 2.0),
     DType.MXFP8: (2.0, 2.0),
-    DType.NVFP4: (4.0, 1.0),
+    DType.NVFP4: (6.0, 1.0),
+}
+# The same of an operand that no weight gradient needs, as under LoRA: its columns are left out, and with them
+# NVFP4's transform (Transformer Engine's modules, columnwise usage where weights require gradients).
+QUANTISED_ROWS: dict[DType, tuple[float, float]] = {
+    DType.FP8: (4.0, 1.0),
+    DType.MXFP8: (2.0, 1.0),
+    DType.NVFP4: (4.0, 0.5),
 }
 # Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
 # accumulation that SimuMax measured on an A100 and a B200 (configs/system).
@@ -98,7 +106,8 @@ class Linear:
         if self.dtype not in QUANTISED:
             return ()
         elements = rows * width
-        read, write = (size * elements for size in QUANTISED[self.dtype])
+        frozen = sizes.strategy.training is TrainingKind.LORA
+        read, write = (size * elements for size in (QUANTISED_ROWS if frozen else QUANTISED)[self.dtype])
         work = Elementwise(K.CAST, rows, width, read, write, dtype=sizes.stored)
         return (Op(f"{self.name} quantise {what}", work),)
 
@@ -155,8 +164,10 @@ class Linear:
         rank = sizes.strategy.lora_rank
         if not rank or not self.adapted:
             return ()
-        low = replace(self, outputs=rank)
-        high = replace(self, inputs=rank)
+        # Plain layers of Megatron-Core, which stay out of fp8 and fp4 (NeMo's ParallelLinearAdapter).
+        dtype = sizes.unquantised
+        low = replace(self, outputs=rank, dtype=dtype)
+        high = replace(self, inputs=rank, dtype=dtype)
         names = (f"{self.name} lora down", f"{self.name} lora up")
         match phase:
             case "forward":

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from stepcast.goodput.closed import check_progress, expected
 from stepcast.goodput.process import Process, Shortage
+from stepcast.ir.limits import INTERRUPTIONS
 
 Floats = NDArray[np.float64]
-# Interruptions drawn in all: a few minutes' work. A run that has more is known by its mean well enough.
-MOST_DRAWS = 2_000_000_000
+# A run that has more interruptions is known by its mean well enough.
 MOST_FAILURES = 100_000  # of one run
 
 
@@ -50,7 +50,7 @@ def draw(process: Process, runs: int, generator: np.random.Generator) -> Courses
         )
     check_progress(process)
     failures = expected(process).failures
-    if failures > MOST_FAILURES or failures * runs > MOST_DRAWS:
+    if failures > MOST_FAILURES or failures * runs > INTERRUPTIONS.most:
         raise ValueError(
             f"{failures:.3g} interruptions in each of {runs:,} runs are too many to draw; "
             "lower --runs, or look at why the job is interrupted so often"

@@ -12,9 +12,10 @@ from stepcast.goodput.drawn import Courses, draw
 from stepcast.goodput.operation import Operation
 from stepcast.goodput.process import Process, Split
 from stepcast.ir.check import require
+from stepcast.ir.facts import DaysFacts, PhaseFacts, PlanFacts
 from stepcast.units import DAY, HOUR
 
-QUANTILES = {"p10": 0.1, "median": 0.5, "p90": 0.9}
+QUANTILES = (0.1, 0.5, 0.9)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ class PhaseCourse:
     def step_s(self) -> float:
         return self.process.work_s / self.phase.steps if self.phase.steps else self.phase.step_s
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> PhaseFacts:
         process = self.process
         return {
             "gpus": self.phase.gpus,
@@ -120,6 +121,19 @@ class Plan:
     courses: Courses
     price_per_gpu_hour: float | None = None
     pue: float = 1.0
+
+    def __repr__(self) -> str:
+        days, gpus = self.mean_s / DAY, self.phases[-1].phase.gpus
+        return f"Plan({self.steps:,} steps on {gpus:,} GPUs: {days:,.1f} days, goodput {self.goodput:.1%})"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import plan_html
+
+        about = {
+            "failures": self.operation.failures.name,
+            "checkpoint_bytes": self.operation.saving.size_bytes,
+        }
+        return plan_html({**self.facts(), **about})
 
     @property
     def ideal_s(self) -> float:
@@ -184,18 +198,23 @@ class Plan:
             "missing_replicas": float(courses.shrunk_s.mean()),
         }
 
-    def facts(self) -> dict[str, Any]:
+    def _days(self) -> DaysFacts:
+        p10, median, p90 = (float(np.quantile(self.courses.total_s, at)) / DAY for at in QUANTILES)
+        return {
+            "mean": self.mean_s / DAY,
+            "p10": p10,
+            "median": median,
+            "p90": p90,
+            "standard_error": self.courses.error_s / DAY,
+            "closed_form": self.expected_s / DAY,
+            "without_interruption": self.ideal_s / DAY,
+        }
+
+    def facts(self) -> PlanFacts:
         """The plan in the words of the JSON contract."""
-        total_s = self.courses.total_s
         hours = self.gpu_hours
         return {
-            "days": {
-                "mean": self.mean_s / DAY,
-                **{name: float(np.quantile(total_s, at)) / DAY for name, at in QUANTILES.items()},
-                "standard_error": self.courses.error_s / DAY,
-                "closed_form": self.expected_s / DAY,
-                "without_interruption": self.ideal_s / DAY,
-            },
+            "days": self._days(),
             "steps": self.steps,
             "tokens": self.tokens,
             "tokens_per_s": self.tokens / self.mean_s if self.mean_s else None,
@@ -205,7 +224,7 @@ class Plan:
             "goodput": self.goodput,
             "split_s": self.split_s,
             "interruptions": float(self.courses.failures.mean()),
-            "runs": len(total_s),
+            "runs": len(self.courses.total_s),
             "phases": [each.facts() for each in self.phases],
         }
 

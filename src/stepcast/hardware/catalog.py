@@ -37,7 +37,15 @@ DATA = Path(__file__).parents[1] / "data"
 NOT_INHERITED = ("base", "aliases", "description")
 TRANSPORT = "node.nic.transport"
 OF_TRANSPORT = ("node.nic.latency", "node.nic.efficiency")
-MAKERS = re.compile(r"^(nvidia|amd|tesla|instinct)-")
+MAKERS = re.compile(r"^(nvidia|amd|tesla|instinct|geforce|quadro)-")
+# Names of platforms as their makers sell them, before those of who rents them out.
+PLAIN_STARTS = ("dgx-", "hgx-", "gb200-", "gb300-", "a800-", "h800-", "mi3")
+# The node of a GPU of which the catalogue has no cluster.
+BARE_NODE = "pcie-node"
+# Those whose boards are built as another's.
+BUILT_AS = {"h20": "dgx-h100", "v100-sxm-16gb": "dgx-2", "gh200-144gb": "gh200-node"}
+# Chips whose kernels nobody measured here, and whose makers do not state what prices of products need.
+NOT_MODELLED = re.compile(r"^(tpu|trainium|trn[12]|inferentia|gaudi|v5p|v6e|v5e|cerebras|wse)")
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -57,11 +65,24 @@ def load_gpu(name_or_path: str) -> Gpu:
 def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
     """A cluster of the catalogue or of a TOML file, changed by *overrides* such as ``node.nics=4``.
 
-    A name may carry its own: ``generic:gpu=h200,node.gpus=4``.
+    A name may carry its own: ``generic:gpu=h200,node.gpus=4``. The name of a GPU is one node of it.
     """
+    changed = tuple(overrides)
+    # A file may change between two calls, and what builds on one; the catalogue does not.
+    from_files = any(".toml" in text for text in (name_or_path, *changed))
+    return _cluster(name_or_path, changed) if from_files else _catalogued_cluster(name_or_path, changed)
+
+
+@lru_cache(maxsize=256)
+def _catalogued_cluster(name: str, overrides: tuple[str, ...]) -> Cluster:
+    return _cluster(name, overrides)
+
+
+def _cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name, _, parameters = name_or_path.partition(":")
     own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
-    entries = dict(_described("clusters", name, ()))
+    gpu_alone = _gpu_named(name)
+    entries = dict(_node_of(gpu_alone) if gpu_alone else _described("clusters", name, ()))
     for text in (*own, *overrides):
         _set(entries, text)
     gpu_entries = {
@@ -81,7 +102,30 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
         gpu = build_gpu(gpu_name, _without(gpu_entries, NOT_INHERITED), name)
     except CatalogError as error:
         raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
-    return build_cluster(_own_name("clusters", name), entries, gpu, name, known_transports())
+    own_name = gpu_alone or _own_name("clusters", name)
+    other = _other(entries, name)
+    return build_cluster(own_name, entries, gpu, name, known_transports(), other)
+
+
+def _other(entries: Entries, where: str) -> Cluster | None:
+    """The nodes of a second kind: so many as in another description."""
+    said = {key: entries[key] for key in ("other.cluster", "other.nodes") if key in entries}
+    if not said:
+        return None
+    for key in ("other.cluster", "other.nodes"):
+        if key not in said:
+            raise CatalogError(where, key, "is missing; a second kind needs other.cluster and other.nodes")
+    named = str(said["other.cluster"].value)
+    found = load_cluster(named, [f"nodes={said['other.nodes'].value}"])
+    if found.other is not None:
+        raise CatalogError(said["other.cluster"].where, "other.cluster", f"{named} has a second kind itself")
+    return found
+
+
+def clusters_of(gpu: str) -> list[str]:
+    """The clusters of the catalogue that have *gpu*, the plainest first."""
+    having = [name for name in cluster_names() if _gpu_of(name) == gpu]
+    return sorted(having, key=lambda name: (not name.startswith(PLAIN_STARTS), name))
 
 
 def load_fit(name: str) -> dict[str, Any]:
@@ -144,9 +188,43 @@ def _known(kind: str, name: str, where: str = "") -> str:
     table = _aliases()[kind]
     if word not in table:
         what = kind.removesuffix("s")
+        if NOT_MODELLED.match(word):
+            raise CatalogError(
+                where,
+                "",
+                f"{name} is not modelled: prices are those of kernels on NVIDIA and AMD GPUs, and what they "
+                "need is not published of it; describe a chip you measured in a file NAME.toml",
+            )
         hint = nearest(word, list(table)) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
         raise CatalogError(where, "", f"unknown {what} {name!r}{hint}")
     return table[word]
+
+
+def _gpu_named(name: str) -> str | None:
+    """The GPU that *name* means where no cluster has it."""
+    word = _normal(name)
+    if _is_file(name) or word in _names("clusters") or word in _aliases()["clusters"]:
+        return None
+    return _aliases()["gpus"].get(word)
+
+
+def _gpu_of(cluster: str) -> str | None:
+    base = _described("clusters", cluster, ()).get("gpu.base")
+    return _known("gpus", str(base.value)) if base else None
+
+
+def _node_of(gpu: str) -> dict[str, Entry]:
+    """One node with *gpu*: of the plainest cluster that has it, else cards on PCIe."""
+    having = clusters_of(gpu)
+    other = BUILT_AS.get(gpu, BARE_NODE)
+    entries = dict(_described("clusters", having[0] if having else other, ()))
+    if not having:
+        _set(entries, f"gpu={gpu}")
+    told = f"one node of {having[0] if having else f'{gpu}, built as {other}'}"
+    entries["description"] = Entry(told, gpu, gpu)
+    if "network.scale_up_nodes" not in entries:  # racks that are one domain stay whole
+        entries["nodes"] = Entry(1, gpu, f"{gpu} alone names one node")
+    return entries
 
 
 def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") -> Entries:
@@ -164,7 +242,7 @@ def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") ->
     except FormatError as error:
         raise CatalogError(where or name, "", f"{name} {error.message}" if where else error.message) from None
     own = _parse(kind, text, name)
-    for key in ("base", "gpu.base"):  # a path is relative to the file that names it
+    for key in ("base", "gpu.base", "other.cluster"):  # a path is relative to the file that names it
         if key in own and _is_file(str(own[key].value)):
             own[key] = replace(own[key], value=str(path.parent / str(own[key].value)))
     return _with_base(kind, own, (*chain, str(path.resolve())))

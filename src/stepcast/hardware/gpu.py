@@ -18,6 +18,13 @@ RUNS_AS: dict[str, tuple[str, ...]] = {
     "nvfp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
 }
 
+# Architectures whose kernels, and errors of predictions, are alike, by the name of one of them.
+GENERATIONS: Mapping[str, str] = {
+    "volta": "ampere",
+    "blackwell-ultra": "blackwell",
+    "cdna3": "cdna",
+    "cdna4": "cdna",
+}
 ORDINARY = ("fp32", "fp64")  # formats that ordinary cores multiply
 
 
@@ -59,6 +66,10 @@ class Gpu:
                     raise ValueError(
                         f"{self.name}: {dtype} peak must be finite and above zero, not {flops!r}"
                     )
+
+    @property
+    def generation(self) -> str:
+        return GENERATIONS.get(self.architecture, self.architecture)
 
     def runs_as(self, dtype: str) -> str:
         """The number format in which a matrix multiply asked for in *dtype* runs on this GPU."""

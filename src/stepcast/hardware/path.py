@@ -5,6 +5,7 @@ node are taken to communicate at once, each in its own group of the same family,
 GPU's share of its node's NICs is nics / gpus.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from itertools import pairwise
 
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.link import Link
-from stepcast.hardware.placement import FILLED, Place, Placement, placed
+from stepcast.hardware.placement import FILLED, Place, Placement, Region, placed
 from stepcast.hardware.topology import NetworkKind, Topology
 from stepcast.ir.ranks import Copies, RankGrid
 
@@ -123,23 +124,59 @@ def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) 
     """One group of each shape: copies are the same again whole leaves apart, and where all their members sit
     on the same GPU of different domains, it makes no difference on which.
     """
-    unit = placement.period
-    alike = cluster.topology.kind is not NetworkKind.TORUS and unit is not None
-    domain = unit or cluster.domain_gpus
-    leaf = domain * _leaf_domains(cluster.topology)
-    known: dict[tuple[int, ...], dict[int, int]] = {}
+    regions = placement.regions(cluster.domain_gpus)
+    torus = cluster.topology.kind is NetworkKind.TORUS
+    under_leaf = _leaf_domains(cluster.topology)
+    known: dict[tuple[int, ...], dict[object, int]] = {}
     for firsts, offsets in groups:
-        step = 1 if any(offset % domain for offset in offsets) else domain
-        shapes = known.get(offsets, {})
+        shapes = known.setdefault(offsets, {})
+        if torus or len(regions) > 1:
+            seldom = firsts if torus else _within(firsts, offsets[-1], regions, under_leaf, shapes)
+            for first in seldom:
+                shapes.setdefault(first if torus else _shape(first, offsets, regions, under_leaf), first)
+            continue
+        domain = regions[0].held
+        leaf, step = domain * under_leaf, 1 if any(offset % domain for offset in offsets) else domain
         # Of each shape the first.
-        known[offsets] = {
-            first % leaf // step if alike else first: first for first in reversed(firsts)
-        } | shapes
+        known[offsets] = {first % leaf // step: first for first in reversed(firsts)} | shapes
     return sorted(
         tuple([first + offset for offset in offsets])
         for offsets, shapes in known.items()
         for first in shapes.values()
     )
+
+
+def _within(
+    firsts: Sequence[int], span: int, regions: Sequence[Region], under_leaf: int, shapes: dict[object, int]
+) -> Sequence[int]:
+    """Adds to *shapes* those of groups within one region, all at once; the others are given back."""
+    import numpy as np
+
+    begins = np.asarray(firsts)
+    number = np.searchsorted([region.start for region in regions], begins, side="right") - 1
+    start, stop, domain, held = np.array(regions)[number].T
+    inside = begins + span < stop
+    away, local = np.divmod(begins - start, held)
+    keys = np.stack([number, local, (domain + away) % under_leaf])[:, inside]
+    found, places = np.unique(keys, axis=1, return_index=True)
+    for key, first in zip(found.T.tolist(), begins[inside][places].tolist(), strict=True):
+        shapes.setdefault(((0, *key, False),), first)
+    rest: list[int] = begins[~inside].tolist()
+    return rest
+
+
+def _shape(first: int, offsets: tuple[int, ...], regions: Sequence[Region], under_leaf: int) -> object:
+    """Equal for groups that differ in no more than which domains they are in, region by region."""
+    shape, at, leaf_before = [], 0, -1
+    while at < len(offsets):
+        number = bisect_right(regions, first + offsets[at], key=lambda region: region.start) - 1
+        region = regions[number]
+        domain, local = region.of(first + offsets[at])
+        # The last domains of a region and the first of the next may have one leaf.
+        shape.append((at, number, local, domain % under_leaf, domain // under_leaf == leaf_before))
+        at = bisect_left(offsets, region.stop - first)
+        leaf_before = region.of(first + offsets[at - 1])[0] // under_leaf
+    return tuple(shape)
 
 
 def _slowness(path: GroupPath) -> tuple[float, ...]:

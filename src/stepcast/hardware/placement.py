@@ -3,13 +3,13 @@
 Ranks follow each other in a domain and from one domain to the next; a placement says where they move on.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from itertools import accumulate
+from itertools import groupby
 from math import lcm
+from typing import NamedTuple
 
 from stepcast.hardware.cluster import Cluster
 
@@ -30,22 +30,48 @@ class Placement:
         if not self.held and ranks[-1] - ranks[0] == len(ranks) - 1:
             return _all_between(ranks[0], ranks[-1] + 1, size)
         domains: dict[int, list[int]] = {}
-        starts = [0, *accumulate(self.held)]
+        ahead = iter(self.regions(size))
+        region = next(ahead)
         for rank in ranks:
-            domain, local = divmod(rank, size)
-            if self.held:
-                domain = bisect_right(starts, rank) - 1
-                local = rank - starts[domain]
+            while rank >= region.stop:
+                region = next(ahead)
+            domain, local = region.of(rank)
             domains.setdefault(domain, []).append(local)
         return domains
 
-    @property
-    def period(self) -> int | None:
-        """After how many ranks domains repeat: 0 for whole ones, None where they differ."""
-        return self.held[0] if len(set(self.held)) == 1 else None if self.held else 0
+    def regions(self, size: int) -> "tuple[Region, ...]":
+        """Runs of domains that hold as many ranks each; domains have *size* GPUs."""
+        return _regions(self.held) if self.held else (Region(0, ENDLESS, 0, size),)
 
 
 FILLED = Placement()
+ENDLESS = 2**62
+
+
+class Region(NamedTuple):
+    """The ranks from *start* to *stop* sit in domains from *domain* on that hold *held* each."""
+
+    start: int
+    stop: int
+    domain: int
+    held: int
+
+    def of(self, rank: int) -> tuple[int, int]:
+        """The domain of *rank*, and its place there."""
+        domain, local = divmod(rank - self.start, self.held)
+        return self.domain + domain, local
+
+
+@lru_cache(maxsize=1024)
+def _regions(held: tuple[int, ...]) -> tuple[Region, ...]:
+    found: list[Region] = []
+    start = domain = 0
+    for ranks, run in groupby(held):
+        count = sum(1 for _ in run)
+        found.append(Region(start, start + count * ranks, domain, ranks))
+        start, domain = start + count * ranks, domain + count
+    found[-1] = found[-1]._replace(stop=ENDLESS)
+    return tuple(found)
 
 
 def _all_between(start: int, stop: int, size: int) -> dict[int, range]:

@@ -33,6 +33,16 @@ UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.FREQUENCY: {"Hz": 1.0, "MHz": 1e6, "GHz": 1e9},
     Dimension.POWER: {"W": 1.0, "kW": 1e3},
 }
+# Other spellings of one unit, whose letter case says nothing: sizes have no bits, and bps is bits.
+SPELLINGS: dict[Dimension, dict[str, str]] = {
+    Dimension.SIZE: {unit.lower(): unit for unit in SIZES} | {"g": "GiB", "m": "MiB", "t": "TiB"},
+    Dimension.RATE: {f"{unit.lower()}ps": f"{unit}/s" for unit in BITS}
+    | {f"{unit.lower()}e": f"{unit}/s" for unit in BITS},
+    Dimension.TIME: {"usec": "us", "msec": "ms", "nsec": "ns", "sec": "s"},
+    Dimension.FLOPS: {f"{unit}flop{end}": f"{unit.upper()}FLOP/s" for unit in "gtp" for end in ("s", "/s")},
+    Dimension.FREQUENCY: {"mhz": "MHz", "ghz": "GHz", "hz": "Hz"},
+    Dimension.POWER: {"w": "W", "kw": "kW", "watt": "W", "watts": "W"},
+}
 EXAMPLES = {
     Dimension.SIZE: "80 GB",
     Dimension.RATE: "400 Gb/s or 50 GB/s",
@@ -62,12 +72,20 @@ def parse_quantity(value: object, dimension: Dimension) -> float:
         raise ValueError(f"{value!r} is not a number with a unit; {example}")
     if not match[2]:
         raise ValueError(f"{value!r} has no unit; {example}")
-    if match[2] not in UNITS[dimension]:
+    unit = match[2] if match[2] in UNITS[dimension] else _spelt(match[2], dimension)
+    if unit not in UNITS[dimension]:
         raise ValueError(f"{value!r} has unknown unit {match[2]!r}; {example}")
     number = float(match[1])
     if not math.isfinite(number) or number < 0:
         raise ValueError(f"{value!r} must not be negative or infinite")
-    size, (least, most, told) = number * UNITS[dimension][match[2]], LIMITS[dimension]
+    size, (least, most, told) = number * UNITS[dimension][unit], LIMITS[dimension]
     if size and not least <= size <= most:
         raise ValueError(f"{value!r} is beyond anything built; expected {told}")
     return size
+
+
+def _spelt(word: str, dimension: Dimension) -> str:
+    """*word* as the table of units has it, such as Gb/s for Gbps; GBps is bytes."""
+    if dimension is Dimension.RATE and word.endswith(("Bps", "B/sec", "b/sec")):
+        return f"{word.removesuffix('ps').removesuffix('/sec')}/s"
+    return SPELLINGS[dimension].get(word.lower(), word)

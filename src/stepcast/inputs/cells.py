@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.chakra.byte_view import ByteView, Offsets
+from stepcast.inputs.chakra.byte_view import WORD, ByteView, Offsets
 
 Counts = npt.NDArray[np.int64]
 Amounts = npt.NDArray[np.float64]
@@ -18,6 +18,8 @@ NEWLINE, POINT, ZERO = 10, ord("."), ord("0")
 # Such whole numbers, and such powers of ten, are exact as floating-point numbers, and so is their quotient.
 MOST_EXACT_DIGITS = 15
 MOST_DIGITS = 18
+PLAIN = b"0123456789.eE+-\t,\n"  # of a decimal, and what ends it
+TO_BLANK = bytes.maketrans(b"\t,\n", b"   ")
 
 
 class Cells:
@@ -27,7 +29,7 @@ class Cells:
         data = (text if text.endswith("\n") else text + "\n").encode()
         self._data = data
         self._view = ByteView(data)
-        letters = np.frombuffer(data, dtype=np.uint8)
+        self._letters = letters = np.frombuffer(data, dtype=np.uint8)
         ends = np.flatnonzero((letters == ord(separator)) | (letters == NEWLINE))
         self.plain = text.isascii() and len(ends) % width == 0
         if self.plain:
@@ -51,6 +53,49 @@ class Cells:
         _, firsts, of_row = np.unique(hashes, return_index=True, return_inverse=True)
         texts = [self._data[starts[row] : starts[row] + lengths[row]].decode() for row in firsts.tolist()]
         return texts, of_row
+
+    def constant(self, at: int) -> str | None:
+        """The text that every cell of a column has, where it is short and the same."""
+        starts, lengths = self._column(at)
+        length = int(lengths[0])
+        if length > WORD or bool(np.any(lengths != length)):
+            return None
+        words = self._view.words(starts) << np.uint64(WORD * (WORD - length)) if length else starts
+        same = bool(np.all(words == words[0]))
+        return self._data[starts[0] : starts[0] + length].decode() if same else None
+
+    def picked(self, *columns: int) -> bytes:
+        """The cells of these columns, row by row, each with what ends it."""
+        width = self._ends.shape[1]
+        chosen = np.isin(np.arange(width), columns)
+        lengths = (self._ends - self._starts + 1).ravel()
+        kept = np.repeat(np.tile(chosen, len(self)), lengths)
+        picked: bytes = self._letters[kept].tobytes()
+        return picked
+
+    def decimals(self, *columns: int) -> dict[int, Amounts] | None:
+        """Numbers of these columns, finite and not below zero, read at once."""
+        zeros = {at: np.zeros(len(self)) for at in columns if self.constant(at) in ("0", "0.0")}
+        columns = tuple(at for at in columns if at not in zeros)
+        if not columns:
+            return zeros
+        text = self.picked(*columns)
+        if text.translate(None, PLAIN):
+            return None
+        try:
+            values = np.fromstring(text.translate(TO_BLANK), sep=" ")
+        except (ValueError, DeprecationWarning):  # a cell that is no number
+            return None
+        if len(values) != len(columns) * len(self) or not bool(np.all((values >= 0) & np.isfinite(values))):
+            return None
+        return zeros | dict(zip(sorted(columns), values.reshape(len(self), -1).T, strict=True))
+
+    def whole(self, at: int) -> Counts | None:
+        """Whole numbers of a column, zero or more."""
+        starts, lengths = self._column(at)
+        if not lengths.all() or lengths.max() > MOST_DIGITS:
+            return None
+        return self._digits(starts, lengths)
 
     def counts(self, at: int) -> Counts | None:
         """Whole numbers of a column, 0 where a cell is empty; a zero that is written out is not plain."""

@@ -146,6 +146,9 @@ class Framework:
     # Whether fused kernels keep the input of an activation in fp8 (Megatron-Core's
     # activation_func_fp8_input_store).
     fp8_activations: bool = False
+    # Whether fused attention multiplies in fp8 where linear layers do (Transformer Engine's fp8_dpa,
+    # Megatron-Core's fp8_dot_product_attention).
+    fp8_attention: bool = False
     # Micro-batches whose gradient of the output projection is made when the pipeline empties, and which keep
     # that of their logits until then (Megatron-Core's defer_embedding_wgrad_compute); 0: none.
     deferred_gradients: int = 0

@@ -5,7 +5,7 @@ from math import prod
 
 from stepcast.ir.check import require_counts
 from stepcast.ir.group import FAMILIES, PARTS, SHARDS, Group
-from stepcast.ir.limits import CHUNKS, GPUS
+from stepcast.ir.limits import CHUNKS, CONTEXT, GPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,7 @@ class Layout:
         require_counts(self, 0, "expert_tp", "shard")
         GPUS.check(self.gpus)
         CHUNKS.check(self.pp * self.vpp)
+        CONTEXT.check(self.cp)
 
     def facts(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in ("tp", "cp", "ep", "dp", "pp", "vpp", "gpus")}

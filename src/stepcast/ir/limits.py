@@ -45,7 +45,9 @@ CONFIG = _bytes("model config", 16 * MIB, "a config.json has some kilobytes")
 RESULT = _bytes("JSON result", 64 * MIB, "what a verb prints with --json, with thousands of stages")
 GROUPS = _bytes("list of communicators", 64 * MIB, "a comm_group.json of a hundred thousand ranks")
 LENGTHS = _bytes("list of lengths", 16 * MIB, "a million steps beside an OptimusPrime log")
+CAPTURED = _bytes("captured program", 256 * MIB, "a model of a thousand layers that all differ has some ten")
 TRACE = _bytes("Chakra trace", 8192 * MIB, "its nodes are decoded at once, in three times its size")
+CHAKRA_SET = _bytes("set of Chakra files to be written", 2048 * MIB, "replicas beyond it add nothing")
 PIPE = _bytes(
     "pipe or standard input", 512 * MIB, "it gives its bytes once, so they are kept; files may be larger"
 )
@@ -63,15 +65,30 @@ UNPACKED_TIMES = 200
 GPUS = Limit("GPUs", 1_000_000, "several times the largest cluster")
 LAYERS = Limit("layers", 10_000, "models have up to some hundred")
 CHUNKS = Limit("stages times chunks of a pipeline", 10_000, "each holds a layer at least")
+CONTEXT = Limit("context parallel ranks", 4_096, "a ring has a step for each; runs have up to some hundred")
 WIDTH = Limit("width or vocabulary of a model", 2**31, "widths go up to 2^18, vocabularies to 2^20")
 MICRO_BATCHES = Limit("micro-batches of a step", 1_000_000, "a step has up to some thousands")
 OPTIMUS = Limit("stages times micro-batches of an OptimusPrime run", 100_000, "runs have some hundred")
 SEQUENCES = Limit("sequences of a batch", 1_000_000_000, "a step has up to some ten thousands")
 TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some millions")
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
+NSYS_ROWS = Limit("kernels of an Nsight Systems export", 50_000_000, "some thousands of steps")
+SLOTS = Limit("slots of a schedule that are run one by one", 2**19, "where there is no steady state to go by")
+TASKS = Limit(
+    "tasks of a step that is written out",
+    4_000_000,
+    "timelines and jitter need that; most have 100,000s",
+)
+JITTERED = Limit("tasks of a step times its runs with jitter", 100_000_000, "a hundred runs of a large step")
+NODES = Limit("nodes of the stages of a Chakra set", 500_000, "a stage has some ten thousand")
+CANDIDATES = Limit("candidates of a search", 5_000_000, "a table of 2 GB; a wide search has a million")
+STEPS = Limit("steps of a run", 10**12, "runs have up to some millions")
 RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")
+INTERRUPTIONS = Limit("interruptions of all runs drawn", 100_000_000, "a run of months has some thousand")
 COLUMNS = Limit("columns of a table", 1_000, "tables have some ten")
 BASES = Limit("chain of files that build on each other", 32, "people write chains of two or three")
+POINTS = Limit("points of a sweep", 10_000_000, "a million take a day on one machine")
+EXPRESSION = Limit("characters of an expression", 10_000, "a filter has some ten")
 KEY_PARTS = Limit("parts of a TOML key", 64, "keys have two or three; the parser takes their square")
 
 LIMITS = tuple(value for value in globals().values() if isinstance(value, Limit))

@@ -1,10 +1,13 @@
 """StepReport: what is known of one training step after it was simulated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stepcast.ir.band import LEVEL, Band
 from stepcast.ir.check import require
+from stepcast.ir.facts import BandFacts, StageFacts, StepFacts
+from stepcast.ir.residual import Residual
 
 # Parts of a step, in the order in which they are shown.
 PARTS = ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")
@@ -40,11 +43,24 @@ class StageReport:
     bubble_s: float
     peak_in_flight: int
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> StageFacts:
         return {
-            name: getattr(self, name)
-            for name in ("stage", "busy_s", "exposed_s", "host_s", "bubble_s", "peak_in_flight")
+            "stage": self.stage,
+            "busy_s": self.busy_s,
+            "exposed_s": self.exposed_s,
+            "host_s": self.host_s,
+            "bubble_s": self.bubble_s,
+            "peak_in_flight": self.peak_in_flight,
         }
+
+    def times(self, factor: float) -> "StageReport":
+        return replace(
+            self,
+            busy_s=self.busy_s * factor,
+            exposed_s=self.exposed_s * factor,
+            host_s=self.host_s * factor,
+            bubble_s=self.bubble_s * factor,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,10 @@ class StepReport:
     gpus: int
     schedule: str
     micro_batches: int
+    # Of which runs *low_s* and *high_s* tell; None: every price at the end of its own range.
+    band: Band | None = None
+    # What the simulated step was corrected by, where a user asked for it.
+    residual: Residual | None = None
     # What ran, for those who compare it with another run.
     run: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -96,7 +116,28 @@ class StepReport:
     def bubble_share(self) -> float:
         return self.breakdown_s["bubble"] / self.step_s if self.step_s else 0.0
 
-    def facts(self) -> dict[str, Any]:
+    def corrected(self, residual: Residual) -> "StepReport":
+        """Every time by the residual; the band tells of predictions without one, and stays where it is."""
+        step_s = self.step_s * residual.factor
+        return replace(
+            self,
+            step_s=step_s,
+            breakdown_s={part: seconds * residual.factor for part, seconds in self.breakdown_s.items()},
+            communication_s={
+                group: Exposure(each.total_s * residual.factor, each.exposed_s * residual.factor)
+                for group, each in self.communication_s.items()
+            },
+            stages=tuple(stage.times(residual.factor) for stage in self.stages),
+            low_s=min(self.low_s, step_s),
+            high_s=max(self.high_s, step_s),
+            residual=residual,
+        )
+
+    def _range_facts(self) -> BandFacts:
+        ends: BandFacts = {"low_s": self.low_s, "high_s": self.high_s, "level": LEVEL, "of": "prices"}
+        return {**ends, **self.band.facts()} if self.band else ends  # type: ignore[typeddict-item]
+
+    def facts(self) -> StepFacts:
         """The step as the JSON contract spells it."""
         reached = self.throughput
         return {
@@ -116,7 +157,8 @@ class StepReport:
             "tflops_per_gpu": reached.tflops_per_gpu if reached else None,
             "mfu": reached.mfu if reached else None,
             "memory_bytes": self.memory_bytes,
-            "uncertainty": {"low_s": self.low_s, "high_s": self.high_s},
+            "uncertainty": self._range_facts(),
+            "residual": self.residual.facts() if self.residual else None,
             "sources": dict(self.sources),
             "warnings": list(self.warnings),
             "assumptions": list(self.assumptions),

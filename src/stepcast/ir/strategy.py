@@ -197,6 +197,9 @@ class Strategy:
     autocast: bool = False
 
     def __post_init__(self) -> None:
+        for name, kind in WORDS.items():
+            if type(getattr(self, name)) is str:  # a word from a user's program, checked here and not later
+                object.__setattr__(self, name, _word(kind, name, getattr(self, name)))
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
         require_counts(self, 0, "lora_rank", "further_tokens")
         per_round = self.micro_batch * self.layout.dp
@@ -297,3 +300,24 @@ class Strategy:
     def local_tokens(self) -> int:
         """Tokens of a micro-batch on one context-parallel rank."""
         return self.micro_batch * self.seq // self.layout.cp
+
+
+WORDS: dict[str, type[StrEnum]] = {
+    "context": ContextKind,
+    "schedule": ScheduleKind,
+    "sharding": Sharding,
+    "precision": DType,
+    "training": TrainingKind,
+}
+
+
+def _word(kind: type[StrEnum], name: str, text: str) -> StrEnum:
+    try:
+        return kind(text)
+    except ValueError:
+        from difflib import get_close_matches
+
+        known = [str(each) for each in kind]
+        near = get_close_matches(text.lower(), known, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"use one of {', '.join(known)}"
+        raise StrategyError(f"{name} {text!r} is not known; {hint}") from None

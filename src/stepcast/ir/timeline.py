@@ -108,6 +108,10 @@ class Timeline:
     def __len__(self) -> int:
         return len(self.start_s)
 
+    def __repr__(self) -> str:
+        told = "measured" if self.measured else "simulated"
+        return f"Timeline({len(self):,} spans of {len(self.ranks):,} rank(s), {self.span_s:.6g} s, {told})"
+
     def span(self, index: int) -> Span:
         work, detail = int(self.work_of[index]), int(self.detail_of[index])
         micro_batch, parent = int(self.micro_batch_of[index]), int(self.parent_of[index])

@@ -14,6 +14,7 @@ repeated layers are stored once.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -98,11 +99,28 @@ class Layer:
                 return self.weight_gradient
 
 
+class LayerTable(Sequence[Layer]):
+    """Layers of a long table, held as columns; they become objects when one is asked for."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def names(self) -> Iterator[str]: ...
+
+    @abstractmethod
+    def recorded_s(self, phase: Phase) -> float:
+        """Of all layers; each has one recorded time in every phase."""
+
+    @abstractmethod
+    def messages(self) -> Iterator[tuple[Phase, Op, int]]:
+        """Each different op that communicates, and how many layers have it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Block:
     """Layers that follow one another, *repeat* times."""
 
-    layers: tuple[Layer, ...]
+    layers: Sequence[Layer]
     repeat: int = 1
 
     def __post_init__(self) -> None:
@@ -159,17 +177,20 @@ class Stage:
 
     def counted_layers(self, micro_batches: int) -> Iterator[tuple[Layer, int]]:
         """Each stored layer with how often it runs in a step; variations replace what they vary."""
+        for layers, count in self.counted_blocks(micro_batches):
+            for layer in layers:
+                yield layer, count
+
+    def counted_blocks(self, micro_batches: int) -> Iterator[tuple[Sequence[Layer], int]]:
+        """The same, layers that follow one another together."""
         usual = self.body_layers() if self.variations else ()
-        for layer in self.prologue:
-            yield layer, 1
+        yield self.prologue, 1
         for block in self.body:
-            for layer in block.layers:
-                yield layer, block.repeat * micro_batches
+            yield block.layers, block.repeat * micro_batches
         for variation in self.variations:
-            yield variation.layer, 1
-            yield usual[variation.position], -1
-        for layer in self.epilogue:
-            yield layer, 1
+            yield (variation.layer,), 1
+            yield (usual[variation.position],), -1
+        yield self.epilogue, 1
 
 
 def written(blocks: Iterable[Block]) -> tuple[Layer, ...]:
@@ -186,10 +207,8 @@ def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Bloc
         touched = {
             (place - start) // length for place in changed if start <= place < start + length * block.repeat
         }
-        times = [
-            tuple(
-                [changed.get(start + at * length + index, layer) for index, layer in enumerate(block.layers)]
-            )
+        times: list[Sequence[Layer]] = [
+            tuple(changed.get(start + at * length + index, layer) for index, layer in enumerate(block.layers))
             if at in touched
             else block.layers
             for at in range(block.repeat)
@@ -203,7 +222,7 @@ def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Bloc
 LONGEST_PATTERN = 12
 
 
-def folded(units: Sequence[tuple[Layer, ...]]) -> list[Block]:
+def folded(units: Sequence[Sequence[Layer]]) -> list[Block]:
     """Units of the same layer objects as blocks: at each place the repeating pattern that covers most."""
     own = {id(unit): unit for unit in units}  # most are one object
     number: dict[tuple[int, ...], int] = {}
@@ -273,6 +292,11 @@ class Workload:
             len(self.stages) in (1, expected),
             f"a workload needs one stage or pp x vpp = {expected}, not {len(self.stages)}",
         )
+
+    def __repr__(self) -> str:
+        named, layout = self.name or "unnamed", self.layout
+        counted = f"{layout.gpus:,} GPUs, {len(self.stages)} stage(s), {self.micro_batches:,} micro-batch(es)"
+        return f"Workload({named}: {counted})"
 
     @property
     def uniform(self) -> bool:

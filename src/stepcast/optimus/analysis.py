@@ -10,6 +10,7 @@ from stepcast.optimus.cost import Constants
 from stepcast.optimus.machine import Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s
 from stepcast.optimus.program import PredictedStep, predict_step
+from stepcast.units import format_seconds
 
 UNEXPLAINED = "unexplained"
 # Stages whose layers run this much slower than the run's usual layer are named.
@@ -53,6 +54,14 @@ class OptimusAnalysis:
     operations_s: dict[str, float]
     stragglers: tuple[dict[str, float], ...]
     warnings: tuple[str, ...] = field(default=())
+
+    def __repr__(self) -> str:
+        return f"OptimusAnalysis({len(self.stages)} stages, {format_seconds(self.measured_s)} a step)"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import measured_html
+
+        return measured_html(self.facts())
 
     @property
     def breakdown_s(self) -> dict[str, float]:

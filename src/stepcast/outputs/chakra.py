@@ -22,6 +22,7 @@ from stepcast.inputs.chakra.plan import (
 from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited
 from stepcast.inputs.chakra.rank_files import prefix_of
 from stepcast.ir.group import Group
+from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.ranks import grid_of, members, neighbour
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
@@ -40,9 +41,6 @@ from stepcast.outputs.chakra_stage import StageNodes
 from stepcast.simulation.schedules.table import schedule_for
 from stepcast.units import format_bytes
 
-# A set that a disk and a reader can still take; replicas beyond it add nothing.
-MOST_BYTES = 4 * 10**9
-
 
 def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
     """The name and content of each file of the set, named after *output* without its .et."""
@@ -50,6 +48,7 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
     if output == "-" and ranks > 1:
         raise ValueError(f"chakra is a file for each of {ranks} ranks; give a name to write them to")
     prefix, packed = prefix_of(output), ".gz" if output.endswith(".gz") else ""
+    _check_nodes(workload)
     communicators = _Communicators(workload)
     answered = any(
         isinstance(op.work, Transfer) and op.work.direction is Direction.RECEIVE
@@ -76,11 +75,21 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _check_size(file_bytes: int, ranks: int) -> None:
-    if file_bytes * ranks > MOST_BYTES:
+    if file_bytes * ranks > CHAKRA_SET.most:
         raise ValueError(
-            f"{ranks:,} ranks need a file of {format_bytes(file_bytes)} each, and a set may have "
-            f"{format_bytes(MOST_BYTES)}; write one with fewer replicas or micro-batches"
+            f"{ranks:,} ranks need a file of {format_bytes(file_bytes)} each; {CHAKRA_SET.said}: "
+            "write one with fewer replicas or micro-batches"
         )
+
+
+def _check_nodes(workload: Workload) -> None:
+    """They are written out, layer by layer and micro-batch by micro-batch."""
+    found = sum(
+        len(layer.all_ops) * times
+        for stage in workload.stages
+        for layer, times in stage.counted_layers(workload.micro_batches)
+    )
+    NODES.check(found * (workload.layout.pp if workload.uniform else 1))
 
 
 def _joined(nodes: Iterator[Node]) -> list[tuple[bytes, Exchange | None]]:

@@ -40,7 +40,7 @@ def _body_rows(workload: Workload, stage: Stage) -> list[Layer]:
     marked = workload.note(LAYER_BLOCK)
     rows: list[Layer] = []
     for at, block in enumerate(stage.body):
-        rows += block.layers * (1 if marked == str(at) else block.repeat)
+        rows += [*block.layers] * (1 if marked == str(at) else block.repeat)
     return rows
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from stepcast.report.asked import asked_pairs, config_note
 from stepcast.report.text import GAP, bullet, facts, table
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
@@ -25,10 +26,15 @@ PART_NAMES = {
 
 def step_text(found: Facts, width: int) -> str:
     """The facts of a StepReport, for a person."""
-    parts = [facts(_headline(found), width), _breakdown(found, width)]
+    asked = asked_pairs(found)
+    parts = [facts(asked, width)] if asked else []
+    parts += [facts(_headline(found), width), _breakdown(found, width)]
     if len(found["stages"]) > 1:
         parts.append(_stages(found, width))
-    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    if found["assumptions"]:
+        parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
+    if found.get("config"):
+        parts.append(bullet(config_note(found["config"]), "config: ", width))
     return "\n\n".join(parts)
 
 
@@ -40,7 +46,10 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     band = found["uncertainty"]
     pairs: list[tuple[str, object]] = [
         ("step", format_seconds(found["step_s"])),
-        ("likely within", f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"),
+        (
+            "likely within",
+            f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])} ({likely(band)})",
+        ),
         ("GPUs", f"{found['gpus']:,}"),
         ("schedule", f"{found['schedule']}, {_micro_batches(found['micro_batches'])}"),
     ]
@@ -58,6 +67,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         pairs.append(
             ("memory", f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}")
         )
+        pairs += _remedies(found)
         if host := memory.get("host"):
             node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
             pairs.append(("host memory", f"{node} of {capacity} per node"))
@@ -70,6 +80,32 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
             )
         )
     return pairs
+
+
+def _remedies(found: Facts) -> list[tuple[str, object]]:
+    """What would make the step fit, the fastest first."""
+    if "remedies" not in found:
+        return []
+    if not found["remedies"]:
+        why = "no recomputation, sharding, smaller micro-batch or split of these GPUs does: give more of them"
+        return [("to fit", f"{why}, or let 'stepcast search' look")]
+    return [
+        (
+            "to fit" if not at else "or",
+            f"{each['options']}: {format_seconds(each['step_s'])} ({each['slower'] * 100:+.0f} %), "
+            f"{format_bytes(each['memory_bytes'])}",
+        )
+        for at, each in enumerate(found["remedies"])
+    ]
+
+
+def likely(band: Facts) -> str:
+    """How likely, and of what that was learnt."""
+    level = f"{band['level'] * 100:.0f} %"
+    if band["of"] == "prices":
+        return f"{level} of each price"
+    wider = f"; wider for {' and '.join(band['widened'])}" if band["widened"] else ""
+    return f"{level} of {band['rows']} measured, {band['of']}{wider}"
 
 
 def _breakdown(found: Facts, width: int) -> str:

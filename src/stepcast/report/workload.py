@@ -1,11 +1,12 @@
 """What a Workload holds: layout, counts, compute, and bytes per collective and group."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.work import Collective, Recorded, Transfer
-from stepcast.ir.workload import Phase, Workload
+from stepcast.ir.work import Collective, Recorded, Transfer, Work
+from stepcast.ir.workload import Layer, LayerTable, Phase, Workload
 
 Facts = dict[str, Any]
 MessageKey = tuple[str, str, str]  # kind, group, phase
@@ -17,21 +18,24 @@ def workload_facts(workload: Workload) -> Facts:
     computed: dict[str, int] = defaultdict(int)
     messages: dict[MessageKey, dict[str, int]] = {}
     for stage in workload.stages:
-        for layer, count in stage.counted_layers(workload.micro_batches):
-            for phase in Phase:
-                for op in layer.ops(phase):
-                    work = op.work
-                    if isinstance(work, Recorded):
-                        compute_s[phase] += work.duration_s * count
-                        computed["recorded"] += count
-                    elif isinstance(work, Collective | Transfer):
-                        kind, times = (
-                            (work.kind, work.times) if isinstance(work, Collective) else (work.direction, 1)
-                        )
-                        key = (kind, work.group, phase)
-                        _count_message(messages, key, work.size_bytes, count * times)
-                    else:
-                        computed[type(work).__name__.lower()] += count
+        for layers, count in stage.counted_blocks(workload.micro_batches):
+            if isinstance(layers, LayerTable):
+                for phase in Phase:
+                    compute_s[phase] += layers.recorded_s(phase) * count
+                    computed["recorded"] += len(layers) * count
+                for phase, op, times in layers.messages():
+                    _count_message(messages, op.work, phase, count * times)
+                continue
+            ops = ((each, op) for layer in layers for each in Phase for op in layer.ops(each))
+            for phase, op in ops:
+                work = op.work
+                if isinstance(work, Recorded):
+                    compute_s[phase] += work.duration_s * count
+                    computed["recorded"] += count
+                elif isinstance(work, Collective | Transfer):
+                    _count_message(messages, work, phase, count)
+                else:
+                    computed[type(work).__name__.lower()] += count
     rows: list[Facts] = [
         {"kind": kind, "group": group, "phase": phase, **counts}
         for (kind, group, phase), counts in messages.items()
@@ -57,7 +61,7 @@ def workload_facts(workload: Workload) -> Facts:
         **elements,
         "collectives": rows,
         "body": [
-            {"layers": [layer.name for layer in block.layers], "repeat": block.repeat}
+            {"layers": _names(block.layers), "repeat": block.repeat}
             for stage in workload.stages
             for block in stage.body
         ],
@@ -67,16 +71,19 @@ def workload_facts(workload: Workload) -> Facts:
     }
 
 
-def _count_message(
-    messages: dict[tuple[str, str, str], dict[str, int]],
-    key: tuple[str, str, str],
-    size_bytes: int,
-    count: int,
-) -> None:
+def _names(layers: Sequence[Layer]) -> list[str]:
+    return list(layers.names()) if isinstance(layers, LayerTable) else [layer.name for layer in layers]
+
+
+def _count_message(messages: dict[MessageKey, dict[str, int]], work: Work, phase: Phase, count: int) -> None:
+    assert isinstance(work, Collective | Transfer)
+    kind, times = (work.kind, work.times) if isinstance(work, Collective) else (work.direction, 1)
+    size_bytes = work.size_bytes
     row = messages.setdefault(
-        key, {"count": 0, "total_bytes": 0, "smallest_bytes": size_bytes, "largest_bytes": size_bytes}
+        (kind, work.group, phase),
+        {"count": 0, "total_bytes": 0, "smallest_bytes": size_bytes, "largest_bytes": size_bytes},
     )
-    row["count"] += count
-    row["total_bytes"] += size_bytes * count
+    row["count"] += count * times
+    row["total_bytes"] += size_bytes * count * times
     row["smallest_bytes"] = min(row["smallest_bytes"], size_bytes)
     row["largest_bytes"] = max(row["largest_bytes"], size_bytes)

@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from stepcast.ir.limits import TASKS
 from stepcast.simulation.fold import Chain, Fold, fold_of
 from stepcast.simulation.pieces import NO_LANE, Cost, Floats, Form, Ints, Piece, ProgramError, Segment, Shape
 
@@ -215,6 +216,7 @@ class Program:
     @cached_property
     def written_out(self) -> "Program":
         """The same with every repeat of every piece as a call of its own."""
+        TASKS.check(self.written_tasks)
         if self.flat:
             return self
         flat: dict[tuple[Piece, str], int] = {}
@@ -245,6 +247,12 @@ class Program:
             labels,
         )
         return Program(self.lanes, tuple(Segment(name, ((piece, 1),)) for piece, name in flat), made)
+
+    @property
+    def written_tasks(self) -> int:
+        """The tasks of ``written_out``."""
+        ops = [sum(piece.shape.ops * repeat for piece, repeat in segment.chain) for segment in self.segments]
+        return int(np.array(ops, np.int64)[self.segment].sum()) if ops else 0
 
     @cached_property
     def flat_start(self) -> Ints:

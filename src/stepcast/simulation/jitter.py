@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepcast.ir.limits import JITTERED
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.step import Step
 from stepcast.simulation.unfolded import simulate_unfolded
@@ -28,6 +29,7 @@ def jittered(step: Step, jitter: float, runs: int, seed: int = 0) -> Spread:
     """
     if not (0 <= jitter < 10 and runs >= 1):
         raise ValueError(f"jitter must be within 0 and 10 and runs at least 1, not {jitter} and {runs}")
+    JITTERED.check(step.program.written_tasks * runs)
     program = step.program.written_out
     base_s = program.task_durations_s(program.priced(step.prices))
     computing = program.task_lanes() == COMPUTE

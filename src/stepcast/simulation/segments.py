@@ -105,7 +105,7 @@ class Pieces:
         """Output k is what stream k made; one that made nothing hands on what it was given."""
         return self._made.get((), lambda: _end(self.lanes, streams), "end", streams)
 
-    def layers(self, layers: tuple[Layer, ...], kind: Kind, goes_on: bool, factor: float) -> Piece:
+    def layers(self, layers: Sequence[Layer], kind: Kind, goes_on: bool, factor: float) -> Piece:
         """One slot's ops of *layers*. The slot *goes on* with others; its stage computes by *factor* slower
         than it should.
         """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.engine import Run
@@ -21,7 +22,7 @@ from stepcast.simulation.step import Step
 
 LONG = 2**17
 """Slots of all stages from which on a steady state is looked for; fewer are soon run one by one."""
-MOST = 2**20
+MOST = SLOTS.most
 """Slots of all stages that are run one by one at most: some seconds and 500 MB."""
 LOOKED_AT = 4
 """Periods in a row that must differ by one number; no call may wait for one of longer ago."""

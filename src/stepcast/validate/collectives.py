@@ -2,14 +2,16 @@
 
 import os
 from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 
 from stepcast.hardware import load_cluster
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.table import read
+from stepcast.inputs.table import folder_files, read
 from stepcast.ir.sweep import CollectiveSweep
 from stepcast.units import KIB, MIB, format_bytes
+from stepcast.validate.nccl_folds import left_out_errors
 from stepcast.validate.nccl_tests import MeasuredCollective, compare_folder, compare_sweep
 from stepcast.validate.scoreboard import Measurements, Row, columns
 
@@ -38,10 +40,22 @@ def measure_folder(folder: str, cluster: str = CLUSTER) -> Measurements:
     return Measurements(
         table,
         skipped,
-        {"1 MiB and more": sizes >= MIB},
+        {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
+        figures=dict(left_out_errors(_sweeps(folder), described)),
         notes=(f"priced on {cluster}",),
         orders={"size": ORDER},
     )
+
+
+def _sweeps(folder: str) -> list[CollectiveSweep]:
+    """The logs that were compared."""
+    found = []
+    for path in folder_files(folder) if os.path.isdir(folder) else [folder]:
+        with suppress(FormatError):
+            sweep = read(path)
+            if isinstance(sweep, CollectiveSweep) and sweep.kind is not None and sweep.ranks > 1:
+                found.append(sweep)
+    return found
 
 
 def _row(one: MeasuredCollective) -> Row:

@@ -7,11 +7,12 @@ were worked out from a log alone, and GPUs that the catalogue lacks, are told ap
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from stepcast.validate import residual
 from stepcast.validate.published.comparison import DETAILS, Found, figures, measure, records_of
 from stepcast.validate.published.corrections import Record
-from stepcast.validate.published.framework import profile_of
 from stepcast.validate.scoreboard import Measurements, Row, columns
 
+SOURCE = "MLPerf"
 NOTES = (
     "steps as logged, evaluation excluded; they are no MLPerf metric",
     "what a row leaves open is taken from its framework's documented defaults (docs/mlperf.md)",
@@ -29,7 +30,8 @@ def measure_folder(*folders: str) -> Measurements:
     rows = tuple(_tagged(found, {str(record.get("id")): record for record in records}))
     table = columns(rows)
     stated = {"layout stated": table.tags["layout"] == "stated"} if rows else {}
-    return Measurements(table, skipped, stated, dict(figures(found)), NOTES, details=DETAILS)
+    known_figures = {**dict(figures(found)), **dict(residual.figures(table))}
+    return Measurements(table, skipped, stated, known_figures, NOTES, details=DETAILS)
 
 
 def _published(record: Record) -> Record:
@@ -40,12 +42,14 @@ def _published(record: Record) -> Record:
 def _tagged(found: Found, records: Mapping[str, Record]) -> Iterator[Row]:
     for row in found.rows:
         record = records[row.name.split()[0]]
-        kept = {name: tag for name, tag in row.tags.items() if name not in ("source", "values", "time from")}
+        kept = {
+            name: tag for name, tag in row.tags.items() if name not in ("values", "time from", "framework")
+        }
         own = {
+            "source": SOURCE,
             "bench": record.get("bench") or "",
             "round": record.get("round") or "",
             "graphs": record.get("cuda_graphs") or "not stated",
-            "framework": profile_of(record).name,
             "layout": "stated" if record.get("parallel_from") == "config" else "worked out from the log",
         }
         yield replace(row, tags={**kept, **own})

@@ -24,12 +24,15 @@ TIME_NAMES = ("under 20 us", "20 to 50 us", "50 us to 1 ms", "1 to 10 ms", "10 m
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One measurement and its prediction; *tags* group it, such as kind -> linear."""
+    """One measurement and its prediction; *tags* group it, such as kind -> linear. *ends* are those of the
+    prediction's band, where it has one.
+    """
 
     name: str
     measured_s: float
     predicted_s: float
     tags: Mapping[str, str] = field(default_factory=dict, hash=False)
+    ends: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if not (self.measured_s > 0 and self.predicted_s >= 0):
@@ -49,6 +52,8 @@ class Columns:
     predicted_s: Array
     tags: Mapping[str, Labels]
     name: Callable[[int], str]
+    # Low and high ends of the predictions' bands, not a number where a row has none; None: no row has.
+    ends: tuple[Array, Array] | None = None
 
     def __post_init__(self) -> None:
         lengths = {self.measured_s.size, self.predicted_s.size, *(tag.size for tag in self.tags.values())}
@@ -64,6 +69,15 @@ class Columns:
     def error(self) -> Array:
         """Signed, as a share of the measured time."""
         return self.predicted_s / self.measured_s - 1.0
+
+    @property
+    def inside(self) -> Array:
+        """1 where the measured time lies in the band, 0 where it does not, not a number without a band."""
+        if self.ends is None:
+            return np.full(len(self), np.nan)
+        low_s, high_s = self.ends
+        within = (self.measured_s >= low_s) & (self.measured_s <= high_s)
+        return np.where(np.isnan(low_s), np.nan, within.astype(np.float64))
 
     def row(self, at: int) -> Row:
         tags = {name: str(labels[at]) for name, labels in self.tags.items() if labels[at]}
@@ -95,6 +109,7 @@ class Summary:
     worst_abs_error: float
     mean_error: float  # signed: above zero where predictions are too slow
     time_weighted_error: float  # sum of the differences without their signs over the sum of the times
+    coverage: float | None = None  # of the rows with a band, the share measured inside it
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +134,15 @@ def columns(rows: Sequence[Row]) -> Columns:
         np.array([row.predicted_s for row in rows], dtype=np.float64),
         {tag: np.array([row.tags.get(tag, "") for row in rows], dtype=np.str_) for tag in tags},
         lambda at: rows[at].name,
+        _ends(rows),
     )
+
+
+def _ends(rows: Sequence[Row]) -> tuple[Array, Array] | None:
+    if all(row.ends is None for row in rows):
+        return None
+    table = np.array([row.ends or (np.nan, np.nan) for row in rows], dtype=np.float64)
+    return table[:, 0], table[:, 1]
 
 
 def measurements(rows: Iterable[Row], skipped: Mapping[str, int]) -> Measurements:
@@ -127,7 +150,7 @@ def measurements(rows: Iterable[Row], skipped: Mapping[str, int]) -> Measurement
     return Measurements(columns(tuple(rows)), skipped)
 
 
-def summary(measured_s: Array, predicted_s: Array) -> Summary | None:
+def summary(measured_s: Array, predicted_s: Array, inside: Array | None = None) -> Summary | None:
     """None where there are no rows."""
     if not measured_s.size:
         return None
@@ -141,7 +164,12 @@ def summary(measured_s: Array, predicted_s: Array) -> Summary | None:
         worst_abs_error=float(np.max(error)),
         mean_error=float(np.mean(signed)),
         time_weighted_error=float(np.sum(np.abs(predicted_s - measured_s)) / np.sum(measured_s)),
+        coverage=None if inside is None or np.isnan(inside).all() else float(np.nanmean(inside)),
     )
+
+
+def _summed(table: Columns, mask: Mask) -> Summary | None:
+    return summary(table.measured_s[mask], table.predicted_s[mask], table.inside[mask])
 
 
 def scoreboard(found: Measurements) -> Scoreboard:
@@ -155,7 +183,7 @@ def scoreboard(found: Measurements) -> Scoreboard:
     if found.unit == "s":
         groups["time"] = _grouped(table, time_labels(table.measured_s), TIME_NAMES)
     return Scoreboard(
-        summary=summary(table.measured_s, table.predicted_s),
+        summary=_summed(table, np.ones(len(table), dtype=np.bool_)),
         skipped=found.skipped,
         groups={tag: group for tag, group in groups.items() if len(group) > 1},
         selections=_selected(table, found.selections),
@@ -171,9 +199,7 @@ def time_labels(measured_s: Array) -> Labels:
 
 
 def _selected(table: Columns, selections: Mapping[str, Mask]) -> dict[str, Summary]:
-    found = {
-        name: summary(table.measured_s[mask], table.predicted_s[mask]) for name, mask in selections.items()
-    }
+    found = {name: _summed(table, mask) for name, mask in selections.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
@@ -183,7 +209,7 @@ def _grouped(table: Columns, labels: Labels, order: Sequence[str] | None = None)
     names = sorted(map(str, np.unique(labels)), key=_natural) if order is None else order
     for name in names:
         mask = labels == name
-        one = summary(table.measured_s[mask], table.predicted_s[mask])
+        one = _summed(table, mask)
         if name and one is not None:
             found[name] = one
     return found

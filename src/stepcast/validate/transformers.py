@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from stepcast.cost.band import kind_of
 from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
@@ -24,6 +25,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
+from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
@@ -102,7 +104,7 @@ def measure_folder(folder: str) -> Measurements:
     skipped: Counter[str] = Counter()
     peaks: list[tuple[float, float]] = []
     for file in files:
-        for record in _records(file):
+        for record in watched(_records(file)):
             try:
                 rows += _rows(record, Setting(record, file.parent), peaks)
             except ValueError as error:
@@ -124,6 +126,7 @@ def _rows(record: Record, setting: Setting, peaks: list[tuple[float, float]]) ->
     name = f"{name} {setting.batch} x {setting.seq} {record['setting']}".strip()
     tags = {
         "model": record["model"],
+        "kind": kind_of(setting.model, load_cluster(CLUSTER), setting.strategy),
         "setting": " ".join(sorted(setting.words - {"fused"})) or "eager",
         "size": "host-bound" if setting.batch * setting.seq <= 1024 else "usual",
         COMMAND: setting.command,
@@ -136,7 +139,9 @@ def _rows(record: Record, setting: Setting, peaks: list[tuple[float, float]]) ->
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
     for phase, measured_s in measured.items():
-        yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags})
+        band = prediction.band if phase == "step" else None
+        ends = band.around(predicted[phase]) if band else None
+        yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
 
 
 def _figures(peaks: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:

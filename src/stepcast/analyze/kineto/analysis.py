@@ -11,6 +11,7 @@ from stepcast.analyze.kineto.match import Matching, match_collectives
 from stepcast.analyze.kineto.rank import Lanes, RankTime, class_times, rank_time
 from stepcast.analyze.kineto.steps import marked_steps
 from stepcast.ir.timeline import SpanKind, Timeline
+from stepcast.units import format_seconds
 
 # A rank whose computation takes this much longer than the usual rank's holds the others up.
 SLOW_RANK = 1.1
@@ -65,6 +66,15 @@ class KinetoAnalysis:
     stragglers: tuple[Straggler, ...]
     gpus: int | None  # of the whole job, where its traces say
     warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        step = format_seconds(max(rank.step_s for rank in self.ranks))
+        return f"KinetoAnalysis({len(self.ranks)} ranks, {step} a step)"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import measured_html
+
+        return measured_html(self.facts())
 
     @property
     def slowest(self) -> RankTime:

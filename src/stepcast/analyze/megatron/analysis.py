@@ -16,6 +16,7 @@ from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_row
 from stepcast.analyze.play import PathStep, critical_steps, measured, play
 from stepcast.analyze.recording import Join, Part, RankRecord, Recording, configuration
 from stepcast.ir.timeline import Timeline
+from stepcast.units import format_seconds
 
 # Work that is less of a rank than this is left out of what is said about it.
 SMALL_SHARE = 0.05
@@ -35,6 +36,16 @@ class MegatronAnalysis:
     critical_path: tuple[PathStep, ...]
     critical_path_s: float | None  # the longest chain of durations alone; None where ranks are missing
     warnings: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        ranks, gpus = len(self.recording.ranks), self.recording.layout.gpus
+        step = format_seconds(self.recording.measured_step_s)
+        return f"MegatronAnalysis({ranks} of {gpus} ranks, {step} a step)"
+
+    def _repr_html_(self) -> str:
+        from stepcast.pages.notebook import measured_html
+
+        return measured_html(self.facts())
 
     @property
     def alone(self) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepcast.cost.band import kind_of
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.generate.flops import model_flops
@@ -15,7 +16,9 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.watched import watched
 from stepcast.units import GIB
+from stepcast.validate import residual
 from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
 from stepcast.validate.published.run import NotComparableError
 from stepcast.validate.published.setup import Setup, completed, setup_of
@@ -58,10 +61,11 @@ class Found:
 def measure_folder(*folders: str) -> Measurements:
     """The runs in the csv files of *folders* (or in these csv files) together."""
     found = measure(records_of(*folders))
+    table = columns(found.rows)
     return Measurements(
-        columns(found.rows),
+        table,
         found.skipped,
-        figures=dict(figures(found)),
+        figures={**dict(figures(found)), **dict(residual.figures(table))},
         notes=(*NOTES, *_corrections_note(found), *_memory_note(found)),
         details=DETAILS,
     )
@@ -108,9 +112,9 @@ def measure(records: Iterable[Record]) -> Found:
     times: list[Row] = []
     memories: list[MemoryRow] = []
     skipped: Skipped = Counter()
-    predicted: dict[tuple[Model, Strategy, Framework, Cluster], float] = {}
+    predicted: dict[tuple[Model, Strategy, Framework, Cluster], Predicted] = {}
     records = list(corrected(records, corrections()))
-    for record in completed(records):
+    for record in watched(completed(records)):
         try:
             setup = setup_of(record)
             if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
@@ -121,8 +125,9 @@ def measure(records: Iterable[Record]) -> Found:
             key = (setup.model, setup.strategy, setup.framework, setup.cluster)
             measured_s = measured_step_s(setup)
             if key not in predicted:
-                predicted[key] = predicted_step_s(setup)
-            times.append(Row(_label(setup), measured_s, predicted[key], _tags(setup)))
+                predicted[key] = predicted_step(setup)
+            one = predicted[key]
+            times.append(Row(_label(setup), measured_s, one.step_s, _tags(setup), one.ends))
         except ValueError as error:
             skipped[_reason(error)] += 1
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
@@ -156,9 +161,22 @@ def measured_step_s(setup: Setup) -> float:
     raise NotComparableError("no time, tokens per second or FLOP/s is published")
 
 
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Seconds of a step, and of the measured steps of its kind nine in ten around them."""
+
+    step_s: float
+    ends: tuple[float, float] | None
+
+
 def predicted_step_s(setup: Setup) -> float:
+    return predicted_step(setup).step_s
+
+
+def predicted_step(setup: Setup) -> Predicted:
     prediction = predict(setup.model, setup.cluster, setup.strategy, setup.framework)
-    return prediction.step_s * setup.run.global_batch / setup.strategy.global_batch
+    step_s = prediction.step_s * setup.run.global_batch / setup.strategy.global_batch
+    return Predicted(step_s, prediction.band.around(step_s) if prediction.band else None)
 
 
 def _memory_row(setup: Setup) -> MemoryRow:
@@ -183,8 +201,10 @@ def _tags(setup: Setup) -> dict[str, str]:
     return {
         "source": run.source.split()[0].partition("@")[0] if run.source else "",
         "framework": run.framework,
+        "profile": setup.profile.name,
         "gpu": setup.cluster.gpu.name,
         "precision": str(strategy.precision),
+        "kind": kind_of(setup.model, setup.cluster, strategy),
         "model": run.model.split("-")[0],
         "parallelism": _parallelism(strategy),
         "recompute": str(strategy.recompute.kind),

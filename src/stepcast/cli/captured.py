@@ -1,0 +1,104 @@
+"""Predictions of captured programs, for the verbs that make them."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.progress import open_source
+
+if TYPE_CHECKING:
+    from stepcast.forecast.simulate import Prediction
+    from stepcast.hardware import Cluster
+    from stepcast.ir.captured import Captured
+
+# Options of predict that a captured program cannot take, since it says these itself.
+ITS_OWN = (
+    *("model", "seq", "micro_batch", "precision", "recompute", "framework", "vpp", "offload", "optimizer"),
+    *("expert_tp", "flash_attention", "to_workload", "tokens", "price", "overlap", "training", "lora_rank"),
+)
+SPLITS = {
+    "tp": "tensor parallelism splits products within a module, and a captured program does not say which may",
+    "cp": "context parallelism needs attention that was written for it",
+    "ep": "expert parallelism needs experts that were written for it",
+}
+
+
+def read_captured(path: str) -> "Captured":
+    from stepcast.inputs.table import read_as_one
+    from stepcast.ir.captured import Captured
+
+    _, document = read_as_one([open_source(path)])
+    if not isinstance(document, Captured):
+        raise ValueError(f"{path}: is no captured program; 'stepcast capture ... -o FILE' writes one")
+    return document
+
+
+def place_of(args: argparse.Namespace) -> "Cluster":
+    """The cluster that --cluster names, or one of the GPUs that --gpu does."""
+    from stepcast.hardware import load_cluster
+
+    if (args.cluster is None) == (args.gpu is None):
+        raise ValueError("give one of --gpu G and --cluster C: where the captured program runs")
+    return load_cluster(args.cluster or f"generic:gpu={args.gpu}", getattr(args, "set", []))
+
+
+def predicted(captured: "Captured", args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
+    """The step that *args* ask for, and what was asked."""
+    from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
+
+    for name, why in SPLITS.items():
+        if (getattr(args, name, None) or 1) > 1:
+            raise ValueError(f"--{name}: {why}; --gpus, --pp and --sharding fsdp are possible")
+    gpus, pp = args.gpus or 1, getattr(args, "pp", None) or 1
+    if gpus % pp:
+        raise ValueError(f"{gpus} GPUs are not a multiple of pp = {pp}")
+    dp = gpus // pp
+    given = getattr(args, "global_batch", None)
+    batches, rest = divmod(given or captured.batch * dp, captured.batch * dp)
+    if rest or not batches:
+        raise ValueError(
+            f"--global-batch {given}: the program was captured with a batch of {captured.batch} and runs on "
+            f"{dp} replicas; give a multiple of {captured.batch * dp}"
+        )
+    sharding = getattr(args, "sharding", None) or "none"
+    if sharding not in list(CapturedSharding):
+        raise ValueError(f"--sharding {sharding}: of a captured program it is none or fsdp")
+    cluster = place_of(args)
+    schedule = getattr(args, "schedule", None)
+    spread = Spread(dp, pp, batches, CapturedSharding(sharding), str(schedule) if schedule else None)
+    prediction = predict_captured(captured, cluster, spread)
+    asked = {
+        "model": captured.name,
+        "parameters": captured.parameters,
+        "cluster": cluster.name,
+        "framework": "captured",
+        "gpu": cluster.gpu.name,
+        "gpus_per_node": cluster.node.gpus,
+        "strategy": {**spread.layout.facts(), "sharding": sharding},
+    }
+    return prediction, asked
+
+
+def captured_facts(captured: "Captured") -> dict[str, Any]:
+    """What was captured, in the words of the JSON contract."""
+    from dataclasses import asdict
+
+    memory = captured.memory
+    return {
+        "kind": "captured",
+        "name": captured.name,
+        "parameters": captured.parameters,
+        "flops": captured.flops(),
+        "matmul_flops": captured.flops(attention=False),
+        "peak_memory_bytes": memory.peak,
+        "memory_bytes": {**asdict(memory), "peak": memory.peak},
+        "ops": captured.ops,
+        "tokens": captured.tokens,
+        "batch": captured.batch,
+        "precision": str(captured.precision),
+        "compiled": captured.compiled,
+        "facts": dict(captured.facts),
+        "body": [
+            {"repeat": block.repeat, "layers": [layer.name for layer in block.layers]}
+            for block in captured.stage.body
+        ],
+    }

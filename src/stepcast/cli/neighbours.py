@@ -1,0 +1,105 @@
+"""What one choice made otherwise does to a predicted step: the same command with one option changed."""
+
+import argparse
+import copy
+import shlex
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from stepcast.ir.facts import ChangeFacts
+
+if TYPE_CHECKING:
+    from stepcast.cli.forecasting import Forecast
+
+RECOMPUTES = ("none", "selective", "full")
+Change = Mapping[str, Any]
+
+
+def neighbours(
+    args: argparse.Namespace, found: "Forecast", command: str, rest: Callable[[], None] | None = None
+) -> list[ChangeFacts]:
+    """Predictions of the steps next to *found*, which *args* describe; what is not legal is left out.
+
+    *rest* is called between them.
+    """
+    from stepcast.cli.forecasting import forecast
+
+    strategy, rows = found.strategy, []
+    # The batch stays what it is, also where it was assumed.
+    held = {"global_batch": strategy.global_batch, "seq": strategy.seq}
+    for change in _changes(found):
+        if rest is not None:
+            rest()
+        other = copy.copy(args)
+        for name, value in {**held, **change}.items():
+            setattr(other, name, value)
+        other.given = args.given | set(change)
+        other.quiet = True
+        try:
+            prediction = forecast(other).prediction
+        except ValueError:
+            continue
+        most = max((stage.total for stage in prediction.memory), default=None)
+        rows.append(
+            ChangeFacts(
+                change=_words(change),
+                step_s=prediction.step_s,
+                memory_bytes=most,
+                fits=prediction.fits,
+                command=_command(command, {**held, **change}),
+            )
+        )
+    return rows
+
+
+def _changes(found: "Forecast") -> Iterator[Change]:
+    strategy, layout = found.strategy, found.strategy.layout
+    for name in ("tp", "pp"):
+        ways = getattr(layout, name)
+        if layout.dp % 2 == 0:
+            yield {name: 2 * ways}
+        if ways % 2 == 0:
+            yield {name: ways // 2}
+    if layout.pp > 1 and layout.vpp == 1:
+        yield {"vpp": 2}
+    if layout.cp > 1:
+        yield {"cp": layout.cp // 2}
+    if layout.ep > 1:
+        yield {"ep": layout.ep // 2}
+    yield {"micro_batch": 2 * strategy.micro_batch}
+    if strategy.micro_batch % 2 == 0:
+        yield {"micro_batch": strategy.micro_batch // 2}
+    now = str(strategy.recompute.kind)
+    for kind in RECOMPUTES:
+        if kind != now:
+            yield {"recompute": kind}
+    if layout.dp > 1:
+        sharding = str(strategy.sharding)
+        for name in ("zero-1", "zero-3"):
+            if name != sharding:
+                yield {"sharding": name}
+
+
+def _words(change: Change) -> str:
+    return ", ".join(f"{name.replace('_', '-')} {value}" for name, value in change.items())
+
+
+def _command(command: str, changed: Change) -> str:
+    """*command* with options set otherwise; those that are written to files are left out."""
+    words, kept = shlex.split(command), []
+    gone = {f"--{name.replace('_', '-')}" for name in changed} | {
+        "--html",
+        "--trace",
+        "--to-workload",
+        "--save",
+    }
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif word.partition("=")[0] in gone:
+            skip = "=" not in word
+        else:
+            kept.append(word)
+    added = [each for name, value in changed.items() for each in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join([*kept, *added])

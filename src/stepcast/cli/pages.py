@@ -1,0 +1,54 @@
+"""``--html FILE``: the answer of any verb as one page."""
+
+import argparse
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from stepcast import __version__
+from stepcast.cli.output import new_file, write_file
+from stepcast.report.visible import visible
+
+if TYPE_CHECKING:
+    from stepcast.pages.document import About, Page
+
+SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")
+
+
+def add_page_argument(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
+    parser.add_argument(
+        "--html",
+        type=new_file,
+        metavar="FILE",
+        help="write the answer as a page: one file, without a network",
+    )
+
+
+def about(args: argparse.Namespace) -> "About":
+    """Where a page of *args* comes from; a trace that was written beside it is linked."""
+    from stepcast.pages.document import About
+
+    links = []
+    if trace := getattr(args, "trace", None):
+        where = os.path.relpath(trace, os.path.dirname(os.path.abspath(args.html)))
+        links.append(("Trace for ui.perfetto.dev", link_to(where)))
+    return About(args.verb, getattr(args, "command", ""), __version__, tuple(links))
+
+
+def write_page(args: argparse.Namespace, make: "Callable[[About], Page]") -> None:
+    """The page that *make* makes, where one was asked for."""
+    if not args.html:
+        return
+    from stepcast.pages.document import render
+
+    write_file(args.html, render(make(about(args))))
+
+
+def told_page(args: argparse.Namespace) -> str:
+    return f"wrote {visible(args.html)}: open it in a browser"
+
+
+def link_to(path: str) -> str:
+    """The file at *path* beside a page, as an address."""
+    data = os.fsencode(path.replace(os.sep, "/"))
+    return "./" + "".join(chr(each) if each in SAFE else f"%{each:02X}" for each in data)

@@ -1,0 +1,264 @@
+"""``stepcast serve``: the local app, on this machine alone unless told otherwise."""
+
+import argparse
+import asyncio
+import gc
+import secrets
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stepcast import __version__
+from stepcast.cli.main import Parser
+from stepcast.cli.numbers import count
+
+if TYPE_CHECKING:
+    from stepcast.searching.best import Counts, Found
+    from stepcast.serve.app import Answer, Rest, Told
+
+PORT = 8321
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MOST_MIB = 64
+EVERY_S = 0.1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--port", type=count(0, 65_535), default=PORT, metavar="N", help=f"default {PORT}; 0: any free one"
+    )
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen at (default 127.0.0.1: this machine alone)",
+    )
+    parser.add_argument(
+        "--expose",
+        action="store_true",
+        help="listen at an address that other machines reach; who knows the token may ask",
+    )
+    parser.add_argument(
+        "--name",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a name of this machine that browsers may use",
+    )
+    parser.add_argument(
+        "--max-upload",
+        type=count(1, 4096),
+        default=MOST_MIB,
+        metavar="MIB",
+        help=f"largest trace to take (default {MOST_MIB} MiB)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.host not in LOOPBACK and not args.expose:
+        raise ValueError(f"--host {args.host} is reached from other machines; say so with --expose")
+    try:
+        import uvicorn
+    except ImportError:
+        raise ValueError("serve needs the extra web: pip install 'stepcast[web]'") from None
+    from stepcast.serve.app import make_app
+
+    gc.enable()  # a command has no use for it, a server has
+    warnings.simplefilter("error", RuntimeWarning)
+    token = secrets.token_urlsafe(24)
+
+    verbs = Verbs()
+    threading.Thread(target=verbs.warm, daemon=True).start()
+    guard = make_app(verbs, token, frozenset(), args.max_upload * 2**20)
+    config = uvicorn.Config(
+        guard,
+        host=args.host,
+        port=args.port,
+        log_level="critical",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=30,
+        limit_concurrency=1024,
+        h11_max_incomplete_event_size=65_536,
+    )
+    server = uvicorn.Server(config)
+
+    async def told() -> None:
+        while not server.started:
+            await asyncio.sleep(0.02)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        guard.hosts = _hosts(args.host, args.name, port)
+        shown = args.host if args.host in LOOPBACK else (args.name or [args.host])[0]
+        print(f"open http://{f'[{shown}]' if ':' in shown else shown}:{port}/{token}/", flush=True)
+        print("the address holds a token: who has it may ask; Ctrl-C ends it", file=sys.stderr)
+
+    async def serve() -> None:
+        telling = asyncio.create_task(told())
+        await server.serve()
+        await telling
+
+    try:
+        asyncio.run(serve())
+    except SystemExit:  # what uvicorn does where the port is taken
+        raise ValueError(f"port {args.port} of {args.host} cannot be listened at; try --port 0") from None
+    return 0
+
+
+def _hosts(host: str, names: Sequence[str], port: int) -> frozenset[str]:
+    """What a browser may call this server."""
+    known = [*(LOOPBACK if host in LOOPBACK else (host,)), *names]
+    return frozenset(f"{f'[{name}]' if ':' in name else name}:{port}".lower() for name in known)
+
+
+class _Words(Parser):
+    """Words that no person typed: what is wrong with them is raised, not printed."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+class Verbs:
+    """The verbs as the app asks for them."""
+
+    def warm(self) -> None:
+        """Load what the first answer needs before anybody asks for it."""
+        from stepcast.serve.fields import PREDICT, command_words
+
+        self.predict(command_words("predict", PREDICT, {each.name: each.usual for each in PREDICT}), None)
+
+    @cached_property
+    def predicting(self) -> argparse.ArgumentParser:
+        from stepcast.cli import predict
+
+        parser = _Words(prog="stepcast predict")
+        predict.add_arguments(parser)
+        return parser
+
+    @cached_property
+    def searching(self) -> argparse.ArgumentParser:
+        from stepcast.cli import search
+
+        parser = _Words(prog="stepcast search")
+        search.add_arguments(parser)
+        return parser
+
+    def predict(self, words: Sequence[str], rest: "Rest | None") -> "Answer":
+        from stepcast.cli.neighbours import neighbours
+        from stepcast.forecast.operators import roofline
+        from stepcast.pages.document import About
+        from stepcast.pages.step import layout_words, step_page, subject
+        from stepcast.serve.app import Answer
+        from stepcast.units import format_bytes, format_percent, format_seconds
+
+        args, found, facts = self._predicted(words)
+        about = About("predict", args.command, __version__)
+        if rest is not None:
+            changes = neighbours(args, found, args.command, rest)
+            page = step_page(facts, about, found.prediction.drawn, roofline(found.prediction), changes)
+        else:
+            page = step_page(facts, about, None, roofline(found.prediction))
+        memory = facts["memory_bytes"]
+        fits = "fits" if memory["fits"] else "does not fit"
+        said = f"MFU {format_percent(facts['mfu'])}, {format_bytes(memory['total'])}, {fits}"
+        title = f"{format_seconds(facts['step_s'])}: {subject(facts)}"
+        return Answer(
+            page,
+            {"title": title, "words": f"{layout_words(facts['run'])}; {said}", "step_s": facts["step_s"]},
+        )
+
+    def _predicted(self, words: Sequence[str]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
+        import shlex
+
+        from stepcast.cli.forecasting import forecast
+
+        args = self.predicting.parse_args(list(words[1:]))
+        args.command, args.quiet, args.verb = shlex.join(["stepcast", *words]), True, "predict"
+        found = forecast(args)
+        report = found.prediction.noting(found.assumptions).report
+        return (
+            args,
+            found,
+            {**found.asked.facts(), "command": args.command, "version": __version__, **report.facts()},
+        )
+
+    def compare(self, first: Sequence[str], second: Sequence[str]) -> "Answer":
+        from stepcast.analyze.compare import compare
+        from stepcast.pages.compare import compare_page
+        from stepcast.pages.document import About
+        from stepcast.pages.step import layout_words, subject
+        from stepcast.serve.app import Answer
+
+        sides = [self._predicted(words)[2] for words in (first, second)]
+        names = tuple(f"{subject(side)}, {layout_words(side['run'])}" for side in sides)
+        if names[0] == names[1]:
+            names = (f"{names[0]} (first)", f"{names[1]} (second)")
+        found = compare(*sides).facts()
+        commands = "\n".join(side["command"] for side in sides)
+        page = compare_page(found, About("compare", commands, __version__), (names[0], names[1]))
+        return Answer(page, {"title": page.title, "words": "", "step_s": found["step_s"]})
+
+    def search(self, words: Sequence[str], told: "Told", rest: "Rest") -> "Answer":
+        import shlex
+
+        from stepcast.cli.search import result_page
+        from stepcast.cli.search_facts import search_facts
+        from stepcast.cli.search_question import question_of
+        from stepcast.pages.document import About
+        from stepcast.serve.app import Answer
+
+        args = self.searching.parse_args(list(words[1:]))
+        command = shlex.join(["stepcast", *words])
+        asked = question_of(args)
+        result = asked.answer(watch=_Progress(told, rest))
+        found = search_facts(asked, result)
+        page = result_page(found, result, About("search", command, __version__))
+        return Answer(page, {"title": page.title, "words": "", "step_s": None})
+
+    def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None) -> "Answer":
+        from stepcast.cli.analyze import ANALYSES, PAGES
+        from stepcast.hardware import cluster_names
+        from stepcast.inputs.source import Source
+        from stepcast.inputs.table import read_as_one
+        from stepcast.ir.doubts import doubts
+        from stepcast.ir.timeline import Timeline
+        from stepcast.pages.document import About
+        from stepcast.serve.app import Answer
+
+        if cluster is not None and cluster not in cluster_names():
+            raise ValueError(f"cluster {cluster[:40]!r} is not one of those known")
+        entry, document = read_as_one([Source(name, data) for name, data in given], None)
+        if entry.name not in ANALYSES:
+            raise ValueError(f"{given[0][0]}: is {entry.name}, which does not say what happened")
+        args = argparse.Namespace(cluster=cluster, set=[], calibration=None, trace=None)
+        found = {"format": entry.name, **ANALYSES[entry.name][0](document, args)}
+        found["warnings"] = [*found["warnings"], *doubts(found)]
+        names = " ".join(name for name, _ in given)
+        line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")
+        timeline = document if isinstance(document, Timeline) else None
+        page = PAGES[entry.name](found, About("analyze", line, __version__), timeline)
+        return Answer(page, {"title": page.title, "words": "", "step_s": found.get("step_s")})
+
+
+class _Progress:
+    """Tells how far a search is, now and then; raises KeyboardInterrupt where nobody listens any more."""
+
+    def __init__(self, told: "Told", rest: "Rest") -> None:
+        self.told, self.rest, self.last = told, rest, 0.0
+
+    def __call__(self, counts: "Counts", best: "Found | None") -> None:
+        import time
+
+        from stepcast.units import format_seconds
+
+        self.rest()
+        now = time.monotonic()
+        if now - self.last < EVERY_S:
+            return
+        self.last = now
+        words = f"simulated {counts.simulated:,}, {counts.pruned:,} left; "
+        words += f"best {format_seconds(best.step_s)}" if best else "none fits yet"
+        share = counts.simulated / (counts.simulated + counts.pruned + 1)
+        self.told({"words": words, "share": min(1.0, share)})

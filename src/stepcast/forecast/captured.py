@@ -1,0 +1,223 @@
+"""A captured program on a GPU, or on many: data parallel, sharded, and cut into pipeline stages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import pairwise
+from typing import Any
+
+from stepcast.cost.calibration import Calibration
+from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory
+from stepcast.cost.pricing import ComputePrice
+from stepcast.forecast.cuts import cuts, pieces
+from stepcast.forecast.exchanges import reduced, sharded
+from stepcast.forecast.predict import _issue_s, compute_pricer, memory_facts
+from stepcast.forecast.simulate import Options, Prediction, simulate
+from stepcast.hardware import Cluster
+from stepcast.ir.captured import Captured, Part
+from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
+from stepcast.ir.layout import Layout
+from stepcast.ir.step import StepReport, Throughput
+from stepcast.ir.work import Compute
+from stepcast.ir.workload import Layer, Stage, Workload, folded, written
+from stepcast.simulation.messages import Send
+from stepcast.units import TFLOPS
+
+
+class CapturedSharding(StrEnum):
+    NONE = "none"  # every rank has all states; gradients are summed
+    FSDP = "fsdp"  # ranks share parameters, gradients and states
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How a captured program is spread. What it computes for its batch is one micro-batch."""
+
+    dp: int = 1
+    pp: int = 1
+    micro_batches: int = 1
+    sharding: CapturedSharding = CapturedSharding.NONE
+    schedule: str | None = None
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(dp=self.dp, pp=self.pp)
+
+
+def framework_of(captured: Captured) -> Framework:
+    """How the host issues what was captured."""
+    modules = Modules.TRANSFORMERS if "transformers" in dict(captured.facts) else Modules.TORCH
+    kernels = Kernels.COMPILED if captured.compiled else Kernels.PLAIN
+    execution = Execution.GRAPHS if captured.compiled else Execution.EAGER
+    return replace(MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=execution)
+
+
+def predict_captured(
+    captured: Captured,
+    cluster: Cluster,
+    spread: Spread = Spread(),  # noqa: B008  # frozen
+    calibration: Calibration | None = None,
+) -> Prediction:
+    """One step of *captured* on *cluster*, spread so."""
+    framework = framework_of(captured)
+    compute = compute_pricer(captured.workload, cluster, calibration, framework.attention)
+    workload, begins = spread_out(captured, spread, compute)
+    issue = None if framework.execution is Execution.GRAPHS else _issue_s(framework)
+    options = Options(schedule=spread.schedule, issue_s=issue, contention=True, send=Send.EAGER)
+    prediction = simulate(workload, cluster, options, compute)
+    memory = stage_memory(captured, spread, begins, cluster)
+    return replace(
+        prediction,
+        memory=memory,
+        finish=lambda report, stages: _finished(report, stages, captured, cluster, spread, begins),
+    )
+
+
+def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tuple[Workload, list[int]]:
+    """The workload of *spread*, and the layers at which its later stages begin."""
+    layers = written(captured.stage.body)
+    price = {id(layer): _seconds(layer, compute) for layer in layers}
+    begins = cuts(captured, [price[id(layer)] for layer in layers], spread.pp)
+    stages = []
+    for own in pieces(len(layers), begins):
+        units = _units(captured, own)
+        parts = [captured.parts[own.start : own.stop][at] for at in range(len(own))]
+        stages.append(_stage(captured, [layers[at] for at in own], parts, units, spread))
+    sent = max((captured.parts[at].sent_bytes for at in begins), default=0)
+    workload = replace(
+        captured.workload,
+        stages=tuple(stages),
+        layout=spread.layout,
+        micro_batches=spread.micro_batches,
+        boundary_bytes=sent if spread.pp > 1 else None,
+    )
+    return workload, begins
+
+
+def _stage(
+    captured: Captured,
+    layers: Sequence[Layer],
+    parts: Sequence[Part],
+    units: Sequence[range],
+    spread: Spread,
+) -> Stage:
+    share = sum(part.parameter_bytes for part in parts) / max(1, captured_bytes(captured))
+    ways = spread.dp if spread.sharding is CapturedSharding.FSDP else 1
+    epilogue = tuple(_scaled(layer, share / ways) for layer in captured.stage.epilogue)
+    if spread.dp == 1:
+        body = tuple(folded([(layer,) for layer in layers]))
+        return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
+    if spread.sharding is CapturedSharding.FSDP:
+        return sharded(layers, parts, units, epilogue, spread.micro_batches)
+    return reduced(layers, parts, epilogue, spread.micro_batches)
+
+
+def captured_bytes(captured: Captured) -> int:
+    return sum(part.parameter_bytes for part in captured.parts)
+
+
+def _scaled(layer: Layer, share: float) -> Layer:
+    """The optimizer of a *share* of the parameters."""
+    if share >= 1.0:
+        return layer
+
+    def smaller(work: Any) -> Any:
+        if not hasattr(work, "read_bytes"):
+            return work
+        columns = max(1, round(work.columns * share))
+        return replace(
+            work, columns=columns, read_bytes=work.read_bytes * share, write_bytes=work.write_bytes * share
+        )
+
+    return replace(layer, forward=tuple(replace(op, work=smaller(op.work)) for op in layer.forward))
+
+
+def _units(captured: Captured, own: range) -> list[range]:
+    """Layers whose parameters are gathered together: each repeat of a block, and what lies between."""
+    borders, start = {own.start, own.stop}, 0
+    for block in captured.stage.body:
+        length = len(block.layers)
+        if block.repeat > 1:
+            borders |= {start + at * length for at in range(block.repeat + 1)}
+        start += length * block.repeat
+    inside = sorted(each for each in borders if own.start <= each <= own.stop)
+    return [range(first - own.start, last - own.start) for first, last in pairwise(inside)]
+
+
+def _seconds(layer: Layer, compute: ComputePrice) -> float:
+    return sum(compute(op.work).seconds for op in layer.all_ops if isinstance(op.work, Compute))
+
+
+def stage_memory(
+    captured: Captured, spread: Spread, begins: Sequence[int], cluster: Cluster
+) -> tuple[StageMemory, ...]:
+    """What each stage holds: its share of the states, and the activations of micro-batches in flight."""
+    whole, memory, overhead = (
+        max(1, captured_bytes(captured)),
+        captured.memory,
+        framework_of(captured).overhead,
+    )
+    kept = max(1, sum(part.kept_bytes for part in captured.parts))
+    ways = spread.dp if spread.sharding is CapturedSharding.FSDP else 1
+    found = []
+    for stage, own in enumerate(pieces(len(captured.parts), begins)):
+        parts = captured.parts[own.start : own.stop]
+        share = sum(part.parameter_bytes for part in parts) / whole
+        held = sum(part.kept_bytes for part in parts) / kept
+        alone = spread.pp == 1 and spread.micro_batches == 1
+        flying = 1 if spread.pp == 1 else min(spread.micro_batches, spread.pp - stage)
+        gradients = memory.gradients if alone else memory.all_gradients * share
+        last = stage == spread.pp - 1
+        gathered = 0.0
+        if ways > 1:
+            units = [
+                sum(p.parameter_bytes for p in parts[unit.start : unit.stop])
+                for unit in _units(captured, own)
+            ]
+            gathered = 2.0 * max(units, default=0)
+        found.append(
+            StageMemory(
+                stage=stage,
+                parameters=memory.parameters * share / ways,
+                gradients=gradients / ways,
+                optimizer=memory.optimizer * share / ways,
+                activations=memory.activations * held * flying,
+                temporary=(memory.temporary if last else 0) + gathered + WORKSPACE_BYTES,
+                fragmentation=overhead.fragmentation * memory.activations * held * flying,
+                communication=overhead.buffer_bytes if spread.layout.gpus > 1 else 0.0,
+                framework=overhead.context_bytes,
+                capacity=cluster.gpu.memory_bytes,
+            )
+        )
+    return tuple(found)
+
+
+def _finished(
+    report: StepReport,
+    stages: Sequence[StageMemory],
+    captured: Captured,
+    cluster: Cluster,
+    spread: Spread,
+    begins: Sequence[int],
+) -> StepReport:
+    batches = spread.micro_batches * spread.dp
+    flops = captured.flops() * batches / report.step_s / spread.layout.gpus
+    tokens = captured.tokens * batches / report.step_s
+    peak = cluster.gpu.matrix_peak_flops(str(captured.precision))
+    layers = written(captured.stage.body)
+    run = {
+        "model": captured.name,
+        "framework": "captured",
+        "parameters": captured.parameters,
+        "micro_batch": captured.batch,
+        "global_batch": captured.batch * batches,
+        "precision": str(captured.precision),
+        "begins": [layers[at].name for at in begins],
+        **dict(captured.facts),
+    }
+    return replace(
+        report,
+        throughput=Throughput(tokens, flops / TFLOPS, flops / peak),
+        run={**report.run, **run},
+        memory_bytes=memory_facts(stages),
+    )

@@ -1,0 +1,116 @@
+"""Captured programs (``stepcast capture -o FILE``): JSON of our own."""
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+from stepcast.ir.captured import Captured, CapturedMemory, Part
+from stepcast.ir.dtype import DType
+from stepcast.ir.limits import CAPTURED, LAYERS
+from stepcast.ir.role import Role
+from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded, Work
+from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
+
+FORMAT, VERSION = "stepcast-captured", 1
+WORKS = {each.__name__.lower(): each for each in (Matmul, GroupedMatmul, Attention, Elementwise, Recorded)}
+ENUMS: dict[str, Any] = {"dtype": DType, "kind": ElementwiseKind}
+
+
+class _Layer(msgspec.Struct):
+    name: str
+    forward: list[tuple[str, int]]
+    input_gradient: list[tuple[str, int]] = msgspec.field(name="input-gradient")
+    weight_gradient: list[tuple[str, int]] = msgspec.field(name="weight-gradient")
+
+
+class _File(msgspec.Struct):
+    format: str
+    version: int
+    name: str
+    parameters: int
+    tokens: int
+    batch: int
+    precision: DType
+    compiled: bool
+    memory: dict[str, int]
+    works: list[list[Any]]
+    layers: list[_Layer]
+    body: list[tuple[list[int], int]]
+    epilogue: list[int]
+    parts: list[list[int]]
+    facts: dict[str, str] = {}
+    warnings: list[str] = []
+
+
+def looks_like(head: str) -> bool:
+    return head.lstrip().startswith("{") and f'"{FORMAT}"' in head[:200]
+
+
+def read(source: Source) -> Captured:
+    try:
+        found = msgspec.json.decode(source.data(CAPTURED), type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise FormatError(f"no captured program: {error}", source.path) from None
+    if found.version != VERSION:
+        raise FormatError(f"version {found.version}; this stepcast reads version {VERSION}", source.path)
+    LAYERS.check(sum(len(numbers) * max(1, times) for numbers, times in found.body) // 100)
+    works = [_work(row) for row in found.works]
+    layers = [_layer(each, works) for each in found.layers]
+    body = tuple(Block(tuple(_at(layers, at) for at in numbers), times) for numbers, times in found.body)
+    epilogue = tuple(_at(layers, at) for at in found.epilogue)
+    workload = Workload(
+        (Stage(body, epilogue=epilogue),),
+        name=found.name,
+        source="captured",
+        warnings=tuple(found.warnings),
+    )
+    try:
+        memory = CapturedMemory(**found.memory)
+        parts = tuple(Part(*row) for row in found.parts)
+    except TypeError as error:
+        raise FormatError(f"no captured program: {error}", source.path) from None
+    return Captured(
+        workload=workload,
+        parts=parts,
+        memory=memory,
+        parameters=found.parameters,
+        tokens=found.tokens,
+        batch=found.batch,
+        precision=found.precision,
+        compiled=found.compiled,
+        facts=tuple(found.facts.items()),
+    )
+
+
+def _work(row: list[Any]) -> Work:
+    kind = WORKS.get(row[0]) if row and isinstance(row[0], str) else None
+    if kind is None:
+        raise FormatError(f"unknown work {row[:1]}; known: {', '.join(WORKS)}")
+    names = [each.name for each in fields(kind)]
+    if len(row) - 1 > len(names):
+        raise FormatError(f"a {row[0]} has {len(names)} numbers, not {len(row) - 1}")
+    values = dict(zip(names, row[1:], strict=False))
+    try:
+        return kind(**{name: ENUMS.get(name, lambda value: value)(value) for name, value in values.items()})
+    except TypeError as error:
+        raise FormatError(f"no {row[0]}: {error}") from None
+
+
+def _layer(found: _Layer, works: list[Work]) -> Layer:
+    ops = {
+        Phase.FORWARD: found.forward,
+        Phase.INPUT_GRADIENT: found.input_gradient,
+        Phase.WEIGHT_GRADIENT: found.weight_gradient,
+    }
+    forward, inputs, weights = (tuple(Op(name, _at(works, at)) for name, at in rows) for rows in ops.values())
+    role = Role.OPTIMIZER if found.name == Role.OPTIMIZER else None
+    return Layer(found.name, forward, inputs, weights, role=role)
+
+
+def _at(values: list[Any], at: int) -> Any:
+    if not 0 <= at < len(values):
+        raise FormatError(f"number {at} of {len(values)}")
+    return values[at]

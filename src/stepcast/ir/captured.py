@@ -1,0 +1,97 @@
+"""A program that was captured: what one step of it runs, and what it keeps in memory."""
+
+from dataclasses import dataclass
+
+from stepcast.ir.check import require, require_counts
+from stepcast.ir.dtype import DType
+from stepcast.ir.role import Role
+from stepcast.ir.work import Attention, GroupedMatmul, Matmul
+from stepcast.ir.workload import Stage, Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a layer of the program has, in the order of the forward."""
+
+    parameters: int = 0
+    parameter_bytes: int = 0
+    kept_bytes: int = 0  # made in the forward and read by the backward
+    sent_bytes: int = 0  # that would be sent where the program is cut before it
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "parameters", "parameter_bytes", "kept_bytes", "sent_bytes")
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedMemory:
+    """Bytes at the fullest moment of the step, by what holds them."""
+
+    parameters: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    activations: int = 0  # kept by the forward for the backward
+    temporary: int = 0
+    # Of a whole step, whatever is there at that moment.
+    all_gradients: int = 0
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, *self.__slots__)
+
+    @property
+    def peak(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.activations + self.temporary
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """One step of a program on one GPU: its workload has one stage, and one part for each layer of it."""
+
+    workload: Workload
+    parts: tuple[Part, ...]
+    memory: CapturedMemory
+    parameters: int
+    tokens: int
+    batch: int
+    precision: DType = DType.BF16
+    compiled: bool = False
+    facts: tuple[tuple[str, str], ...] = ()
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "parameters")
+        require_counts(self, 1, "tokens", "batch")
+        require(len(self.workload.stages) == 1, "a captured program has one stage")
+        layers = self.stage.body_layer_count
+        require(len(self.parts) == layers, f"{layers} layers need as many parts, not {len(self.parts)}")
+
+    @property
+    def stage(self) -> Stage:
+        return self.workload.stages[0]
+
+    @property
+    def name(self) -> str:
+        return self.workload.name
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        return self.workload.warnings
+
+    @property
+    def ops(self) -> int:
+        """Kernels of a step."""
+        return sum(
+            count * len(layer.all_ops)
+            for layer, count in self.stage.counted_layers(self.workload.micro_batches)
+        )
+
+    def flops(self, attention: bool = True) -> float:
+        """Of matrix products and, with *attention*, of fused attention, forward and backward."""
+        kinds = (Matmul, GroupedMatmul, Attention) if attention else (Matmul, GroupedMatmul)
+        return sum(
+            count * op.work.flops
+            for layer, count in self.stage.counted_layers(1)
+            for op in layer.all_ops
+            if isinstance(op.work, kinds)
+        )
+
+
+OPTIMIZER_LAYER = Role.OPTIMIZER

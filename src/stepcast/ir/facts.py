@@ -1,0 +1,208 @@
+"""The facts of answers: what a report, a page and JSON are made of, typed.
+
+One dictionary for each answer, in the words of the JSON contract. Keys that only some callers add are marked.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NotRequired, TypedDict
+
+
+class BandFacts(TypedDict):
+    low_s: float
+    high_s: float
+    level: float
+    of: str
+    rows: NotRequired[int]
+    widened: NotRequired[list[str]]
+
+
+class ExposureFacts(TypedDict):
+    total: float
+    exposed: float
+
+
+class StageFacts(TypedDict):
+    stage: int
+    busy_s: float
+    exposed_s: float
+    host_s: float
+    bubble_s: float
+    peak_in_flight: int
+
+
+class OperatorFacts(TypedDict):
+    """All runs of one operator in a step, on an average GPU."""
+
+    name: str
+    kind: str
+    dtype: str
+    count: float
+    flops: float
+    bytes: float
+    seconds: float
+    bound: str
+
+
+class RooflineFacts(TypedDict):
+    gpu: str
+    dtype: str
+    peak_flops: float
+    bytes_per_s: float
+    operators: list[OperatorFacts]
+
+
+class ChangeFacts(TypedDict):
+    """The same step with one choice made otherwise."""
+
+    change: str
+    step_s: float
+    memory_bytes: float | None
+    fits: bool
+    command: str
+
+
+class CandidateFacts(TypedDict):
+    """A strategy that a search simulated."""
+
+    words: str
+    step_s: float
+    memory_bytes: float
+    gpus: int
+
+
+class PointFacts(TypedDict):
+    """A measurement beside its prediction, in seconds or bytes."""
+
+    name: str
+    measured: float
+    predicted: float
+
+
+class StepFacts(TypedDict):
+    """A simulated step."""
+
+    step_s: float
+    breakdown_s: dict[str, float]
+    communication_s: dict[str, ExposureFacts]
+    stages: list[StageFacts]
+    run: dict[str, Any]
+    gpus: int
+    schedule: str
+    micro_batches: int
+    bubble_fraction: float
+    tokens_per_s: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
+    memory_bytes: Mapping[str, Any] | None
+    uncertainty: BandFacts
+    residual: NotRequired[dict[str, Any] | None]
+    sources: dict[str, str]
+    warnings: list[str]
+    assumptions: list[str]
+
+
+class DaysFacts(TypedDict):
+    mean: float
+    p10: float
+    median: float
+    p90: float
+    standard_error: float
+    closed_form: float
+    without_interruption: float
+
+
+class PhaseFacts(TypedDict):
+    gpus: int
+    steps: int
+    step_s: float
+    tokens_per_step: float
+    interruptions: float
+    between_interruptions_s: float | None
+    interval_s: float | None
+    young_s: float | None
+    daly_s: float | None
+    checkpoints: int
+    checkpoint_pause_s: float
+    checkpoint_write_s: float
+    restart_s: float
+    days: float
+
+
+class PlanFacts(TypedDict):
+    """A whole run."""
+
+    days: DaysFacts
+    steps: int
+    tokens: float
+    tokens_per_s: float | None
+    gpu_hours: float
+    cost: float | None
+    energy_mwh: float | None
+    goodput: float
+    split_s: dict[str, float]
+    interruptions: float
+    runs: int
+    phases: list[PhaseFacts]
+
+
+class RowFacts(TypedDict):
+    """One quantity of two accounts of a step."""
+
+    name: str
+    predicted_s: float
+    measured_s: float
+    difference_s: float
+    error: float | None
+
+
+class StageRowFacts(TypedDict):
+    stage: int
+    parts: list[RowFacts]
+
+
+class DifferenceFacts(TypedDict):
+    """What two accounts say of a run, each in another way."""
+
+    name: str
+    predicted: Any
+    measured: Any
+
+
+class ComparisonFacts(TypedDict):
+    """Two accounts of a step."""
+
+    step_s: float
+    measured_step_s: float
+    same_run: bool
+    differences: list[DifferenceFacts]
+    error: float | None
+    parts: list[RowFacts]
+    stages: list[StageRowFacts]
+    operations: list[RowFacts]
+    warnings: list[str]
+
+
+class Band(NamedTuple):
+    """Where the true value lies, *level* of the time where that is known."""
+
+    low_s: float
+    high_s: float
+    level: float | None
+
+    @property
+    def words(self) -> str:
+        """How sure the band is."""
+        if self.level is None:
+            return "likely within"
+        tenths = round(self.level * 10)
+        return (
+            f"{tenths} times in ten within"
+            if abs(tenths / 10 - self.level) < 5e-3
+            else (f"{self.level * 100:.0f} % of the time within")
+        )
+
+
+def band_of(found: Mapping[str, Any]) -> Band:
+    """The band of a step, wherever its facts come from: the one place that reads it."""
+    band = found.get("uncertainty") or found
+    return Band(float(band["low_s"]), float(band["high_s"]), band.get("level"))

@@ -1,0 +1,266 @@
+"""The verbs as functions: the words of the command line as arguments, with its defaults and its checks.
+
+``predict(model="llama-3.1-8b", cluster="dgx-h100", gpus=64, tp=8)`` is ``stepcast predict --model
+llama-3.1-8b --cluster dgx-h100 --gpus 64 --tp 8``: the same values, so the same answer. Values
+that were made by hand (Model, Cluster, Strategy, Framework) are taken as they are.
+"""
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from os import PathLike, fspath
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from stepcast.cli.configured import words_for
+from stepcast.cli.main import Parser, with_files
+
+if TYPE_CHECKING:
+    from stepcast.analyze.compare import Comparison
+    from stepcast.cost.calibration import Calibration
+    from stepcast.forecast.simulate import Options, Prediction
+    from stepcast.goodput.operation import Operation
+    from stepcast.goodput.plan import Phase, Plan
+    from stepcast.hardware import Cluster
+    from stepcast.ir.framework import Framework
+    from stepcast.ir.model import Model
+    from stepcast.ir.strategy import Strategy
+    from stepcast.searching.best import Result
+
+Path = str | PathLike[str]
+
+
+class _Words(Parser):
+    """Raises what is wrong instead of ending the program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message.removeprefix("argument "))
+
+
+def predict(
+    model: "Model | str | None" = None,
+    cluster: "Cluster | str | None" = None,
+    strategy: "Strategy | None" = None,
+    framework: "Framework | str | None" = None,
+    options: "Options | None" = None,
+    calibration: "Calibration | str | None" = None,
+    **choices: Any,
+) -> "Prediction":
+    """One training step. With a *strategy* it is run as it stands; else *choices* are the options of
+    ``stepcast predict`` (``gpus=64, tp=8, seq="8k", sharding="zero-3"``), and what they leave out is the
+    framework's usual choice.
+    """
+    if strategy is not None:
+        if choices:
+            raise ValueError(f"{_first(choices)}: a Strategy says it already; leave one of them out")
+        return _predict_strategy(model, cluster, strategy, framework, options, calibration)
+    if options is not None:
+        raise ValueError("options: they go with a Strategy; give place='packed' and the like by name")
+    args = _args(
+        "predict", model=model, cluster=cluster, framework=framework, calibration=calibration, **choices
+    )
+    from stepcast.cli.forecasting import asked_by
+
+    asked = asked_by(args)
+    prediction = asked.predicted.noting(asked.assumptions)
+    return replace(prediction, asked=asked.facts())
+
+
+def _predict_strategy(
+    model: "Model | str | None",
+    cluster: "Cluster | str | None",
+    strategy: "Strategy",
+    framework: "Framework | str | None",
+    options: "Options | None",
+    calibration: "Calibration | str | None",
+) -> "Prediction":
+    from stepcast.cli.calibrations import load_calibration
+    from stepcast.forecast.predict import predict as run
+    from stepcast.forecast.simulate import DEFAULTS
+    from stepcast.frameworks.catalog import DEFAULT, load_framework
+
+    if model is None or cluster is None:
+        raise ValueError("a step needs a model and a cluster")
+    software = framework or DEFAULT
+    return run(
+        _model(model),
+        _cluster(cluster),
+        strategy,
+        load_framework(software) if isinstance(software, str) else software,
+        options or DEFAULTS,
+        load_calibration(calibration) if isinstance(calibration, str) else calibration,
+    )
+
+
+def search(
+    model: "Model | str",
+    cluster: "Cluster | str",
+    gpus: int | str | Sequence[int],
+    global_batch: int | None = None,
+    seq: int | str | None = None,
+    framework: "Framework | str | None" = None,
+    *,
+    axes: Mapping[str, Sequence[Any]] | None = None,
+    top: int = 10,
+    **choices: Any,
+) -> "Result":
+    """The *top* best strategies, as ``stepcast search`` finds them; *choices* are its options (``tp=8`` fixes
+    one, ``max_memory="70GiB"``, ``objective="cost"``), and *axes* restrict them by name: ``{"tp": (4, 8)}``.
+    *watch* is called after each simulation with the counts and the best so far.
+
+    A Framework made by hand is searched as it stands, with *axes*, *objective*, *most_bytes* and *watch*.
+    """
+    if framework is not None and not isinstance(framework, str):
+        from stepcast.searching.search import search as run
+
+        if global_batch is None or not isinstance(seq, int) or isinstance(gpus, str):
+            raise ValueError("a Framework made by hand needs numbers: gpus, global_batch and seq")
+        values = (_model(model), _cluster(cluster), gpus, global_batch, seq, framework)
+        return run(*values, axes=axes, top=top, **choices)
+    counts, watch = (
+        gpus if isinstance(gpus, int | str) else ",".join(map(str, gpus)),
+        choices.pop("watch", None),
+    )
+    allow = [f"{name.replace('_', '-')}={','.join(map(str, each))}" for name, each in (axes or {}).items()]
+    args = _args(
+        "search",
+        model=model,
+        cluster=cluster,
+        gpus=counts,
+        global_batch=global_batch,
+        seq=seq,
+        framework=framework,
+        top=top,
+        allow=[*allow, *choices.pop("allow", [])],
+        **choices,
+    )
+    from stepcast.cli.search_question import question_of
+
+    return question_of(args).answer(watch=watch)
+
+
+def plan(
+    phases: "Sequence[Phase] | None" = None,
+    operation: "Operation | None" = None,
+    price_per_gpu_hour: float | None = None,
+    pue: float = 1.0,
+    runs: int = 1000,
+    seed: int = 0,
+    **choices: Any,
+) -> "Plan":
+    """A whole run: of *phases* under an *operation*, or by the options of ``stepcast plan``, such as
+    ``model="llama-3.1-8b", cluster="dgx-h100", gpus=64, tokens="15T"``.
+    """
+    if phases is not None and operation is not None:
+        from stepcast.goodput.plan import plan as run
+
+        if choices:
+            raise ValueError(f"{_first(choices)}: phases say it already; leave one of them out")
+        return run(phases, operation, price_per_gpu_hour, pue, runs, seed)
+    if phases is not None or operation is not None:
+        raise ValueError("phases and an operation go together")
+    from stepcast.cli.plan import planned
+
+    priced = choices.pop("price", price_per_gpu_hour)
+    return planned(_args("plan", price=priced, pue=pue, runs=runs, seed=seed, **choices)).plan
+
+
+def analyze(*files: Path, **choices: Any) -> dict[str, Any]:
+    """Where a measured run's time went: what ``stepcast analyze FILE... --json`` prints."""
+    from stepcast.cli.analyze import analysed
+
+    return analysed(_args("analyze", *files, **choices))[0]
+
+
+def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: Any) -> dict[str, Any]:
+    """A measured run under changed conditions: what ``stepcast replay --json`` prints."""
+    from stepcast.cli.replay import replayed
+
+    changes = [what_if] if isinstance(what_if, str) else list(what_if)
+    return replayed(_args("replay", *files, what_if=changes, **choices))
+
+
+def compare(predicted: Any, measured: Any) -> "Comparison":
+    """Two accounts of a step: Predictions, facts of them, or files of measured runs."""
+    from stepcast.analyze.compare import compare as side_by_side
+
+    return side_by_side(_account(predicted), _account(measured))
+
+
+def rows(*answers: Any) -> list[dict[str, Any]]:
+    """Predictions, results of searches and plans as rows, for ``pandas.DataFrame(stepcast.rows(...))``."""
+    found: list[dict[str, Any]] = []
+    for answer in answers:
+        if hasattr(answer, "row"):
+            found.append(answer.row())
+        elif hasattr(answer, "best"):
+            found += [_searched(rank, each) for rank, each in enumerate(answer.best, 1)]
+        elif hasattr(answer, "courses"):
+            found.append(_planned(answer.facts()))
+        elif isinstance(answer, Iterable) and not isinstance(answer, str | Mapping):
+            found += rows(*answer)
+        else:
+            raise ValueError(f"{type(answer).__name__} has no rows; give predictions, searches or plans")
+    return found
+
+
+def _searched(rank: int, found: Any) -> dict[str, Any]:
+    from stepcast.cli.choices import row_words
+
+    return {
+        "rank": rank,
+        **row_words(found.strategy),
+        "step_s": found.step_s,
+        "memory_bytes": found.memory_bytes,
+    }
+
+
+def _planned(facts: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: value for name, value in facts.items() if not isinstance(value, Mapping | list)}
+    return {**{f"days_{name}": value for name, value in facts["days"].items()}, **plain}
+
+
+def _account(side: Any) -> Mapping[str, Any]:
+    if isinstance(side, Mapping):
+        return side
+    if hasattr(side, "facts"):
+        facts: Mapping[str, Any] = side.facts()
+        return facts
+    return analyze(side)
+
+
+def _model(model: "Model | str") -> "Model":
+    from stepcast.models.catalog import load_model
+
+    return load_model(model) if isinstance(model, str) else model
+
+
+def _cluster(cluster: "Cluster | str") -> "Cluster":
+    from stepcast.hardware import load_cluster
+
+    return load_cluster(cluster) if isinstance(cluster, str) else cluster
+
+
+def _first(choices: Mapping[str, Any]) -> str:
+    return next(iter(choices))
+
+
+def _args(verb: str, *files: Path, **choices: Any) -> argparse.Namespace:
+    """The arguments that *choices* spell, read and checked as the command line's are."""
+    parser = _Words(prog=f"stepcast.{verb}", add_help=False)
+    import_module(f"stepcast.cli.{verb}").add_arguments(parser)
+    words = [fspath(file) for file in files]
+    made = {name: value for name, value in choices.items() if name in ("model", "cluster") and _made(value)}
+    for name, value in choices.items():
+        if value is not None:
+            words += words_for(name, name if name in made else value)
+    args: argparse.Namespace = with_files(parser, words)
+    for name, value in made.items():
+        setattr(args, name, value)
+    args.verb, args.quiet, args.command = verb, True, None
+    return args
+
+
+def _made(value: Any) -> bool:
+    """Whether it is a noun of the library rather than a name of one."""
+    return value is not None and not isinstance(value, str | PathLike)

@@ -1,0 +1,60 @@
+"""Captured programs as JSON: each distinct work and layer once, the repeats by their numbers."""
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+
+from stepcast.ir.captured import Captured
+from stepcast.ir.work import Work
+from stepcast.ir.workload import Layer, Op, Phase
+
+FORMAT, VERSION = "stepcast-captured", 1
+
+
+def write(captured: Captured) -> bytes:
+    works: dict[Work, int] = {}
+    layers: dict[Layer, int] = {}
+    rows: list[dict[str, Any]] = []
+
+    def op_row(op: Op) -> list[Any]:
+        return [op.name, works.setdefault(op.work, len(works))]
+
+    def number(layer: Layer) -> int:
+        if layer not in layers:
+            layers[layer] = len(layers)
+            rows.append(
+                {"name": layer.name, **{str(phase): list(map(op_row, layer.ops(phase))) for phase in Phase}}
+            )
+        return layers[layer]
+
+    stage = captured.stage
+    body = [[list(map(number, block.layers)), block.repeat] for block in stage.body]
+    epilogue = list(map(number, stage.epilogue))
+    memory, part_names = (
+        captured.memory,
+        [each.name for each in fields(captured.parts[0])] if captured.parts else [],
+    )
+    found = {
+        "format": FORMAT,
+        "version": VERSION,
+        "name": captured.name,
+        "parameters": captured.parameters,
+        "tokens": captured.tokens,
+        "batch": captured.batch,
+        "precision": str(captured.precision),
+        "compiled": captured.compiled,
+        "facts": dict(captured.facts),
+        "warnings": list(captured.warnings),
+        "memory": {each.name: getattr(memory, each.name) for each in fields(memory)},
+        "works": [_work_row(work) for work in works],
+        "layers": rows,
+        "body": body,
+        "epilogue": epilogue,
+        "parts": [[getattr(part, name) for name in part_names] for part in captured.parts],
+    }
+    return msgspec.json.encode(found) + b"\n"
+
+
+def _work_row(work: Work) -> list[Any]:
+    return [type(work).__name__.lower(), *(getattr(work, each.name) for each in fields(work))]

@@ -1,0 +1,1 @@
+"""Pages: the facts of an answer as one HTML file that needs nothing else."""

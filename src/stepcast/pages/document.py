@@ -1,0 +1,177 @@
+"""A page from its parts: the answer first, sections in order, and what it stands on at the end."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from stepcast.pages.assets import asset, policy
+from stepcast.pages.markup import Child, Markup, join, tag, text
+from stepcast.report.visible import visible
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Part of a page; *lead* says in a sentence what to see in it."""
+
+    title: str
+    body: Child
+    lead: str = ""
+    wide: bool = False
+
+    @property
+    def key(self) -> str:
+        return "".join(each if each.isalnum() else "-" for each in self.title.lower()).strip("-")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Where a page comes from."""
+
+    verb: str
+    command: str = ""
+    version: str = ""
+    links: tuple[tuple[str, str], ...] = ()  # words and file names beside the page
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One answer."""
+
+    title: str
+    headline: Child
+    sections: Sequence[Section]
+    about: About
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    assumptions: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def render(page: Page) -> bytes:
+    """The whole file."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy()),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", name="referrer", content="no-referrer"),
+        tag("meta", name="generator", content=f"stepcast {page.about.version}"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", f"{page.title} · stepcast"),
+        Markup(f"<style>{asset('page.css')}</style>"),
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the answer", class_="skip", href="#answer"),
+        _bar(page),
+        tag("main", body_of(page), id="answer", tabindex="-1"),
+        _foot(page.about),
+        data_block("facts", page.facts),
+        Markup(f"<script>{asset('page.js')}</script>"),
+    )
+    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'.encode("utf-8", "backslashreplace")
+
+
+def body_of(page: Page) -> Markup:
+    """All between the bar at the top and the foot."""
+    return join(
+        (
+            tag("header", page.headline, class_="answer"),
+            _notes("Warnings", "warning", page.warnings),
+            tag("div", _placed(page.sections), class_="sections"),
+            _notes("Assumed, because nothing said otherwise", "assumed", page.assumptions),
+            _command(page.about),
+        )
+    )
+
+
+def data_block(key: str, value: object) -> Markup:
+    """*value* as JSON that a page holds and nothing runs."""
+    data = msgspec.json.encode(_plain(value)).decode()
+    for character in "<>&\u2028\u2029":
+        data = data.replace(character, f"\\u{ord(character):04x}")
+    return Markup(f'<script type="application/json" id="{text(key)}">{data}</script>')
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say: no text that is none, no number that is none."""
+    if isinstance(value, Mapping):
+        return {visible(str(key)): _plain(each) for key, each in value.items()}
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _bar(page: Page) -> Markup:
+    links = [tag("a", each.title, href=f"#{each.key}") for each in page.sections]
+    return tag(
+        "div",
+        tag("span", "stepcast", class_="mark"),
+        tag("span", page.about.verb, class_="verb"),
+        tag("nav", links, aria_label="Sections"),
+        tag(
+            "button", "Theme", type="button", id="theme", class_="quiet", title="light, dark or as the system"
+        ),
+        class_="bar",
+        role="banner",
+    )
+
+
+def _placed(sections: Sequence[Section]) -> list[Markup]:
+    """Two beside each other; one that is left alone in its row fills it."""
+    made: list[Markup] = []
+    alone = True
+    for at, each in enumerate(sections):
+        if each.wide:
+            made.append(_section(each, True))
+            alone = True
+            continue
+        last = at + 1 == len(sections) or sections[at + 1].wide
+        made.append(_section(each, alone and last))
+        alone = not alone
+    return made
+
+
+def _section(each: Section, wide: bool) -> Markup:
+    return tag(
+        "section",
+        tag("h2", each.title, id=f"{each.key}-title"),
+        tag("p", each.lead, class_="lead") if each.lead else None,
+        each.body,
+        id=each.key,
+        aria_labelledby=f"{each.key}-title",
+        class_="wide" if wide else None,
+    )
+
+
+def _notes(title: str, kind: str, notes: Sequence[str]) -> Markup | None:
+    if not notes:
+        return None
+    listed = [tag("li", text(note, 2000)) for note in dict.fromkeys(notes)]
+    return tag("aside", tag("h2", title), tag("ul", listed), class_=f"notes {kind}", aria_label=title)
+
+
+def _command(about: About) -> Markup | None:
+    if not about.command:
+        return None
+    return tag(
+        "aside",
+        tag("h2", "The command that made this page"),
+        tag(
+            "div",
+            tag("pre", tag("code", text(about.command, 4000)), tabindex="0", aria_label="command"),
+            tag("button", "Copy", type="button", class_="quiet copy", data_copy=about.command),
+            class_="command",
+        ),
+        [tag("p", tag("a", words, href=name)) for words, name in about.links],
+        class_="notes made",
+        aria_label="Command",
+    )
+
+
+def _foot(about: About) -> Markup:
+    words = f"stepcast {about.version}: a forecast with its band, not a promise. This file needs no network."
+    return tag("footer", words)

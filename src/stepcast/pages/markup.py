@@ -1,0 +1,64 @@
+"""HTML and SVG put together so that text stays text: whatever is no Markup is escaped where it goes in."""
+
+import html
+from collections.abc import Iterable
+from typing import Any
+
+from stepcast.report.visible import visible
+
+VOID = {"meta", "link", "input", "br", "hr", "rect", "circle", "line", "path", "polygon", "polyline"}
+LONGEST_TEXT = 400
+
+
+class Markup(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+Child = Any  # Markup, text, a number, None, or several of them
+
+
+def text(value: object, most: int = LONGEST_TEXT) -> Markup:
+    """*value* as text of a page: escaped, with nothing in it that turns or hides text.
+
+    What is overlong is cut in the middle and told; it stands whole in the facts of the page.
+    """
+    shown = visible(str(value))
+    if len(shown) > most:
+        tail = most // 4
+        shown = f"{shown[: most - tail]}…[{len(shown) - most:,} more]…{shown[-tail:]}"
+    return Markup(html.escape(shown, quote=True))
+
+
+def join(children: Iterable[Child]) -> Markup:
+    return Markup("".join(_part(child) for child in children))
+
+
+def _part(child: Child) -> str:
+    if child is None or child is False:
+        return ""
+    if isinstance(child, Markup):
+        return child
+    if isinstance(child, str | int | float):
+        return text(child)
+    return join(child)
+
+
+def tag(name: str, /, *children: Child, **attributes: object) -> Markup:
+    """An element; ``class_`` is class, ``aria_label`` aria-label; None or False leaves an attribute out."""
+    written = "".join(_attribute(key, value) for key, value in attributes.items())
+    if name in VOID and not children:
+        return Markup(f"<{name}{written}/>")
+    return Markup(f"<{name}{written}>{join(children)}</{name}>")
+
+
+def _attribute(key: str, value: object) -> str:
+    if value is None or value is False:
+        return ""
+    name = key.rstrip("_").replace("_", "-") if key not in ("viewBox", "preserveAspectRatio") else key
+    if value is True:
+        return f" {name}"
+    if isinstance(value, float):
+        value = f"{value:.4g}" if abs(value) < 1e5 else f"{value:.0f}"
+    return f' {name}="{text(value, 4000)}"'

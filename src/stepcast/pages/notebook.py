@@ -1,0 +1,137 @@
+"""Answers in a notebook: a page in a frame of its own, apart from the style and programs around it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepcast import __version__
+from stepcast.ir.strategy import Strategy
+from stepcast.ir.timeline import Timeline
+from stepcast.pages.blocks import answer, card, table
+from stepcast.pages.charts import Frame
+from stepcast.pages.compare import compare_page
+from stepcast.pages.document import About, Page, Section, render
+from stepcast.pages.markup import join, tag
+from stepcast.pages.measured import megatron_page, replay_page
+from stepcast.pages.plan import plan_page
+from stepcast.pages.step import step_page
+from stepcast.pages.traces import kineto_page, optimus_page
+from stepcast.report.search import row_words, strategy_words
+from stepcast.units import GIB, format_bytes, format_seconds
+
+Facts = Mapping[str, Any]
+HEIGHT = 720
+
+
+def framed(page: Page) -> str:
+    """*page* as part of another one; its title stands before it, for viewers that show no frames."""
+    frame = tag(
+        "iframe",
+        srcdoc=None,
+        sandbox="allow-scripts",
+        width="100%",
+        height=HEIGHT,
+        frameborder=0,
+        title=page.title,
+    )
+    document = render(page).decode().replace("&", "&amp;").replace('"', "&quot;")
+    return f"<p>{tag('strong', page.title)}</p>" + frame.replace("<iframe", f'<iframe srcdoc="{document}"', 1)
+
+
+def step_html(found: Facts, timeline: Timeline | None, roofline: Any = None) -> str:
+    return framed(step_page(found, About("prediction", version=__version__), timeline, roofline))
+
+
+def measured_html(found: Facts) -> str:
+    """Of the facts of an analysed run."""
+    pages = {"megatron run": megatron_page, "kineto run": kineto_page, "optimus run": optimus_page}
+    return framed(pages[found["kind"]](found, About("analysis", version=__version__)))
+
+
+def replay_html(found: Facts) -> str:
+    return framed(replay_page(found, About("replay", version=__version__)))
+
+
+def compare_html(found: Facts) -> str:
+    names = ("predicted", "measured") if found["same_run"] else ("first", "second")
+    return framed(compare_page(found, About("comparison", version=__version__), names))
+
+
+def plan_html(found: Facts) -> str:
+    """Of the facts of a Plan alone."""
+    rest: dict[str, Any] = {
+        "step_band_days": None,
+        "choices": [],
+        "assumptions": [],
+        "warnings": [],
+        "spares": None,
+    }
+    return framed(plan_page({**rest, **found}, About("plan", version=__version__)))
+
+
+Found = tuple[Strategy, float, float]
+"""A strategy, the seconds of its step, and the bytes of its fullest GPU."""
+
+
+def found_html(counts: Facts, found: Sequence[Found], on_front: Sequence[Found]) -> str:
+    """Strategies that a search found."""
+    best, front = (
+        [{**row_words(each), "step_s": step_s, "memory_bytes": size} for each, step_s, size in some]
+        for some in (found, on_front)
+    )
+    cards = [
+        card(name.replace("_", " ").capitalize(), f"{counts[name]:,}")
+        for name in counts
+        if name != "complete"
+    ]
+    if not best:
+        head = answer("Nothing", "fits", tag("strong", "search"), cards=cards)
+        return framed(Page("nothing fits", head, (), About("search", version=__version__)))
+    cells = [
+        (
+            at,
+            f"{row['gpus']:,}",
+            strategy_words(row),
+            format_seconds(row["step_s"]),
+            format_bytes(row["memory_bytes"]),
+        )
+        for at, row in enumerate(best, 1)
+    ]
+    keys = [(at, row["gpus"], "", row["step_s"], row["memory_bytes"]) for at, row in enumerate(best, 1)]
+    heads = ("rank", "GPUs", "strategy", "step", "memory")
+    ranked = table(heads, cells, "The best first", keys, sortable=True, ids=range(1, len(best) + 1))
+    number, unit = format_seconds(best[0]["step_s"]).split(" ")
+    about = join((tag("strong", f"{best[0]['gpus']:,} GPUs"), tag("span", strategy_words(best[0]))))
+    sections = [
+        Section("Strategies", ranked, wide=True),
+        Section("Time against memory", _front(best, front), wide=True),
+    ]
+    head = answer(number, f"{unit} per step, the best found", about, cards=cards)
+    return framed(Page(f"{number} {unit} per step", head, sections, About("search", version=__version__)))
+
+
+def _front(best: Sequence[Facts], front: Sequence[Facts]) -> str:
+    points = [*best, *front]
+    steps, sizes = [row["step_s"] for row in points], [row["memory_bytes"] / GIB for row in points]
+    frame = Frame(
+        min(steps) * 0.97,
+        max(steps) * 1.03,
+        0.0,
+        max(sizes) * 1.05,
+        format_seconds,
+        lambda size: f"{size:g}",
+        "time of a step",
+        "GiB of a GPU",
+    )
+    line = frame.line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in front), "front")
+    dots = [
+        frame.dot(
+            row["step_s"],
+            row["memory_bytes"] / GIB,
+            kind,
+            f"{format_seconds(row['step_s'])}: {strategy_words(row)}",
+            5,
+        )
+        for kind, rows in (("optimizer", front), ("compute", best))
+        for row in rows
+    ]
+    return frame.draw(line, dots, label="Step time against memory")

@@ -1,0 +1,197 @@
+"""The page of a whole run: how long, how much, and where the time goes."""
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any
+
+from stepcast.pages.blocks import answer, band, card, table, waterfall
+from stepcast.pages.charts import Frame, legend
+from stepcast.pages.document import About, Page, Section
+from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.report.plan import PART_NAMES
+from stepcast.units import (
+    DAY,
+    HOUR,
+    format_bytes,
+    format_duration,
+    format_percent,
+    format_seconds,
+    format_short_count,
+)
+
+Facts = Mapping[str, Any]
+KINDS = {
+    "steps": "compute",
+    "stragglers": "cp",
+    "pauses": "pp",
+    "checkpoints": "optimizer",
+    "lost_work": "ep",
+    "restarts": "tp",
+    "waiting_for_repair": "bubble",
+    "missing_replicas": "other",
+}
+POINTS = 41
+
+
+def plan_page(found: Facts, about: About) -> Page:
+    """Of the facts of a Plan."""
+    sections = [_split(found), _lost(found), _fan(found), _choices(found), _phases(found)]
+    days = format_duration(found["days"]["median"] * DAY)
+    title = f"{days} on {found['phases'][-1]['gpus']:,} GPUs"
+    shown = [each for each in sections if each]
+    return Page(title, _headline(found), shown, about, found, found["assumptions"], found["warnings"])
+
+
+def _headline(found: Facts) -> Markup:
+    days, last = found["days"], found["phases"][-1]
+    tokens = f"{format_short_count(found['tokens'])} tokens, " if found["tokens"] else ""
+    words = f"{tokens}{found['steps']:,} steps of {format_seconds(last['step_s'])} on {last['gpus']:,} GPUs"
+    about = join((tag("strong", words), tag("span", f"failures: {found['failures']}")))
+    if found.get("until"):
+        about = join((about, tag("span", f"until {found['until']}")))
+    low, high, sure = days["p10"], days["p90"], "eight runs of ten end within"
+    if step := found["step_band_days"]:
+        low, high, sure = step["low"], step["high"], "as uncertain as the step is: within"
+    ends = (format_duration(low * DAY), format_duration(high * DAY))
+    number, _, unit = format_duration(days["median"] * DAY).partition(" ")
+    cards = [card("GPU-hours", format_short_count(found["gpu_hours"]), f"{found['gpu_hours']:,.0f}")]
+    if found["cost"] is not None:
+        cards.append(card("Cost", format_short_count(found["cost"]), f"{found['cost']:,.0f}"))
+    if found["energy_mwh"]:
+        cards.append(card("Energy", f"{found['energy_mwh']:,.0f} MWh"))
+    cards.append(card("Goodput", format_percent(found["goodput"]), "of the time in steps that count"))
+    if last["between_interruptions_s"]:
+        cards.append(
+            card(
+                "Interruptions",
+                f"{found['interruptions']:,.0f}",
+                f"one each {format_duration(last['between_interruptions_s'])}",
+            )
+        )
+    if last["interval_s"]:
+        cards.append(
+            card(
+                "Checkpoint every",
+                format_duration(last["interval_s"]),
+                f"{format_bytes(found['checkpoint_bytes'])}, a pause of {last['checkpoint_pause_s']:.1f} s",
+            )
+        )
+    return answer(
+        number,
+        f"{unit}, the median of {found['runs']:,} drawn runs",
+        about,
+        band(low, days["median"], high, ends, sure),
+        cards,
+    )
+
+
+def _split(found: Facts) -> Section:
+    parts = [(KINDS[name], PART_NAMES[name], seconds) for name, seconds in found["split_s"].items()]
+    total = sum(found["split_s"].values())
+    return Section(
+        "Where the time goes",
+        waterfall(parts, total, "run", format_duration, _unit(total)),
+        "The mean run, from its first step to its last.",
+    )
+
+
+def _lost(found: Facts) -> Section | None:
+    lost = {name: seconds for name, seconds in found["split_s"].items() if name != "steps" and seconds > 0}
+    total = sum(lost.values())
+    if not total:
+        return None
+    parts = [(KINDS[name], PART_NAMES[name], seconds) for name, seconds in lost.items()]
+    share = format_percent(1 - found["goodput"])
+    lead = f"{format_duration(total)}, {share} of the run, is not spent in steps that count."
+    return Section("What is lost", waterfall(parts, total, "lost time", format_duration, _unit(total)), lead)
+
+
+def _unit(total_s: float) -> float:
+    return DAY if total_s > 2 * DAY else HOUR
+
+
+def _fan(found: Facts) -> Section:
+    """Progress over days.
+
+    Interruptions are independent, so the spread of the time that a share of the run takes grows with the root
+    of that share.
+    """
+    days = found["days"]
+    mean = days["mean"]
+    shares = [at / (POINTS - 1) for at in range(POINTS)]
+
+    def course(quantile: str) -> list[tuple[float, float]]:
+        return [(share * mean + sqrt(share) * (days[quantile] - mean), 100 * share) for share in shares]
+
+    step = found["step_band_days"]
+    furthest = max(days["p90"], step["high"] if step else 0.0)
+    frame = Frame(
+        0.0,
+        furthest * 1.02,
+        0.0,
+        100.0,
+        lambda day: f"{day:g}",
+        lambda share: f"{share:g} %",
+        "days",
+        "of the tokens" if found["tokens"] else "of the steps",
+    )
+    drawn: list[Child] = []
+    entries = [("compute", "median"), ("band", "eight runs of ten")]
+    if step:
+        drawn.append(
+            frame.area(((0, 0), (step["low"], 100), (step["high"], 100)), "outer", "as uncertain as the step")
+        )
+        entries.append(("hidden", "as uncertain as the step"))
+    drawn.append(frame.area((*course("p10"), *reversed(course("p90"))), "fan", "eight runs of ten"))
+    drawn.append(frame.line(((0, 0), (days["without_interruption"], 100)), "ideal"))
+    drawn.append(frame.line(course("median"), "median"))
+    lead = (
+        f"Dashed: without an interruption, {format_duration(days['without_interruption'] * DAY)}. "
+        "The narrow fan is chance, the wide one our error of the step."
+    )
+    return Section(
+        "Progress",
+        Markup(legend(entries) + frame.draw(*drawn, label="Progress of the run over days")),
+        lead,
+        wide=True,
+    )
+
+
+def _choices(found: Facts) -> Section | None:
+    rows = [row for row in found["choices"] if row["interval_s"]]
+    if not rows:
+        return None
+    cells = [
+        (
+            "any" if row["spares"] is None else row["spares"],
+            format_duration(row["interval_s"]),
+            format_percent(row["goodput"]),
+            "-" if row["days"] is None else f"{row['days']:.1f}",
+        )
+        for row in rows
+    ]
+    keys = [(row["spares"], row["interval_s"], row["goodput"], row["days"]) for row in rows]
+    made = table(
+        ("spare nodes", "checkpoint every", "goodput", "days"), cells, "In closed form", keys, sortable=True
+    )
+    return Section("Other intervals and spares", made)
+
+
+def _phases(found: Facts) -> Section | None:
+    if len(found["phases"]) < 2:
+        return None
+    cells = [
+        (
+            at + 1,
+            f"{each['gpus']:,}",
+            f"{each['steps']:,}",
+            format_seconds(each["step_s"]),
+            f"{each['days']:.1f}",
+            f"{each['interruptions']:,.0f}",
+        )
+        for at, each in enumerate(found["phases"])
+    ]
+    return Section(
+        "Stages of the run",
+        table(("stage", "GPUs", "steps", "step", "days", "interruptions"), cells, "One after the other"),
+    )

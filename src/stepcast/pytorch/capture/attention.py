@@ -1,0 +1,88 @@
+"""Fused attention as an operator of its own, as a GPU runs it.
+
+On tensors without data PyTorch would choose the kernels of a CPU or write the scores out. A GPU runs one
+kernel that keeps queries, keys, values, its result and a number for each row (the logarithm of its sum).
+"""
+
+import math
+from functools import lru_cache
+from typing import Any
+
+NAMESPACE = "stepcast"
+
+
+@lru_cache(maxsize=1)
+def attention_operators() -> Any:
+    """The operators, defined once: forward and backward."""
+    import torch
+
+    library = torch.library.Library(NAMESPACE, "DEF")
+    library.define(
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal) -> (Tensor, Tensor)"
+    )
+    library.define(
+        "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, "
+        "Tensor sums, bool causal) -> (Tensor, Tensor, Tensor)"
+    )
+
+    def forward(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> Any:
+        # Laid out in memory as the queries are (aten/src/ATen/native/cudnn/MHA.cpp).
+        shape = (*query.shape[:3], value.shape[-1])
+        order = sorted(range(4), key=lambda at: (-query.stride(at), at))
+        return torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device), query.new_empty(
+            shape[:3], dtype=torch.float32
+        )
+
+    def backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any) -> Any:
+        return tuple(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device)
+                     if each._is_view() else torch.empty_like(each) for each in (query, key, value))  # fmt: skip
+
+    library.impl("attention", forward, "Meta")
+    library.impl("attention_backward", backward, "Meta")
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        query, key, value, mask, causal = inputs
+        ctx.save_for_backward(query, key, value, mask, *output)
+        ctx.causal = causal
+        ctx.set_materialize_grads(False)
+
+    def gradients(context: Any, grad: Any, _: Any) -> Any:
+        query, key, value, mask, out, sums = context.saved_tensors
+        found = torch.ops.stepcast.attention_backward(
+            grad, query, key, value, mask, out, sums, context.causal
+        )
+        return (*found, None, None)
+
+    torch.library.register_autograd(f"{NAMESPACE}::attention", gradients, setup_context=keep, lib=library)
+    return library
+
+
+def fused_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """``scaled_dot_product_attention`` by these operators."""
+    import torch
+
+    attention_operators()
+    if query.dim() != 4:
+        lead = query.shape[:-2]
+        four = [each.reshape(1, math.prod(each.shape[:-2]), *each.shape[-2:]) for each in (query, key, value)]
+        mask = None if attn_mask is None else attn_mask.reshape(1, -1, *attn_mask.shape[-2:])
+        out = fused_attention(four[0], four[1], four[2], mask, dropout_p, is_causal, scale, enable_gqa)
+        return out.reshape(*lead, *out.shape[-2:])
+    if query.dtype not in (torch.bfloat16, torch.float16) and query.shape[1] != key.shape[1]:
+        # Flash attention and cuDNN take halves alone, and the other fused kernel as many keys as queries.
+        return torch.ops.aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        # Each call writes it as numbers to add (transformers/attention.cpp, convert_boolean_attn_mask).
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+    return torch.ops.stepcast.attention(query, key, value, attn_mask, is_causal)[0]

@@ -1,0 +1,239 @@
+"""A traced step as a Captured: layers in the order of the forward, repeats found by what they do."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from stepcast.ir.captured import Captured, CapturedMemory, Part
+from stepcast.ir.dtype import DType
+from stepcast.ir.role import Role
+from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
+from stepcast.pytorch.capture.events import Event, Moment, Trace
+from stepcast.pytorch.capture.kernels import works_of
+
+Kernel = tuple[str, object]
+SHORTEST_REPEAT = 2
+
+
+def captured(
+    trace: Trace, *, name: str, tokens: int, batch: int, precision: str, facts: Iterable[tuple[str, str]]
+) -> Captured:
+    """The program of *trace*."""
+    places = _segments(trace)
+    segments = _Segments(trace, places)
+    layers, parts = segments.layers(), segments.parts()
+    kept = [at for at, layer in enumerate(layers) if layer.all_ops or parts[at].parameters]
+    updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
+    optimizer = Layer(str(Role.OPTIMIZER), _ops(updates), role=Role.OPTIMIZER)
+    body = _folded([layers[at] for at in kept])
+    workload = Workload(
+        (Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ()),),
+        name=name,
+        source="captured",
+    )
+    return Captured(
+        workload=workload,
+        parts=tuple(parts[at] for at in kept),
+        memory=_memory(trace),
+        parameters=sum(count for count in trace.parameters.values()),
+        tokens=tokens,
+        batch=batch,
+        precision=DType(precision),
+        facts=tuple(facts),
+    )
+
+
+def _segments(trace: Trace) -> list[int]:
+    """For each event of forward and backward the segment it belongs to: a run of one module's forward."""
+    places: list[int] = []
+    forwards: dict[int, list[int]] = defaultdict(list)  # events of a module's forward, in order
+    repeated: dict[int, int] = defaultdict(int)
+    last_module, segment = -1, -1
+    for at, event in enumerate(trace.events):
+        if event.moment is Moment.FORWARD:
+            if event.module != last_module:
+                segment, last_module = segment + 1, event.module
+            forwards[event.module].append(at)
+            places.append(segment)
+        elif event.moment is Moment.BACKWARD and event.again:
+            before = forwards[event.module]
+            number = min(repeated[event.module], len(before) - 1)
+            repeated[event.module] += 1
+            places.append(places[before[number]] if before else segment)
+        elif event.moment is Moment.BACKWARD:
+            source = event.source
+            if 0 <= source < at:
+                places.append(places[source])
+            else:
+                before = forwards[event.module]
+                places.append(places[before[-1]] if before else max(segment, 0))
+        else:
+            places.append(-1)
+    return places
+
+
+class _Segments:
+    """What each segment runs and has."""
+
+    def __init__(self, trace: Trace, places: Sequence[int]) -> None:
+        self._trace, self._places = trace, places
+        self.count = max(places, default=-1) + 1
+        self._of: list[tuple[list[Event], list[Event], list[Event]]] = [
+            ([], [], []) for _ in range(self.count)
+        ]
+        for event, place in zip(trace.events, places, strict=True):
+            if place >= 0:
+                self._of[place][self._phase(event)].append(event)
+
+    def _phase(self, event: Event) -> int:
+        if event.moment is Moment.FORWARD:
+            return 0
+        if event.again:
+            return 1
+        storages = self._trace.storages
+        return 2 if any(storages[each.storage].role == "gradients" for each in event.writes) else 1
+
+    def layers(self) -> list[Layer]:
+        """Layers that run the same are one object, whatever their names."""
+        known: dict[object, Layer] = {}
+        found = []
+        for events in self._of:
+            ops = (_ops(events[0]), _ops(events[1]), _ops(events[2]))
+            if ops not in known:
+                module = events[0][0].module if events[0] else 0
+                known[ops] = Layer(_shown(self._trace.modules[module]), *ops)
+            found.append(known[ops])
+        return found
+
+    def parts(self) -> list[Part]:
+        trace, places = self._trace, self._places
+        forward = [at for at, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
+        end = forward[-1] + 1 if forward else 0
+        kept = [0] * (self.count + 1)
+        first: dict[int, int] = {}
+        last: dict[int, int] = {}
+        computed = {at for at, storage in enumerate(trace.storages) if storage.role == "parameters"}
+        for at in forward:
+            event = trace.events[at]
+            from_weights = any(each.storage in computed for each in event.reads)
+            for each in event.reads:
+                last[each.storage] = places[at]
+            for each in event.writes:
+                first.setdefault(each.storage, places[at])
+                if from_weights:
+                    computed.add(each.storage)
+        for number, storage in enumerate(trace.storages):
+            lives = storage.made <= end and (storage.freed is None or storage.freed > end)
+            if lives and storage.role == "activations" and number in first:
+                kept[first[number]] += storage.size_bytes
+        crossing = [0] * (self.count + 2)
+        for number, made in first.items():
+            if number in computed and trace.storages[number].role == "activations":
+                crossing[made + 1] += trace.storages[number].size_bytes
+                crossing[last.get(number, made) + 1] -= trace.storages[number].size_bytes
+        sent, running = [], 0
+        for change in crossing[: self.count]:
+            running += change
+            sent.append(running)
+        owned = self._owned()
+        return [
+            Part(*owned.get(at, (0, 0)), kept_bytes=kept[at], sent_bytes=sent[at] if at else 0)
+            for at in range(self.count)
+        ]
+
+    def _owned(self) -> dict[int, tuple[int, int]]:
+        """Parameters by the segment that reads them first; those that no forward reads by the first."""
+        place_of: dict[int, int] = {}
+        for event, place in zip(self._trace.events, self._places, strict=True):
+            if event.moment is Moment.FORWARD:
+                for each in event.reads:
+                    place_of.setdefault(each.storage, place)
+        found: dict[int, tuple[int, int]] = {}
+        for storage, count in self._trace.parameters.items():
+            place = place_of.get(storage, 0)
+            before = found.get(place, (0, 0))
+            found[place] = (before[0] + count, before[1] + self._trace.storages[storage].size_bytes)
+        return found
+
+
+def _shown(module: str) -> str:
+    """A module's path with the places of lists left open."""
+    return ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
+
+
+def _ops(events: Sequence[Event]) -> tuple[Op, ...]:
+    counts: dict[str, int] = defaultdict(int)
+    ops = []
+    for event in events:
+        name = event.name.strip("_")
+        for work in works_of(event):
+            counts[name] += 1
+            shown = name if counts[name] == 1 else f"{name} {counts[name]}"
+            ops.append(Op(shown, work))
+    return tuple(ops)
+
+
+def _folded(layers: Sequence[Layer]) -> list[Block]:
+    """Runs of the same layer objects as blocks: at each place the repeating pattern that covers the most."""
+    keys = [id(layer) for layer in layers]
+    after: dict[int, list[int]] = defaultdict(list)  # where a layer object stands
+    for at, key in enumerate(keys):
+        after[key].append(at)
+    blocks: list[Block] = []
+    at, alone = 0, 0
+    while at < len(keys):
+        length, times = _longest(keys, at, after[keys[at]])
+        if times < SHORTEST_REPEAT:
+            at += 1
+            continue
+        blocks += [Block((layer,)) for layer in layers[alone:at]]
+        blocks.append(Block(tuple(layers[at : at + length]), times))
+        at += length * times
+        alone = at
+    return blocks + [Block((layer,)) for layer in layers[alone:]]
+
+
+def _longest(keys: Sequence[int], at: int, places: Sequence[int]) -> tuple[int, int]:
+    """The length and count of the pattern that begins at *at* and covers the most."""
+    best = (1, 1)
+    for place in places:
+        length = place - at
+        if length <= 0:
+            continue
+        if at + 2 * length > len(keys):
+            break
+        pattern, times = keys[at : at + length], 1
+        while keys[at + times * length : at + (times + 1) * length] == pattern:
+            times += 1
+        if times > 1 and times * length > best[0] * best[1]:
+            best = (length, times)
+            break  # longer patterns are multiples of this one, or cover the same
+    return best
+
+
+def _memory(trace: Trace) -> CapturedMemory:
+    """Who holds what when the most is held."""
+    events, end = trace.events, 0
+    for at, event in enumerate(events):
+        if event.moment is Moment.FORWARD:
+            end = at + 1
+    changes = [0] * (len(events) + 2)
+    for storage in trace.storages:
+        changes[min(storage.made, len(events))] += storage.size_bytes
+        if storage.freed is not None:
+            changes[min(storage.freed, len(events) + 1)] -= storage.size_bytes
+    held, most, fullest = 0, -1, 0
+    for at, change in enumerate(changes[: len(events)]):
+        held += change
+        if held > most:
+            most, fullest = held, at
+    found: dict[str, int] = defaultdict(int)
+    gradients = 0
+    for storage in trace.storages:
+        gradients += storage.size_bytes if storage.role == "gradients" else 0
+        if storage.made > fullest or (storage.freed is not None and storage.freed <= fullest):
+            continue
+        role = storage.role
+        if role == "activations" and (storage.made > end or (storage.freed or len(events)) <= end):
+            role = "temporary"
+        found["parameters" if role == "buffers" else role] += storage.size_bytes
+    return CapturedMemory(**found, all_gradients=gradients)

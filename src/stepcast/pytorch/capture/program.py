@@ -1,0 +1,222 @@
+"""The program to capture: a model, what it reads, its loss and its optimizer, all without data."""
+
+import importlib
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from stepcast.pytorch.capture.tracer import META, CaptureError, Placed
+from stepcast.pytorch.load import load_transformers
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+LEARNING_RATE = 1e-5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asks for: sizes and the software's choices."""
+
+    batch: int = 1
+    seq: int = 2048
+    dtype: str = "bf16"  # of the weights
+    autocast: bool = False  # weights in fp32, products in bf16
+    checkpoint: bool = False  # every layer is computed again in the backward
+    fused: bool = True  # one kernel for the optimizer's update of all weights
+    attention: str = ""  # as the model's library chooses
+    optimizer: str = "adamw"
+    compiled: bool = False  # memory-bound kernels fused, as torch.compile does
+
+
+@dataclass
+class Program:
+    """A step that can be run: the loss of one batch, and the optimizer that follows."""
+
+    model: Any
+    loss: Callable[[], Any]
+    optimizer: Any
+    name: str
+    tokens: int
+    facts: dict[str, str] = field(default_factory=dict)
+
+
+def program_of(what: str, asked: Asked) -> Program:
+    """*what* is a Hugging Face config, or ``module:function``."""
+    if ":" in what and not os.path.exists(what):
+        return _called(what, asked)
+    return _configured(what, asked)
+
+
+def _configured(path: str, asked: Asked) -> Program:
+    keys = _keys(path)
+    transformers = load_transformers("capture")
+    kind = keys.pop("model_type", None)
+    if not isinstance(kind, str):
+        raise CaptureError(f"{path}: expected a Hugging Face config with model_type, or module:function")
+    for given in ("torch_dtype", "dtype", "transformers_version", "quantization_config"):
+        keys.pop(given, None)
+    try:
+        config = transformers.AutoConfig.for_model(kind, **keys)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CaptureError(f"{path}: transformers knows no such model: {_first_line(error)}") from None
+    dtype = torch.float32 if asked.autocast else DTYPES[asked.dtype]
+    options = {"dtype": dtype, **({"attn_implementation": asked.attention} if asked.attention else {})}
+    with Placed():
+        model = _auto_class(transformers, config).from_config(config, **options)
+    model.train()
+    if asked.checkpoint:
+        model.gradient_checkpointing_enable()
+    inputs, tokens = _inputs(config, asked)
+
+    def loss() -> Any:
+        return model(**inputs).loss
+
+    name = os.path.basename(path).removesuffix(".json")
+    facts = {"transformers": transformers.__version__, "model_type": kind}
+    return Program(model, loss, _optimizer(model, asked), name, tokens, facts)
+
+
+def _keys(path: str) -> dict[str, Any]:
+    from stepcast.inputs.source import Source
+    from stepcast.ir.limits import CONFIG
+
+    if os.path.isdir(path):
+        path = os.path.join(path, "config.json")
+    try:
+        keys = json.loads(Source(path).text(CONFIG))
+    except ValueError as error:
+        raise CaptureError(f"{path}: no JSON: {_first_line(error)}") from None
+    if not isinstance(keys, dict):
+        raise CaptureError(f"{path}: expected a JSON object, as config.json holds one")
+    return keys
+
+
+def _auto_class(transformers: Any, config: Any) -> Any:
+    """The class that trains such a model: the one whose loss follows from its labels."""
+    for name in (
+        "AutoModelForCausalLM",
+        "AutoModelForSeq2SeqLM",
+        "AutoModelForMaskedLM",
+        "AutoModelForImageClassification",
+    ):
+        found = getattr(transformers, name)
+        if type(config) in found._model_mapping:
+            return found
+    raise CaptureError(f"{config.model_type}: no class that trains it is known; give module:function")
+
+
+def _inputs(config: Any, asked: Asked) -> tuple[dict[str, Any], int]:
+    """A batch as the model's kind reads it, on no device; and its tokens."""
+    if hasattr(config, "image_size") and hasattr(config, "patch_size"):
+        size = config.image_size
+        side = size if isinstance(size, list | tuple) else (size, size)
+        pixels = torch.empty(asked.batch, config.num_channels, *side, device=META)
+        patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
+        tokens = asked.batch * (side[0] // patch) * (side[1] // patch)
+        dtype = torch.float32 if asked.autocast else DTYPES[asked.dtype]
+        return {"pixel_values": pixels.to(dtype), "labels": numbers(asked.batch)}, tokens
+    ids = numbers(asked.batch, asked.seq)
+    inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    if not config.is_encoder_decoder and hasattr(config, "use_cache"):
+        inputs["use_cache"] = False
+    return inputs, asked.batch * asked.seq
+
+
+def numbers(*shape: int) -> Any:
+    """Whole numbers without data, whose values a program may look at."""
+    from stepcast.pytorch.capture.tracer import SHADOW
+
+    found = torch.empty(shape, dtype=torch.long, device=META)
+    setattr(found, SHADOW, torch.ones(shape, dtype=torch.long))
+    return found
+
+
+def _called(what: str, asked: Asked) -> Program:
+    """``module:function`` returns a model, or it with a batch, a loss and an optimizer.
+
+    It may take ``batch``, ``seq`` and ``dtype``. Of a tuple or dictionary: ``model``; ``inputs``, by position
+    or by name; ``loss``, called with what the model returns; ``optimizer``, made or a function of parameters.
+    """
+    module_name, _, function_name = what.partition(":")
+    sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+        function = getattr(module, function_name)
+    except (ImportError, AttributeError) as error:
+        raise CaptureError(f"{what}: {_first_line(error)}; expected module:function on the path") from None
+    finally:
+        sys.path.pop(0)
+    known = {"batch": asked.batch, "seq": asked.seq, "dtype": DTYPES[asked.dtype]}
+    taken = inspect.signature(function).parameters
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32 if asked.autocast else DTYPES[asked.dtype])
+    try:
+        with Placed():
+            made = function(**{name: value for name, value in known.items() if name in taken})
+    finally:
+        torch.set_default_dtype(previous)
+    if isinstance(made, torch.nn.Module):
+        made = {"model": made}
+    elif isinstance(made, tuple):
+        made = dict(zip(("model", "inputs", "loss", "optimizer"), made, strict=False))
+    if not isinstance(made, dict) or not isinstance(made.get("model"), torch.nn.Module):
+        raise CaptureError(f"{what}: returned no torch.nn.Module; expected a model, or (model, inputs, ...)")
+    model, inputs = made["model"].to(META), made.get("inputs")
+    if inputs is None:
+        inputs = (numbers(asked.batch, asked.seq),)
+    elif isinstance(inputs, torch.Tensor):
+        inputs = (inputs,)
+    model.train()
+    inputs = torch.utils._pytree.tree_map_only(torch.Tensor, _placed, inputs)
+    called = made.get("loss")
+
+    def loss() -> Any:
+        found = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
+        return called(found) if called is not None else _usual_loss(what, found)
+
+    given = made.get("optimizer")
+    optimizer = given(model.parameters()) if callable(given) else given or _optimizer(model, asked)
+    return Program(model, loss, optimizer, what, asked.batch * asked.seq)
+
+
+def _placed(tensor: Any) -> Any:
+    from stepcast.pytorch.capture.tracer import SHADOW
+
+    if tensor.device == META:
+        return tensor
+    found = tensor.to(META)
+    if not tensor.is_floating_point():
+        setattr(found, SHADOW, tensor)
+    return found
+
+
+def _usual_loss(what: str, found: Any) -> Any:
+    """The model's own loss, or the mean of what it returns."""
+    loss = getattr(found, "loss", None)
+    if loss is None and isinstance(found, dict):
+        loss = found.get("loss")
+    if loss is not None:
+        return loss
+    if isinstance(found, tuple | list):
+        found = found[0]
+    found = getattr(found, "logits", found)
+    if not isinstance(found, torch.Tensor):
+        raise CaptureError(f"{what}: the model returns no tensor; return a loss function too")
+    return found if found.dim() == 0 else found.float().mean()
+
+
+def _optimizer(model: Any, asked: Asked) -> Any:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if asked.optimizer == "sgd":
+        return torch.optim.SGD(trained, lr=LEARNING_RATE, foreach=True)
+    return torch.optim.AdamW(trained, lr=LEARNING_RATE, foreach=None if asked.fused else True,
+                             fused=asked.fused or None)  # fmt: skip
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

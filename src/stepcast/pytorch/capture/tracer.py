@@ -1,0 +1,334 @@
+"""One training step on meta tensors: every operator that reaches the dispatcher, with its module and tensors.
+
+Meta tensors have shapes, types and strides and no data, so a step of any size takes no memory, and its
+backward runs in this thread. Values that a program looks at (positions, masks, sizes) are kept beside small
+integer tensors; a program that looks at what its weights made of the data cannot be captured.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stepcast.pytorch.capture.attention import fused_attention
+from stepcast.pytorch.capture.autocast import Casts
+from stepcast.pytorch.capture.events import Event, Moment, Storage, Tensor, Trace
+
+META = torch.device("meta")
+KNOWN_ELEMENTS = 2**20  # of a tensor whose values are kept: a batch of token numbers, not a square of them
+SHADOW = "_stepcast_values"
+# PyTorch's allocator on a GPU hands out whole blocks of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
+BLOCK_BYTES = 512
+DTYPES = {
+    torch.float64: "fp64", torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16",
+    torch.int64: "int64", torch.int32: "int32", torch.int16: "int16", torch.int8: "int8",
+    torch.uint8: "int8", torch.bool: "bool", torch.complex64: "fp64", torch.float8_e4m3fn: "fp8",
+    torch.float8_e5m2: "fp8",
+}  # fmt: skip
+# Whose values nobody knows.
+UNKNOWN = ("empty", "empty_strided", "empty_like", "new_empty", "bernoulli", "native_dropout")
+# Arguments of these that are no tensors say how much they compute.
+OPTIONS = ("convolution", "attention")
+# Operators over lists of tensors, which an optimizer has.
+LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
+
+
+class CaptureError(ValueError):
+    """A program that cannot be captured, and why."""
+
+
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_DROPOUT = torch.nn.functional.dropout
+
+
+class Placed(TorchFunctionMode):  # type: ignore[misc]
+    """Puts whatever a program makes on no device at all, and takes a GPU's attention and dropout.
+
+    These two are called within functions of PyTorch too, where a mode does not see them.
+    """
+
+    def __init__(self, autocast: Any = None) -> None:
+        super().__init__()
+        self.casts = Casts(autocast)
+
+    def __enter__(self) -> Any:
+        functional = torch.nn.functional
+        functional.scaled_dot_product_attention, functional.dropout = self._attention, _dropout
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        functional = torch.nn.functional
+        functional.scaled_dot_product_attention, functional.dropout = _ATTENTION, _DROPOUT
+
+    def _attention(self, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return fused_attention(*self.casts.narrow((query, key, value)), *args, **kwargs)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.casts.of(func, args, kwargs or {})
+        if func is _ATTENTION:
+            return self._attention(*args, **kwargs)
+        if func is _DROPOUT:
+            return _dropout(*args, **kwargs)
+        if func is torch.tensor or func is torch.as_tensor:
+            real = func(*args, **{**kwargs, "device": "cpu"})
+            return real.to(META) if real.device.type == "cpu" else real
+        if func is torch.Tensor.cuda or func is torch.Tensor.cpu:
+            return args[0]
+        if func is torch.Tensor.to:
+            args = tuple(META if _names_device(each) else each for each in args)
+        if "device" in kwargs or func in _constructors():
+            kwargs = {**kwargs, "device": META}
+        return func(*args, **kwargs)
+
+
+def _names_device(value: Any) -> bool:
+    return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in
+                                               ("cuda", "cpu", "meta"))  # fmt: skip
+
+
+def _constructors() -> Any:
+    from torch.utils._device import _device_constructors
+
+    return _device_constructors()
+
+
+def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """As a GPU has it: one kernel that keeps a mask of bytes."""
+    if not training or p == 0.0:
+        return input
+    return torch.native_dropout(input, p, True)[0]
+
+
+class Tracer(TorchDispatchMode):  # type: ignore[misc]
+    """Writes down every operator, and when memory is taken and given back."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and the check loads a compiler
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.moment = Moment.FORWARD
+        self._names = names
+        self._module_of: dict[str, int] = {}
+        self._stack: list[int] = [self._module("")]
+        self._of_sequence: dict[int, int] = {}
+        self._known: dict[int, int] = {}
+        self._watches: dict[int, Any] = {}
+        self._owner: dict[int, int] = {}
+        self._last = 0
+
+    # ---- modules --------------------------------------------------------------------------------------
+
+    def _module(self, name: str) -> int:
+        found = self._module_of.get(name)
+        if found is None:
+            found = self._module_of[name] = len(self.trace.modules)
+            self.trace.modules.append(name)
+        return found
+
+    def owns(self, name: str, parameter: Any) -> None:
+        """The module *name* has *parameter*; one that several have is counted once."""
+        module = self._module(name)
+        self._owner[id(parameter)] = module
+        self.adopt(parameter, "parameters")
+        self.trace.parameters[self._storage(parameter)] = parameter.numel()
+
+    @contextlib.contextmanager
+    def following(self) -> Iterator[None]:
+        """Keeps the module whose code runs, by hooks on all of them."""
+        hooks = torch.nn.modules.module
+
+        def enter(module: Any, _: Any) -> None:
+            name = self._names.get(id(module))
+            self._stack.append(self._stack[-1] if name is None else self._module(name))
+
+        def leave(*_: Any) -> None:
+            self._stack.pop()
+
+        before = hooks.register_module_forward_pre_hook(enter)
+        after = hooks.register_module_forward_hook(leave, always_call=True)
+        try:
+            yield
+        finally:
+            before.remove()
+            after.remove()
+
+    def _place(self) -> tuple[int, bool, int]:
+        """The module of what is dispatched, whether it is a forward computed again, and whose gradient."""
+        node = torch._C._current_autograd_node() if self.moment is Moment.BACKWARD else None
+        if node is None or len(self._stack) > 1:
+            if self.moment is not Moment.OPTIMIZER:
+                # The node that was made last is that of the first operator after it.
+                number = torch.autograd._get_sequence_nr() - 1
+                self._of_sequence.setdefault(number, len(self.trace.events))
+            return self._stack[-1], node is not None, -1
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            return self._owner.get(id(variable), 0), False, -1
+        self._last = self._of_sequence.get(node._sequence_nr(), self._last)
+        module = self.trace.events[self._last].module if self.trace.events else 0
+        return module, False, self._last
+
+    # ---- memory ---------------------------------------------------------------------------------------
+
+    def adopt(self, tensor: Any, role: str) -> None:
+        """A tensor that was there before the step."""
+        number = self._storage(tensor)
+        self.trace.storages[number].role = role
+
+    def role(self, tensor: Any, role: str) -> None:
+        number = self._known.get(tensor.untyped_storage()._cdata)
+        if number is not None:
+            self.trace.storages[number].role = role
+
+    def _storage(self, tensor: Any) -> int:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        found = self._known.get(key)
+        if found is None:
+            size = storage.nbytes()
+            size = -(-size // BLOCK_BYTES) * BLOCK_BYTES if tensor.device.type == "meta" else 0
+            found = self._known[key] = len(self.trace.storages)
+            self.trace.storages.append(Storage(size, len(self.trace.events)))
+            self._watches[key] = weakref.ref(storage, self._freed(key, found))
+        return found
+
+    def _freed(self, key: int, number: int) -> Callable[[Any], None]:
+        def free(_: Any) -> None:
+            self.trace.storages[number].freed = len(self.trace.events)
+            if self._known.get(key) == number:
+                del self._known[key], self._watches[key]
+
+        return free
+
+    # ---- operators ------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("device") not in (None, META) and self.moment is not Moment.OPTIMIZER:
+            kwargs = {**kwargs, "device": META}
+        packet = func._schema.name.partition("::")[2]
+        read = _tensors(args) if not kwargs else [*_tensors(args), *_tensors(tuple(kwargs.values()))]
+        if packet in ("_local_scalar_dense", "item", "equal", "is_nonzero"):
+            return self._value(func, args, kwargs, read)
+        found = self._run(func, packet, args, kwargs, read)
+        wrote = _tensors((found,)) if found is not None else []
+        if not wrote and packet.endswith("_"):
+            wrote = read
+        if self.moment is not Moment.OPTIMIZER or any(each.device.type == "meta" for each in read):
+            self._note(func, packet, args, read, wrote)
+        return found
+
+    def _run(self, func: Any, packet: str, args: Any, kwargs: Any, read: list[Any]) -> Any:
+        if packet.startswith(LISTED) and read and read[0].device.type == "meta":
+            # Lists of tensors, changed in place or made anew, each as its first operand.
+            return None if packet.endswith("_") else [torch.empty_like(each) for each in args[0]]
+        if packet == "_grouped_mm":
+            return _grouped_product(*args, **kwargs)
+        shadows = self._shadows(read)
+        if shadows is None or packet in UNKNOWN:
+            if packet.endswith("_") and read and hasattr(read[0], SHADOW):
+                delattr(read[0], SHADOW)
+            return func(*args, **kwargs)
+        try:
+            found = func(*args, **kwargs)
+            made = _tensors((found,))
+            if sum(each.numel() for each in made) > KNOWN_ELEMENTS:
+                return found
+            real = self._known_values(func, args, kwargs, shadows)
+        except (RuntimeError, NotImplementedError):  # its shape follows from values, which are known
+            real = self._known_values(func, args, kwargs, shadows)
+            if real is None:
+                raise
+            found = torch.utils._pytree.tree_map_only(torch.Tensor, lambda each: each.to(META), real)
+            made = _tensors((found,))
+        if real is not None:
+            for each, value in zip(made, _tensors((real,)), strict=True):
+                setattr(each, SHADOW, value)
+        return found
+
+    def _known_values(self, func: Any, args: Any, kwargs: Any, shadows: dict[int, Any]) -> Any:
+        values = _replaced((args, kwargs), shadows)
+        try:
+            return func(*values[0], **values[1])
+        except (RuntimeError, NotImplementedError):
+            return None
+
+    def _shadows(self, read: list[Any]) -> dict[int, Any] | None:
+        """Values by tensor, where they are all known; floats of the data never are."""
+        if self.moment is not Moment.FORWARD:
+            return None
+        found = {}
+        for each in read:
+            value = each if each.device.type == "cpu" else getattr(each, SHADOW, None)
+            if value is None or value.numel() > KNOWN_ELEMENTS:
+                return None
+            found[id(each)] = value
+        return found
+
+    def _value(self, func: Any, args: Any, kwargs: Any, read: list[Any]) -> Any:
+        shadows = self._shadows(read)
+        if shadows is None and all(each.device.type == "cpu" for each in read):
+            return func(*args, **kwargs)
+        if shadows is None:
+            module = self.trace.modules[self._stack[-1]] or "the program"
+            raise CaptureError(
+                f"{module} looks at the value of a tensor that depends on weights or data, and a captured "
+                "step has none; leave that out (experts in a Python loop do so: use grouped ones)"
+            )
+        values = _replaced((args, kwargs), shadows)
+        return func(*values[0], **values[1])
+
+    def _note(self, func: Any, packet: str, args: Any, read: list[Any], wrote: list[Any]) -> None:
+        module, again, source = self._place()
+        reads = tuple(map(self._tensor, read))
+        writes = reads if wrote is read else tuple(map(self._tensor, wrote))
+        options: tuple[Any, ...] = ()
+        if packet.startswith(LISTED):
+            options = tuple(len(each) for each in args if isinstance(each, list | tuple))
+        elif packet.startswith(OPTIONS):
+            options = tuple(each for each in args if isinstance(each, int))
+            if packet.startswith("attention"):
+                options = (args[3] is not None if packet == "attention" else args[4] is not None, args[-1])
+        self.trace.events.append(Event(packet, reads, writes, options, self.moment, module, again, source))
+
+    def _tensor(self, tensor: Any) -> Tensor:
+        shape, stride = tuple(tensor.shape), tensor.stride()
+        return Tensor(shape, stride, DTYPES.get(tensor.dtype, "fp32"), self._storage(tensor))
+
+
+def _grouped_product(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """Rows of each expert by its weight, or, of two matrices, the gradient of each expert's weight."""
+    groups = (offs.shape[0],) if left.dim() == right.dim() == 2 else ()
+    if left.dim() == 3:
+        groups = (left.shape[0],)
+    return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=out_dtype or left.dtype)
+
+
+def _tensors(values: Any) -> list[Any]:
+    found = []
+    for each in values:
+        if isinstance(each, torch.Tensor):
+            found.append(each)
+        elif isinstance(each, list | tuple):
+            found += _tensors(each)
+    return found
+
+
+def _replaced(value: Any, known: dict[int, Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return known[id(value)]
+    if isinstance(value, list | tuple):
+        return type(value)(_replaced(each, known) for each in value)
+    if isinstance(value, dict):
+        return {key: _replaced(each, known) for key, each in value.items()}
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
+    return value

@@ -1,0 +1,186 @@
+"""The page of the app itself: forms on the left, the answer on the right."""
+
+from functools import cache
+
+from stepcast import __version__
+from stepcast.pages.markup import Child, Markup, tag
+from stepcast.serve.fields import PREDICT, SEARCH, Field
+
+VIEWS = (("predict", "Predict"), ("search", "Search"), ("analyze", "Analyze"), ("saved", "Saved"))
+MOST_POWER = 14
+HINTS = {
+    "predict": "Every change is answered at once. Stay a moment for the timeline and for what to change.",
+    "search": "All legal strategies are bounded; those that may win are simulated.",
+    "analyze": "Megatron, Kineto or OptimusPrime traces, nccl-tests logs. They stay on this machine.",
+    "saved": "Predictions that were kept in this browser. Choose two to lay them side by side.",
+}
+
+
+@cache
+def shell() -> str:
+    """The whole of it; it holds no answer yet."""
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", "stepcast"),
+        tag("link", rel="stylesheet", href="page.css"),
+        tag("link", rel="stylesheet", href="app.css"),
+    )
+    bar = tag(
+        "div",
+        tag("span", "stepcast", class_="mark"),
+        tag("nav", [_tab(*view) for view in VIEWS], aria_label="Views", class_="views"),
+        tag("button", "Theme", type="button", id="theme", class_="quiet"),
+        class_="bar",
+        role="banner",
+    )
+    panels = (
+        _panel("predict", _form("predict", PREDICT)),
+        _panel("search", _form("search", SEARCH), _search_tools()),
+        _panel("analyze", _drop()),
+        _panel(
+            "saved",
+            tag("ul", id="saved-list", class_="saved"),
+            tag("button", "Compare the two", type="button", id="compare", class_="quiet", disabled=True),
+        ),
+    )
+    side = tag("div", panels, class_="side", role="complementary", aria_label="What to ask")
+    told = tag(
+        "div",
+        tag("p", "", id="problem", role="alert", class_="problem", hidden=True),
+        tag(
+            "div",
+            tag("code", "", id="line"),
+            _copy("copy-line", "Copy the command"),
+            _copy("copy-link", "Copy the link"),
+            tag(
+                "a",
+                "Open as a page",
+                id="open-page",
+                class_="quiet button",
+                target="_blank",
+                rel="noopener",
+                hidden=True,
+            ),
+            tag("button", "Keep", type="button", id="keep", class_="quiet", hidden=True),
+            tag("span", "", id="took", class_="took", aria_live="off"),
+            class_="told",
+            id="told",
+            hidden=True,
+        ),
+        tag(
+            "main",
+            tag("p", "Choose on the left.", class_="lead"),
+            id="answer",
+            tabindex="-1",
+            aria_busy="false",
+        ),
+        class_="main",
+    )
+    body = tag(
+        "body",
+        tag("a", "Skip to the answer", class_="skip", href="#answer"),
+        bar,
+        tag("div", side, told, class_="app"),
+        tag("footer", f"stepcast {__version__}, on this machine alone"),
+        Markup('<script src="page.js"></script><script src="app.js"></script>'),
+    )
+    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
+
+
+def _tab(key: str, words: str) -> Markup:
+    return tag("button", words, type="button", class_="tab", data_view=key, aria_pressed="false")
+
+
+def _panel(key: str, *inside: Child) -> Markup:
+    title = dict(VIEWS)[key]
+    return tag(
+        "section",
+        tag("h2", title),
+        tag("p", HINTS[key], class_="lead"),
+        inside,
+        class_="panel",
+        id=f"panel-{key}",
+        hidden=True,
+        aria_label=title,
+    )
+
+
+def _form(verb: str, fields: tuple[Field, ...]) -> Markup:
+    return tag("form", [_field(verb, field) for field in fields], id=f"form-{verb}", autocomplete="off")
+
+
+def _field(verb: str, field: Field) -> Markup:
+    key = f"{verb}-{field.name}"
+    label = tag("label", field.label, tag("small", field.note) if field.note else None, for_=key)
+    if field.choices is not None:
+        options = [] if field.usual else [tag("option", "as usual", value="")]
+        options += [tag("option", each, value=each, selected=each == field.usual) for each in field.choices()]
+        return tag("div", label, tag("select", options, id=key, name=field.name), class_="field")
+    low, high = field.limits
+    number = tag(
+        "input",
+        type="number",
+        id=key,
+        name=field.name,
+        data_plain=field.plain or None,
+        min=low,
+        max=high,
+        value=field.usual,
+        placeholder="as usual",
+        inputmode="numeric",
+    )
+    slider = None
+    if field.powers:
+        power = (int(field.usual) if field.usual else 1).bit_length() - 1
+        slider = tag(
+            "input",
+            type="range",
+            min=0,
+            max=MOST_POWER,
+            value=power,
+            data_for=key,
+            aria_label=f"{field.label}, by powers of two",
+        )
+    return tag("div", label, tag("div", slider, number, class_="number"), class_="field")
+
+
+def _search_tools() -> Markup:
+    return tag(
+        "div",
+        tag("button", "Search", type="button", id="search-go", class_="quiet strong"),
+        tag("button", "Stop", type="button", id="search-stop", class_="quiet", disabled=True),
+        tag("progress", value=0, max=1, id="search-bar", hidden=True, aria_label="Search"),
+        tag("p", "", id="search-told", aria_live="polite", class_="lead"),
+        class_="go",
+    )
+
+
+def _drop() -> Markup:
+    cluster = next(field for field in PREDICT if field.name == "cluster")
+    choices = cluster.choices() if cluster.choices else ()
+    options = [tag("option", "not stated", value=""), *(tag("option", each, value=each) for each in choices)]
+    return tag(
+        "div",
+        tag(
+            "div",
+            tag("label", "Cluster it ran on", for_="analyze-cluster"),
+            tag("select", options, id="analyze-cluster"),
+            class_="field",
+        ),
+        tag(
+            "label",
+            tag("strong", "Drop files here"),
+            tag("span", "or choose them"),
+            tag("input", type="file", id="files", multiple=True),
+            class_="drop",
+            id="drop",
+        ),
+        tag("p", "", id="analyze-told", aria_live="polite", class_="lead"),
+    )
+
+
+def _copy(key: str, words: str) -> Markup:
+    return tag("button", words, type="button", id=key, class_="quiet")

@@ -1,0 +1,91 @@
+"""Residuals: what frameworks take beyond their predictions, fitted to published rows, and their worth.
+
+A residual belongs to one framework on one generation of GPUs, with or without experts, and is the median of
+measured over predicted there. Scored on the rows it was fitted to it flatters; ``left_out_s`` fits those of
+each source without it, so that a framework known from one source alone has no residual there.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from stepcast.frameworks.catalog import load_profile
+from stepcast.ir.residual import Residual
+from stepcast.validate.scoreboard import Array, Columns, Mask, summary
+
+FEWEST = 5
+"""Rows of a framework on a generation that a median is taken of."""
+WIDEST = 0.25
+"""Rows that spread by more have no constant in common."""
+Place = tuple[str, str]
+"""Profile, and kind of run: "dense on hopper"."""
+
+
+def fitted(table: Columns, rows: Mask | None = None) -> dict[Place, Residual]:
+    """A residual for each profile and kind of which *rows* (or all) hold enough."""
+    ratio, source = table.measured_s / table.predicted_s, table.tags["source"]
+    known = np.ones(len(table), dtype=np.bool_) if rows is None else rows
+    found = {}
+    for place in dict.fromkeys(_places(table)):
+        mask = known & _at(table, place)
+        if mask.sum() < FEWEST:
+            continue
+        factor = round(float(np.exp(np.median(np.log(ratio[mask])))), 3)
+        spread = round(float(np.median(np.abs(ratio[mask] / factor - 1.0))), 3)
+        if spread <= WIDEST:
+            model, _, generation = place[1].partition(" on ")
+            sources = len(set(source[mask].tolist()))
+            found[place] = Residual(generation, model == "experts", factor, int(mask.sum()), sources, spread)
+    return found
+
+
+def shipped(table: Columns) -> dict[Place, Residual]:
+    """Those that the profiles of these rows hold."""
+    found = {}
+    for place in dict.fromkeys(_places(table)):
+        model, _, generation = place[1].partition(" on ")
+        residual = load_profile(place[0]).residual(generation, model == "experts")
+        if residual is not None:
+            found[place] = residual
+    return found
+
+
+def corrected_s(table: Columns, residuals: dict[Place, Residual]) -> Array:
+    """Predictions with the residuals of their own framework and generation."""
+    factors = [residuals[place].factor if place in residuals else 1.0 for place in _places(table)]
+    corrected: Array = table.predicted_s * np.array(factors)
+    return corrected
+
+
+def left_out_s(table: Columns) -> Array:
+    """Predictions with residuals that were fitted without any row of the same source."""
+    predicted_s = table.predicted_s.copy()
+    for source in sorted(set(table.tags["source"].tolist())):
+        own = table.tags["source"] == source
+        predicted_s[own] = corrected_s(table, fitted(table, ~own))[own]
+    return predicted_s
+
+
+def figures(table: Columns) -> Iterator[tuple[str, float]]:
+    """Errors with the residuals that ship, and with each source's rows left out of them."""
+    if not len(table):
+        return
+    ways = {
+        "with --residual": corrected_s(table, shipped(table)),
+        "with residuals fitted without the row's source": left_out_s(table),
+    }
+    for name, predicted_s in ways.items():
+        one = summary(table.measured_s, predicted_s)
+        if one is not None:
+            yield f"{name}: mean_abs_error", one.mean_abs_error
+            yield f"{name}: median_abs_error", one.median_abs_error
+            yield f"{name}: mean_error", one.mean_error
+
+
+def _places(table: Columns) -> Sequence[Place]:
+    return list(zip(table.tags["profile"].tolist(), table.tags["kind"].tolist(), strict=True))
+
+
+def _at(table: Columns, place: Place) -> Mask:
+    mask: Mask = (table.tags["profile"] == place[0]) & (table.tags["kind"] == place[1])
+    return mask

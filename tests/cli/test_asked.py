@@ -1,0 +1,100 @@
+"""Answers say what was asked, what was assumed, and what would fit."""
+
+import shlex
+
+import pytest
+
+from stepcast import __version__
+from tests.cli.test_main import EXAMPLES, run, run_json
+
+LLAMA_8B = ("predict", "--model", "Meta-Llama-3.1-8B", "--cluster", "dgx-h100")
+
+
+def test_json_says_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*LLAMA_8B, "--gpus", "16", "--tp", "2", "--global-batch", "32", "--seq", "2048")
+    found = run_json(capsys, *words)
+    assert list(found)[:3] == ["model", "parameters", "cluster"]
+    assert (found["model"], found["cluster"], found["framework"]) == (
+        "llama-3.1-8b",
+        "dgx-h100",
+        "megatron-core",
+    )
+    assert found["parameters"] == 8_030_261_248
+    strategy = found["strategy"]
+    assert (strategy["tp"], strategy["dp"], strategy["gpus"]) == (2, 8, 16)
+    assert (strategy["global_batch"], strategy["seq"], strategy["precision"]) == (32, 2048, "bf16")
+    assert found["command"] == shlex.join(["stepcast", *words, "--json"])
+    assert found["version"] == __version__
+
+
+def test_text_begins_with_what_was_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *LLAMA_8B, "--gpus", "16", "--tp", "2")
+    head = out.split("\n\n")[0]
+    for words in ("llama-3.1-8b: 8.03B parameters", "dgx-h100: 16 h100-sxm, 8 a node", "tp 2, dp 8; zero-1"):
+        assert words in head
+    assert "64 sequences of 4,096 tokens in bf16, micro-batches of 1" in head
+    assert f"stepcast {__version__}" in head
+    assert "predict --model Meta-Llama-3.1-8B" in head
+
+
+def test_a_workload_says_what_was_asked_too(capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(EXAMPLES / "simai-llama-405b.txt")
+    found = run_json(capsys, "simulate", file, "--cluster", "dgx-h100")
+    assert (found["workload"], found["cluster"], found["version"]) == (file, "dgx-h100", __version__)
+    assert found["strategy"]["pp"] == 16
+
+
+def test_software_that_nobody_named_is_assumed_aloud(capsys: pytest.CaptureFixture[str]) -> None:
+    assumed = run_json(capsys, *LLAMA_8B, "--gpus", "8")["assumptions"]
+    assert any("captured graphs" in note and "--framework" in note for note in assumed)
+    for framework in ("megatron-core", "pytorch"):
+        said = run_json(capsys, *LLAMA_8B, "--gpus", "8", "--framework", framework)["assumptions"]
+        assert not any("--framework" in note for note in said)
+
+
+def test_remedies_fit_and_cost_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*LLAMA_8B, "--gpus", "8", "--micro-batch", "4", "--global-batch", "256")
+    found = run_json(capsys, *words)
+    assert not found["memory_bytes"]["fits"]
+    assert len(found["remedies"]) == 2
+    for remedy in found["remedies"]:
+        tried = run_json(capsys, *words, *shlex.split(remedy["options"]))
+        assert tried["memory_bytes"]["fits"]
+        assert tried["step_s"] == pytest.approx(remedy["step_s"])
+        assert tried["memory_bytes"]["total"] == pytest.approx(remedy["memory_bytes"])
+        assert remedy["slower"] == pytest.approx(tried["step_s"] / found["step_s"] - 1)
+    steps = [remedy["step_s"] for remedy in found["remedies"]]
+    assert steps == sorted(steps)
+
+
+def test_two_changes_where_one_is_not_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("predict", "--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--gpus", "16")
+    found = run_json(capsys, *words)
+    assert not found["memory_bytes"]["fits"]
+    assert found["remedies"]
+    assert run_json(capsys, *words, *shlex.split(found["remedies"][0]["options"]))["memory_bytes"]["fits"]
+
+
+def test_text_names_the_remedies_or_that_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, *LLAMA_8B, "--gpus", "8", "--micro-batch", "4")
+    assert "DOES NOT FIT\nto fit         --micro-batch 1 --global-batch 256: " in out
+    _, out, _ = run(capsys, "predict", "--model", "llama-3.1-405b", "--cluster", "dgx-b200", "--gpus", "1")
+    assert "give more of them" in " ".join(out.split())
+
+
+@pytest.mark.parametrize(("micro_batch", "status"), [("1", 0), ("4", 1)])
+def test_require_fit_is_an_exit_status(
+    capsys: pytest.CaptureFixture[str], micro_batch: str, status: int
+) -> None:
+    words = (*LLAMA_8B, "--gpus", "8", "--micro-batch", micro_batch)
+    assert run(capsys, *words, "--require-fit")[0] == status
+    assert run(capsys, *words)[0] == 0
+
+
+def test_warnings_beyond_what_was_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    few = run_json(capsys, *LLAMA_8B, "--gpus", "6144")["warnings"]
+    many = run_json(capsys, *LLAMA_8B, "--gpus", "8192")["warnings"]
+    assert not any("6,144" in text for text in few)
+    assert any("8,192 GPUs" in text and "6,144" in text for text in many)
+    long = run_json(capsys, *LLAMA_8B, "--gpus", "64", "--seq", "262144")["warnings"]
+    assert any("262,144" in text and "131,072" in text for text in long)

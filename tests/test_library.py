@@ -1,0 +1,143 @@
+"""``import stepcast`` as a Python user meets it: the verbs with their words, defaults and checks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stepcast
+from stepcast.ir.strategy import Sharding, StrategyError
+from tests.cli.test_main import EXAMPLES, run_json
+
+NAMED: dict[str, Any] = {"model": "llama-3.1-8b", "cluster": "dgx-h100"}
+
+
+@pytest.mark.parametrize(
+    ("choices", "words"),
+    [
+        ({"gpus": 64, "tp": 8}, ("--gpus", "64", "--tp", "8")),
+        ({"gpus": 64}, ("--gpus", "64")),
+        ({"nodes": 2, "seq": "8k", "zero": 3}, ("--nodes", "2", "--seq", "8k", "--zero", "3")),
+        ({"gpus": 8, "framework": "pytorch"}, ("--gpus", "8", "--framework", "pytorch")),
+        (
+            {"gpus": 8, "tp": 2, "sequence_parallel": False, "overlap": ["gradients", "transfers"]},
+            ("--gpus", "8", "--tp", "2", "--no-sequence-parallel", "--overlap", "gradients,transfers"),
+        ),
+        ({"gpus": 8, "set": ["node.nics=4"]}, ("--gpus", "8", "--set", "node.nics=4")),
+        (
+            {"gpus": 16, "pp": 2, "stage_layers": (15, 17)},
+            ("--gpus", "16", "--pp", "2", "--stage-layers", "15,17"),
+        ),
+    ],
+)
+def test_predict_answers_as_the_command_does(
+    capsys: pytest.CaptureFixture[str], choices: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    printed = run_json(capsys, "predict", "--model", NAMED["model"], "--cluster", NAMED["cluster"], *words)
+    found = stepcast.predict(**NAMED, **choices).facts()
+    assert {name: printed[name] for name in found} == json.loads(json.dumps(found))
+    assert set(printed) - set(found) <= {"command", "version", "remedies"}
+
+
+@pytest.mark.parametrize(
+    ("choices", "problem"),
+    [
+        ({"model": "lama-3.1-8b"}, "did you mean llama-3.1-8b"),
+        ({"cluster": "dgx-h10"}, "did you mean dgx-h100"),
+        ({"precision": "bf15"}, "did you mean bf16"),
+        ({"sharding": "zero-4"}, "did you mean zero-"),
+        ({"tpp": 2}, "did you mean --tp"),
+        ({"tp": "two"}, "expected a whole number"),
+        ({"tp": 3}, "64 GPUs are not a multiple"),
+        ({"framework": "torch-tytan"}, "did you mean torchtitan"),
+        ({"recompute": "ful"}, "expected none, selective, full"),
+    ],
+)
+def test_words_are_checked_at_once(choices: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        stepcast.predict(**{**NAMED, "gpus": 64, **choices})
+
+
+def test_nouns_and_names_mix() -> None:
+    model, cluster = stepcast.load_model("llama-3.1-8b"), stepcast.load_cluster("dgx-h100")
+    named = stepcast.predict(**NAMED, gpus=16, tp=2).step_s
+    assert stepcast.predict(model, cluster, gpus=16, tp=2).step_s == named
+    strategy = stepcast.Strategy(
+        stepcast.Layout(tp=2, dp=8), 1, 64, 4096, sharding=Sharding.ZERO_1, sequence_parallel=True
+    )
+    assert stepcast.predict("llama-3.1-8b", "dgx-h100", strategy).step_s == named
+    with pytest.raises(ValueError, match="tp: a Strategy says it already"):
+        stepcast.predict("llama-3.1-8b", "dgx-h100", strategy, tp=2)
+
+
+def test_strategies_take_words_and_refuse_what_is_none() -> None:
+    layout = stepcast.Layout(dp=8)
+    assert stepcast.Strategy(layout, 1, 8, 4096, sharding="zero-3").sharding is Sharding.ZERO_3  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="did you mean zero-3"):
+        stepcast.Strategy(layout, 1, 8, 4096, sharding="zero3")  # type: ignore[arg-type]
+
+
+def test_rows_are_flat() -> None:
+    predictions = [stepcast.predict(**NAMED, gpus=8, tp=tp) for tp in (1, 2)]
+    rows = stepcast.rows(predictions)
+    assert [row["tp"] for row in rows] == [1, 2]
+    assert all(isinstance(value, str | int | float | bool | None) for row in rows for value in row.values())
+    parts = sum(
+        value
+        for name, value in rows[0].items()
+        if name
+        in {f"{part}_s" for part in ("compute", "tp", "cp", "ep", "dp", "pp", "bubble", "optimizer", "other")}
+    )
+    assert parts == pytest.approx(rows[0]["step_s"])
+
+
+def test_search_and_plan_by_words(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--gpus", "8", "--global-batch", "32", "--seq", "2k")
+    fixed: dict[str, Any] = {"tp": 2, "pp": 1, "sharding": "zero-1", "precision": "bf16"}
+    typed = [word for name, value in fixed.items() for word in (f"--{name}", str(value))]
+    printed = run_json(
+        capsys, "search", "--model", "llama-3.2-1b", "--cluster", "h100", *words, *typed, "--top", "3"
+    )
+    found = stepcast.search("llama-3.2-1b", "h100", 8, global_batch=32, seq="2k", top=3, **fixed)
+    assert [row["step_s"] for row in stepcast.rows(found)] == [row["step_s"] for row in printed["rows"]]
+    made = stepcast.plan(**NAMED, gpus=64, tokens="100B", runs=20)
+    days = run_json(
+        capsys,
+        "plan",
+        "--model",
+        NAMED["model"],
+        "--cluster",
+        NAMED["cluster"],
+        "--gpus",
+        "64",
+        "--tokens",
+        "100B",
+        "--runs",
+        "20",
+    )["days"]
+    assert stepcast.rows(made)[0]["days_median"] == days["median"]
+
+
+def test_functions_stay_functions_whatever_is_imported() -> None:
+    from stepcast.analyze import compare as room
+
+    assert room.compare.__module__ == "stepcast.analyze.compare"
+    assert callable(stepcast.analyze)
+
+
+def test_measured_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = EXAMPLES / "megatron-rank7.txt"
+    assert json.loads(json.dumps(stepcast.analyze(trace))) == run_json(capsys, "analyze", str(trace))
+    with pytest.raises(ValueError, match="replay needs Megatron traces"):
+        stepcast.replay(EXAMPLES / "optimus-llama-1b.txt")
+    same = stepcast.compare(trace, stepcast.analyze(trace))
+    assert same.facts()["error"] == 0
+    prediction = stepcast.predict(**NAMED, gpus=8)
+    assert stepcast.compare(prediction, prediction).facts()["error"] == 0
+
+
+def test_nothing_is_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    stepcast.predict(**NAMED, gpus=1, sharding="zero-3")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "")
