@@ -280,9 +280,8 @@ def search_apart(words: list[str], pipe: "Connection") -> None:
         if now - last[0] >= EVERY_S:
             last[0] = now
             told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-            share = counts.simulated / (counts.simulated + counts.pruned + 1)
             words = f"simulated {counts.simulated:,}, {counts.pruned:,} left; {told}"
-            pipe.send(("progress", {"words": words, "share": min(1.0, share)}))
+            pipe.send(("progress", {"words": words}))
 
     try:
         # One process, which ends whole when it is ended; live answers have the other cores.
