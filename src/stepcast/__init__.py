@@ -2,7 +2,7 @@
 
 import sys
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 TYPE_CHECKING = False  # typing itself takes longer to load than all that stands here
 if TYPE_CHECKING:

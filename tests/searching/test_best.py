@@ -11,6 +11,7 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.searching.best import Counts, Found, Part, Result, search_parts
 from stepcast.searching.bound import bounds
+from stepcast.searching.objective import OBJECTIVES, Candidate
 from stepcast.searching.space import space_of
 from tests.searching.spaces import Case, dense, experts, sharded
 
@@ -64,6 +65,18 @@ def test_objectives_put_their_least_first(objective: str) -> None:
         assert best[0].memory_bytes <= fastest.memory_bytes
     if objective in ("throughput", "cost"):
         assert best[0].strategy == fastest.strategy  # as many GPUs each
+
+
+def test_the_least_energy_is_that_of_exhaustion() -> None:
+    case = dense()
+    space, cluster, framework = case
+    scored = []
+    for _, at in exhausted(case):
+        prediction = predict(space.model, cluster, space.strategy(at), framework)
+        scored.append((OBJECTIVES["energy"].score(Candidate(prediction, 0.0, 32, cluster)), at))
+    found = searched(case, objective="energy", top=5)
+    assert [(each.score, each.at) for each in found.best] == sorted(scored)[:5]
+    assert found.counts.simulated < len(scored)
 
 
 def test_less_memory_leaves_fewer() -> None:
@@ -132,6 +145,8 @@ def test_of_several_numbers_of_gpus_the_fastest_of_each_is_known() -> None:
     for number in (16, 32):
         rows = np.flatnonzero(both.columns["gpus"] == number)
         alone = searched(case._replace(space=both.only(rows)), top=1).best[0]
-        fastest = min((each for each in result.simulated if each.gpus == number), key=lambda each: each.step_s)
+        fastest = min(
+            (each for each in result.simulated if each.gpus == number), key=lambda each: each.step_s
+        )
         assert fastest.step_s == alone.step_s
         assert any(each.step_s == alone.step_s for each in result.front)

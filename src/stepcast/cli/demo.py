@@ -27,7 +27,9 @@ NEXT_STEPS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--examples", default="examples", metavar="DIR", help="folder of the examples")
+    parser.add_argument(
+        "--examples", metavar="DIR", help="folder of the examples (default: those that came with stepcast)"
+    )
     parser.add_argument(
         "-o", "--output", default="demo-output", metavar="DIR", help="folder to write results to"
     )
@@ -35,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = Path(args.examples)
+    folder = Path(args.examples) if args.examples else shipped_examples()
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; run the demo in the checkout or name it with --examples")
+        raise ValueError(f"{folder}: no such folder; name the one of the examples with --examples")
     output = Path(args.output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; name a folder to write to with --output")
@@ -69,8 +71,17 @@ def run(args: argparse.Namespace) -> int:
     print()
     command = sys.argv[0] if sys.argv[0].endswith("stepcast") else "stepcast"
     for purpose, words in NEXT_STEPS:
-        print(f"# {purpose}\n{command} {words}")
+        print(f"# {purpose}\n{command} {words.replace('examples/', f'{folder}/')}")
     return 0
+
+
+def shipped_examples() -> Path:
+    """The folder of the examples: of this checkout, else the one inside the package."""
+    import stepcast
+
+    package = Path(stepcast.__file__).resolve().parent
+    places = (Path("examples"), package / "examples", package.parents[1] / "examples")
+    return next((place for place in places if place.is_dir()), places[0])
 
 
 def _document(path: Path) -> dict[str, Any]:

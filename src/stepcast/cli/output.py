@@ -85,6 +85,8 @@ WRITTEN = ("trace", "html", "to_workload", "output")
 READ = (
     "captured",
     "file",
+    "run",
+    "config",
     "files",
     "runs",
     "input",

@@ -60,6 +60,15 @@ def search_facts(asked: Question, result: "Result") -> dict[str, Any]:
     }
 
 
+def best_row(asked: Question) -> dict[str, Any] | None:
+    """The best alone, as a row of the table; None where nothing fits."""
+    found = asked.answer(top=1).best
+    if not found:
+        return None
+    report = _report(asked, found[0])
+    return _row(asked, 1, found[0], report, report)
+
+
 def _report(asked: Question, found: "Found") -> "StepReport":
     from stepcast.forecast.predict import predict
 

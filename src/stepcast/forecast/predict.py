@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -134,26 +135,11 @@ def _with_model(
     framework: Framework,
 ) -> StepReport:
     """*report* with what the model, its strategy and its framework add to it."""
-    # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
-    flops = model_flops(
-        model,
-        strategy.seq,
-        strategy.global_batch,
-        causal=True,
-        further_tokens=strategy.further_tokens,
-        lora_rank=strategy.lora_rank,
-        kept_share=strategy.kept_share,
-    )
-    per_gpu = flops / report.step_s / strategy.layout.gpus
     split = assumed_split(model, strategy)
     host = _host_facts(stages, cluster, strategy)
     return replace(
         report,
-        throughput=Throughput(
-            tokens_per_s=strategy.tokens / report.step_s,
-            tflops_per_gpu=per_gpu / TFLOPS,
-            mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
-        ),
+        throughput=throughput(model, cluster, strategy, report.step_s),
         run={**report.run, **_run_facts(model, strategy, framework)},
         memory_bytes={**memory_facts(stages), **host},
         warnings=(
@@ -169,6 +155,26 @@ def _with_model(
             *report.assumptions,
             *((report.residual.said(framework.name),) if report.residual else ()),
         ),
+    )
+
+
+def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float) -> Throughput:
+    """What a step of *step_s* amounts to."""
+    # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
+    flops = model_flops(
+        model,
+        strategy.seq,
+        strategy.global_batch,
+        causal=True,
+        further_tokens=strategy.further_tokens,
+        lora_rank=strategy.lora_rank,
+        kept_share=strategy.kept_share,
+    )
+    per_gpu = flops / step_s / strategy.layout.gpus
+    return Throughput(
+        tokens_per_s=strategy.tokens / step_s,
+        tflops_per_gpu=per_gpu / TFLOPS,
+        mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
     )
 
 
@@ -278,14 +284,14 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
 
 
 def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
-    if framework.modules is Modules.TRANSFORMERS and framework.kernels is Kernels.PLAIN:
-        return _written_issue_s
+    if framework.modules is Modules.TRANSFORMERS:
+        return partial(_written_issue_s, "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
     return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
 
 
-def _written_issue_s(work: Work, backward: bool) -> float:
+def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
     """Modules of which every kernel is counted; all experts are one product."""
-    dispatch = default_dispatch("transformers")
+    dispatch = default_dispatch("transformers", kind)
     if isinstance(work, HostUpdate | Communication):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)

@@ -47,7 +47,8 @@ def _unpacked(
 ) -> "Prediction":
     from stepcast.forecast.simulate import Prediction
 
-    built, ran = (Found(step), Found(run)) if step is not None else (_too_long, _too_long)
+    built: Callable[[], Any] = Found(step) if step is not None else _too_long
+    ran: Callable[[], Any] = Found(run) if step is not None else _too_long
     made = Prediction(built=built, ran=ran, **state)
     # Both are computed when first asked for, and were.
     made.__dict__.update(report=report, found_s=simulated_s)

@@ -67,6 +67,18 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
 
     A name may carry its own: ``generic:gpu=h200,node.gpus=4``. The name of a GPU is one node of it.
     """
+    changed = tuple(overrides)
+    # A file may change between two calls, and what builds on one; the catalogue does not.
+    from_files = any(".toml" in text for text in (name_or_path, *changed))
+    return _cluster(name_or_path, changed) if from_files else _catalogued_cluster(name_or_path, changed)
+
+
+@lru_cache(maxsize=256)
+def _catalogued_cluster(name: str, overrides: tuple[str, ...]) -> Cluster:
+    return _cluster(name, overrides)
+
+
+def _cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name, _, parameters = name_or_path.partition(":")
     own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
     gpu_alone = _gpu_named(name)

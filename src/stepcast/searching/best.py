@@ -3,120 +3,36 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from typing import NamedTuple
 
 import numpy as np
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.forecast.simulate import DEFAULTS, Options
 from stepcast.hardware import Cluster
-from stepcast.ir.framework import Framework
-from stepcast.ir.strategy import Strategy
 from stepcast.searching.bound import Bounding
+from stepcast.searching.columns import Bools
 from stepcast.searching.crew import Crew
 from stepcast.searching.objective import OBJECTIVES, Candidate, Floats
-from stepcast.searching.space import Ints, Space
-from stepcast.units import GIB, format_seconds
+from stepcast.searching.result import Counts as Counts
+from stepcast.searching.result import Found as Found
+from stepcast.searching.result import Missed as Missed
+from stepcast.searching.result import Part as Part
+from stepcast.searching.result import Result as Result
+from stepcast.searching.result import Watch as Watch
+from stepcast.searching.space import Ints
+from stepcast.units import GIB
 
 ROUND = 16
 FEWEST_FOR_SEVERAL = 64  # fewer are simulated before other processes have begun
 MISSED = 2.0
 MORE_BYTES = 16 * GIB
 MOST_ROOMIER = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Candidates that one setting of the software runs; *rows* are their numbers among all."""
-
-    space: Space
-    framework: Framework
-    rows: Ints
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A candidate that was simulated."""
-
-    at: int  # its number among all
-    strategy: Strategy
-    framework: Framework
-    step_s: float
-    memory_bytes: float
-    score: float  # what the search makes least
-    bound_s: float  # which the step of its even split cannot be below
-    options: Options = DEFAULTS
-    kinds: tuple[str, ...] = ()  # the GPU of each stage, where there are two kinds
-
-    @property
-    def gpus(self) -> int:
-        return self.strategy.layout.gpus
-
-    @property
-    def rank(self) -> tuple[float, float, int]:
-        return self.score, self.step_s, self.at
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """What became of the candidates."""
-
-    considered: int
-    illegal: int
-    too_large: int  # by the bound of their memory, or by the count
-    pruned: int  # their bound is no better than what is kept
-    simulated: int
-    complete: bool = True
-
-    def facts(self) -> dict[str, int | bool]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-
-@dataclass(frozen=True, slots=True)
-class Missed:
-    """The fastest that lacks memory might take so long, at best."""
-
-    strategy: Strategy
-    bound_s: float
-    memory_bytes: float  # at least
-
-
-@dataclass(frozen=True)
-class Result:
-    """The best candidates first, and all that were simulated."""
-
-    best: tuple[Found, ...]
-    simulated: tuple[Found, ...]
-    counts: Counts
-    missed: Missed | None = None  # with a lower bound than the best has
-    smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
-    roomier: Found | None = None  # the best of those that would fit into 16 GiB more
-
-    def __repr__(self) -> str:
-        best = f"best {format_seconds(self.best[0].step_s)} a step" if self.best else "nothing fits"
-        return f"Result({self.counts.considered:,} candidates, {self.counts.simulated:,} simulated, {best})"
-
-    def _repr_html_(self) -> str:
-        from stepcast.pages.notebook import found_html
-
-        best, front = (
-            [(each.strategy, each.step_s, each.memory_bytes) for each in some]
-            for some in (self.best, self.front)
-        )
-        return found_html(self.counts.facts(), best, front)
-
-    @property
-    def front(self) -> tuple[Found, ...]:
-        """Of those simulated, each that no other beats in step, memory and GPUs; fastest first."""
-        kept: list[Found] = []
-        for each in sorted(self.simulated, key=lambda one: (one.step_s, one.memory_bytes, one.gpus, one.at)):
-            if not any(one.memory_bytes <= each.memory_bytes and one.gpus <= each.gpus for one in kept):
-                kept.append(each)
-        return tuple(kept)
-
-
-Watch = Callable[[Counts, Found | None], None]
-"""Told how far the search is, with the best so far; a KeyboardInterrupt from it ends the search."""
+# The front: each with so much less memory than the one before, so many, and none slower than that.
+LESS = 0.8
+MOST_OF_FRONT = 6
+SLOWEST = 2.0
+FEW = 4
 
 
 def search_parts(
@@ -146,6 +62,14 @@ class _Trial:
     memory_bytes: float
     step_s: float | None = None
     score: float = np.inf
+
+
+class _Looking(NamedTuple):
+    """Candidates in the order of their least time."""
+
+    part: Ints
+    row: Ints
+    least: Floats
 
 
 class _Searching:
@@ -185,7 +109,8 @@ class _Searching:
                     if stop == start:
                         break
                     self._round(crew, part[start:stop].tolist(), row[start:stop].tolist())
-                self._each_number(crew, part, row)
+                if self.looks_around:
+                    self._around(crew, part, row)
         except KeyboardInterrupt:
             complete = False
         counts, kept = self._counts(complete), tuple(self.kept)
@@ -206,25 +131,44 @@ class _Searching:
         order = np.lexsort((numbers, least))
         return least[order], which[order], rows[order]
 
-    def _each_number(self, crew: Crew, part: Ints, row: Ints) -> None:
-        """Of several numbers of GPUs, the fastest of each, so that the front knows what fewer cost."""
-        gpus, least = np.zeros(len(row), dtype=np.int64), np.zeros(len(row))
+    def _around(self, crew: Crew, part: Ints, row: Ints) -> None:
+        """The fastest of each number of GPUs, and those that do with ever less memory, so that the front
+        knows what fewer and less cost.
+        """
+        gpus, least, room = np.zeros(len(row), dtype=np.int64), np.zeros(len(row)), np.zeros(len(row))
         for number, (each, limits) in enumerate(zip(self.parts, self.limits, strict=True)):
             here = part == number
             gpus[here], least[here] = each.space.columns["gpus"][row[here]], limits.time_s[row[here]]
-        numbers = np.unique(gpus)
-        for number in numbers.tolist() if len(numbers) > 1 else ():
-            own = np.flatnonzero(gpus == number)
-            own = own[np.argsort(least[own], kind="stable")]
-            for start in range(0, len(own), ROUND):
-                best = min((each.step_s for each in self.simulated if each.gpus == number), default=np.inf)
-                some = own[start : start + ROUND]
-                some = some[least[some] <= best]
-                if not len(some):
-                    break
-                asked = zip(part[some].tolist(), row[some].tolist(), strict=True)
-                new = [each for each in asked if each not in self.tried]
-                self._round(crew, [which for which, _ in new], [at for _, at in new])
+            room[here] = limits.memory_bytes[row[here]]
+        order = np.argsort(least, kind="stable")
+        looking = _Looking(part[order], row[order], least[order])
+        numbers = np.unique(gpus).tolist()
+        for number in numbers if len(numbers) > 1 else ():
+            self._fastest(crew, looking, gpus[order] == number, _having(number))
+        best = self.kept[0] if self.kept else None
+        for _ in range(MOST_OF_FRONT):
+            if best is None:
+                break
+            most = LESS * best.memory_bytes
+            may = (room[order] <= most) & (least[order] <= SLOWEST * self.kept[0].step_s)
+            best = self._fastest(crew, looking, may, _within(most))
+
+    def _fastest(
+        self, crew: Crew, looking: "_Looking", may: Bools, suits: Callable[[Found], bool]
+    ) -> Found | None:
+        """The fastest that *suits*, of those that *may*."""
+        own = np.flatnonzero(may)
+        best: Found | None = None
+        for start in range(0, len(own), FEW):
+            best = min(filter(suits, self.simulated), key=lambda each: each.step_s, default=None)
+            some = own[start : start + FEW]
+            some = some[looking.least[some] <= (best.step_s if best else np.inf)]
+            if not len(some):
+                break
+            asked = zip(looking.part[some].tolist(), looking.row[some].tolist(), strict=True)
+            new = [each for each in asked if each not in self.tried]
+            self._round(crew, [which for which, _ in new], [at for _, at in new])
+        return best
 
     def _round(self, crew: Crew, parts: Sequence[int], rows: Sequence[int]) -> None:
         worst = self._worst()
@@ -328,3 +272,11 @@ class _Searching:
     def _smallest(self) -> float | None:
         least = [float(limits.memory_bytes.min(initial=np.inf)) for limits in self.limits]
         return min(least) if self.legal else None
+
+
+def _having(gpus: int) -> Callable[[Found], bool]:
+    return lambda each: each.gpus == gpus
+
+
+def _within(most_bytes: float) -> Callable[[Found], bool]:
+    return lambda each: each.memory_bytes <= most_bytes

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepcast.cost.compute import cool_load
+from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.schedules import SCHEDULES, Pairs, Placement
 from stepcast.searching.columns import LAYER, LAYOUT, PIECES, STATES, Bools, Columns, Floats
 from stepcast.searching.exchanges import exchanges
 from stepcast.searching.fitting import Fitting
-from stepcast.searching.layers import ROUNDED, TAKES, kinds_of, part_costs, part_layers, part_loads
+from stepcast.searching.layers import TAKES, kinds_of, least_load, part_costs, part_layers, part_loads
 from stepcast.searching.legal import legal, pipeline_of
 from stepcast.searching.parts import counts_of
 from stepcast.searching.space import Ints, Space
@@ -119,18 +121,13 @@ class Bounding:
     def _cost(self, at: int) -> Floats:
         strategy = self.space.strategy(at)
         parts = part_layers(self.model, self.framework, strategy)
-        duty, kinds = 0.0, len(self.kinds)
-        heat = int(self.columns.further["heat"][at])
+        load, heat = cool_load(self.cluster.gpu, default_fit()), int(self.columns.further["heat"][at])
         if heat != COOL:
-            matrix_s, total_s = part_loads(self.cluster, parts).T
-            if heat == ALONE:
-                # A mixture of kinds has no smaller share than its least.
-                duty = float((matrix_s[:kinds] / total_s[:kinds]).min())
-            else:
-                lies = counts_of(self.space, at)[-1]
-                duty = float((lies @ matrix_s) / (lies @ total_s))
-        duty = max(0.0, duty - ROUNDED)
-        return part_costs(self.model, self.cluster, self.framework, strategy, parts, duty)
+            loads = part_loads(self.cluster, parts)
+            # A mixture of kinds is no cooler than its coolest.
+            mixtures = loads[: len(self.kinds)] if heat == ALONE else counts_of(self.space, at)[-1:] @ loads
+            load = least_load(self.cluster, mixtures)
+        return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
 
     # ---- pipelines -----------------------------------------------------------------------------------
 
@@ -163,17 +160,8 @@ class Bounding:
             before = slice(0, min(stage, stages - 1 - stage) if two_way else stage)
             there_s, back_s = forward_s[:, before].sum(axis=1), returned_s[:, before].sum(axis=1)
             if paired:
-                lies = counts[own].sum(axis=0)
-                spent = np.einsum("rpt,p->rt", costs[:, :, TAKES.computing : TAKES.ahead], lies)
-                best = np.maximum(best, there_s + rounds * spent.max(axis=1))
-                if two_way:
-                    # Before the first backward and after the last forward, slots run by themselves.
-                    single = np.minimum(batches, stages + abs(stages // 2 - 1 - before.stop))
-                    waits_s = (of_pieces(TAKES.ahead) + of_pieces(TAKES.back) - of_pieces(TAKES.computing))[
-                        :, own
-                    ]
-                    alone_s = single * waits_s.min(axis=1)
-                    best = np.maximum(best, there_s + rounds * spent[:, 0] + alone_s)
+                single = stages + abs(stages // 2 - 1 - before.stop) if two_way else 0
+                best = np.maximum(best, there_s + _pairs_s(costs, counts[own], rounds, single))
                 continue
             forwards_s, backwards_s = forward_s[:, own].sum(axis=1), backward_s[:, own].sum(axis=1)
             work_s = rounds * (forwards_s + backwards_s)
@@ -208,3 +196,16 @@ class Bounding:
         """Gradients of the first stage, and its weights, as one message: which is faster than in several."""
         found = exchanges(self.model, self.cluster, self.framework, self.space.strategy(at))
         return np.array(found.values())
+
+
+def _pairs_s(costs: Floats, own: Floats, rounds: Floats, single: int) -> Floats:
+    """Forwards and backwards side by side on a stage that holds pieces with *own* parts: kernels, each
+    group's exchanges, and backwards by themselves; *single* forwards and backwards have no partner, before
+    the first backward and after the last forward.
+    """
+    spent = np.einsum("rpt,p->rt", costs[:, :, TAKES.computing : TAKES.ahead], own.sum(axis=0))
+    side_by_side = rounds * spent.max(axis=1)
+    waits = costs[:, :, TAKES.ahead] + costs[:, :, TAKES.back] - costs[:, :, TAKES.computing]
+    alone = np.minimum(2 * rounds, single) * (waits @ own.T).min(axis=1)
+    longest: Floats = np.maximum(side_by_side, rounds * spent[:, 0] + alone)
+    return longest
