@@ -28,7 +28,12 @@ def without_unused_ffn(model: Model) -> Model:
     family does besides, a catalogue of architectures does not say.
     """
     plain = Activation.GELU if model.activation is Activation.GELU_NEW else model.activation
-    model = replace(model, joined=False, wide_norms=False, dropout=0.0, activation=plain)
+    model = replace(
+        model, joined=False, wide_norms=False, dropout=0.0, drops_attention=False, activation=plain
+    )
+    position = replace(model.position, share=1.0, tailed=False)
+    experts = model.experts and replace(model.experts, wide_weights=False)
+    model = replace(model, position=position, experts=experts)
     dense = any(block.feed_forward == "dense" for block in model.blocks)
     return model if dense else replace(model, ffn=0)
 

@@ -44,6 +44,7 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "mpt": dense.mpt,
     "nemotron": dense.nemotron,
     "nemotron_h": hybrid.nemotron_h,
+    "olmo2": dense.olmo2,
     "opt": dense.opt,
     "phi": dense.phi,
     "phi3": dense.phi3,
@@ -78,6 +79,16 @@ DROPOUTS: dict[str, tuple[str, float]] = {
     "starcoder2": ("residual_dropout", 0.0),
 }
 
+# Families that also drop attention probabilities, unless their config says otherwise.
+DROPPING = ("gpt2", "gpt_bigcode")
+# Families whose code joins the part of a head that is turned and the part that is not: how much is turned.
+TAILED: dict[str, tuple[str, float]] = {
+    "gpt_neox": ("rotary_pct", 0.25),
+    "phi": ("partial_rotary_factor", 0.5),
+    "phi3": ("partial_rotary_factor", 1.0),
+}
+# Families whose routers weigh experts in fp32, whatever the format of the tokens.
+WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "mixtral")
 # Of types that are often asked for, what their layers have and ours do not.
 LACKING: dict[str, str] = {
     "falcon_mamba": "Mamba-1 blocks",
@@ -133,8 +144,17 @@ def _as_coded(model: Model, keys: Keys) -> Model:
     """*model* with what transformers' code of its family does."""
     key, usual = DROPOUTS.get(keys.kind, ("", 0.0))
     dropout = keys.number(key, usual) if key else 0.0
-    wide = keys.kind.startswith("gemma")
-    return replace(model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout)
+    wide = keys.kind.startswith("gemma") or keys.kind in ("olmo2", "gpt_oss")
+    position = model.position
+    if keys.kind in TAILED:
+        share = keys.number(*TAILED[keys.kind])
+        position = replace(position, share=share if 0 < share < 1 else 1.0, tailed=True)
+    experts = model.experts and replace(model.experts, wide_weights=keys.kind in WIDE_ROUTERS)
+    drops = keys.kind in DROPPING and keys.number("attn_pdrop", 0.1) > 0
+    model = replace(
+        model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout, drops_attention=drops
+    )
+    return replace(model, position=position, experts=experts)
 
 
 def _decode(data: bytes) -> object:

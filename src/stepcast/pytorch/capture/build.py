@@ -2,15 +2,17 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from stepcast.ir.captured import Captured, CapturedMemory, Part
 from stepcast.ir.dtype import DType
 from stepcast.ir.role import Role
+from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.pytorch.capture.events import Event, Moment, Trace
 from stepcast.pytorch.capture.kernels import works_of
 
-Kernel = tuple[str, object]
+LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
 SHORTEST_REPEAT = 2
 
 
@@ -23,7 +25,7 @@ def captured(
     layers, parts = segments.layers(), segments.parts()
     kept = [at for at, layer in enumerate(layers) if layer.all_ops or parts[at].parameters]
     updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
-    optimizer = Layer(str(Role.OPTIMIZER), _ops(updates), role=Role.OPTIMIZER)
+    optimizer = Layer(str(Role.OPTIMIZER), _update(updates), role=Role.OPTIMIZER)
     body = _folded([layers[at] for at in kept])
     workload = Workload(
         (Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ()),),
@@ -170,6 +172,23 @@ def _ops(events: Sequence[Event]) -> tuple[Op, ...]:
             shown = name if counts[name] == 1 else f"{name} {counts[name]}"
             ops.append(Op(shown, work))
     return tuple(ops)
+
+
+def _update(events: Sequence[Event]) -> tuple[Op, ...]:
+    """The optimizer: its passes over lists of tensors as one op, whose kernels are counted by tensor."""
+    listed = [event for event in events if event.name.startswith(LISTED)]
+    ops = _ops([event for event in events if not event.name.startswith(LISTED)])
+    works = [work for event in listed for work in works_of(event) if isinstance(work, Elementwise)]
+    if not works:
+        return ops
+    lists = [each for event in listed for each in event.options if isinstance(each, int)]
+    largest = max(works, key=lambda work: work.columns)
+    work = replace(
+        largest,
+        read_bytes=sum(each.read_bytes for each in works),
+        write_bytes=sum(each.write_bytes for each in works),
+    )
+    return (*ops, Op("update", work, kernels=max(lists, default=1)))
 
 
 def _folded(layers: Sequence[Layer]) -> list[Block]:
