@@ -15,6 +15,7 @@ from stepcast.generate.parts import K, Ops, cast, collective, dropped, dropped_g
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.written_attention import WrittenCore
 from stepcast.ir.coded import fuses_attention, masks_window
+from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Modules
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block

@@ -83,7 +83,9 @@ def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> Floats:
 def least_load(cluster: Cluster, mixtures: Floats) -> Load:
     """A load that is no more than that of any of *mixtures*, nor of what they are mixed from."""
     gpu, fit = cluster.gpu, default_fit()
-    loads = [load_of(*map(float, mixture), gpu, fit) for mixture in mixtures]
+    loads = [
+        load_of(matrix_s, total_s, energy_s, gpu, fit) for matrix_s, total_s, energy_s in mixtures.tolist()
+    ]
     duty = max(0.0, min(load.duty for load in loads) - ROUNDED)
     wanted = [load.wanted for load in loads if load.wanted is not None]
     return replace(loads[0], duty=duty, wanted=max(0.0, min(wanted) - ROUNDED) if wanted else None)
