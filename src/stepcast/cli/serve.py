@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import gc
+import re
 import secrets
 import sys
 import threading
@@ -42,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--name",
+        type=_name,
         action="append",
         default=[],
         metavar="NAME",
@@ -54,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MIB",
         help=f"largest trace to take (default {MOST_MIB} MiB)",
     )
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"expected the name of a machine, such as box.lan, not {text!r}")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -81,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
         server_header=False,
         date_header=False,
         timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
         limit_concurrency=1024,
         h11_max_incomplete_event_size=65_536,
     )
