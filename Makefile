@@ -1,5 +1,7 @@
 # make demo   creates the environment and shows the shipped examples
 # make test   runs every check
+# make docs   builds the site into site/
+# make dist   builds wheel and sdist, and tries the wheel in an environment of its own
 # make fuzz   damaged files and random command lines; FUZZ="--minutes 60 --seed 7" for longer
 
 PYTHON ?= python3
@@ -7,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install demo test lint types unit fuzz bench clean
+.PHONY: install demo test lint types unit docs dist fuzz bench clean
 
 install: $(INSTALLED)
 
@@ -34,6 +36,13 @@ types: install
 unit: install
 	$(BIN)/python -m pytest -n auto --dist worksteal
 
+docs: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
+	$(BIN)/python tools/build_docs.py
+
+dist:
+	$(PYTHON) tools/try_dist.py
+
 fuzz: install
 	$(BIN)/python -m tests.fuzz $(FUZZ)
 
@@ -41,5 +50,5 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output fuzz-found
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output fuzz-found site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

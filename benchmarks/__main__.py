@@ -15,6 +15,7 @@ BENCHMARKS = (
     "search",
     "runs",
     "kineto_analysis",
+    "pages",
 )
 
 

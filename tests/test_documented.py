@@ -15,6 +15,7 @@ from stepcast.cli.main import main
 from tests.shared import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -58,6 +59,22 @@ def test_example(
     captured = capsys.readouterr()
     printed = "\n".join(line.rstrip() for line in (captured.out + captured.err).splitlines())
     assert matches(expected, printed), f"{page}: {command} printed\n{printed}"
+
+
+def programs() -> list[tuple[str, str]]:
+    """Page and program: the ``python`` blocks of a page, one after the other."""
+    found = []
+    for page in PAGES:
+        if blocks := PYTHON.findall(page.read_text()):
+            found.append((page.relative_to(ROOT).as_posix(), "\n".join(blocks)))
+    return found
+
+
+@pytest.mark.parametrize(("page", "program"), programs(), ids=[page for page, _ in programs()])
+def test_program(page: str, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    exec(compile(program, page, "exec"), {"__name__": page})
 
 
 def test_pages_have_examples() -> None:

@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cost": {"units", "ir", "hardware"},
     "frameworks": {"units", "ir", "hardware", "inputs"},
     "goodput": {"units", "ir", "hardware", "inputs", "pages"},
-    "pytorch": {"units", "ir", "hardware", "inputs", "cost"},
+    "pytorch": {"units", "ir", "hardware", "inputs", "outputs", "cost"},
     "simulation": {"units", "ir"},
     "analyze": {"units", "ir", "hardware", "cost", "simulation", "pages"},
     "report": {"units", "ir"},
@@ -33,6 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation", "pages"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "pages"},
+    "sweep": {"units", "ir", "inputs", "outputs"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze", "pages"},
     "validate": {
         "units",

@@ -43,7 +43,7 @@ class Run:
 
     @property
     def family(self) -> str:
-        """Dense or experts, whatever the GPUs."""
+        """Dense, experts or one GPU, whatever the generation."""
         return self.kind.split(" on ")[0]
 
 
@@ -69,7 +69,7 @@ def runs_of(path: str) -> Iterable[Run]:
                 continue
             gpus = int(_word(words, "gpus") or 0)
             yield Run(
-                "one GPU" if gpus == 1 else row["kind"],
+                row["kind"],
                 row.get("source") or row["set"],
                 row.get("profile") or _word(words, "framework") or "",
                 gpus,
@@ -150,14 +150,17 @@ def table(name: str, rows: Sequence[Run]) -> str:
 
 def main(paths: Sequence[str]) -> None:
     runs = [run for path in paths for run in runs_of(path)]
-    several = [run for run in runs if run.kind != "one GPU"]
+    several = [run for run in runs if run.family != "one GPU"]
     sources = left_out(several, "source")
     print(HEAD)
     print("[widened]")
-    print(f"framework = {needed(sources)}")
-    print(f"generation = {needed(left_out(several, 'kind', family=True))}")
-    print(f"gpus = {needed(farthest(several, 'gpus'))}")
-    print(f"seq = {needed(farthest(several, 'seq'))}")
+    framework, generation = needed(sources), needed(left_out(several, "kind", family=True))
+    size = max(needed(farthest(several, name)) for name in ("gpus", "seq"))
+    print(f"framework = {framework}")
+    # Of a new generation as little is known as of a new framework, and more beyond both sizes than within.
+    print(f"generation = {max(framework, generation)}")
+    print(f"gpus = {size}")
+    print(f"seq = {size}")
     for kind, rows in by_kind(runs).items():
         print("\n" + table(kind, rows))
     for kind, rows in by_kind(several, family=True).items():

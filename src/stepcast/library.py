@@ -12,7 +12,8 @@ from importlib import import_module
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepcast.cli.main import Parser
+from stepcast.cli.configured import words_for
+from stepcast.cli.main import Parser, with_files
 
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison
@@ -105,6 +106,7 @@ def search(
 ) -> "Result":
     """The *top* best strategies, as ``stepcast search`` finds them; *choices* are its options (``tp=8`` fixes
     one, ``max_memory="70GiB"``, ``objective="cost"``), and *axes* restrict them by name: ``{"tp": (4, 8)}``.
+    *watch* is called after each simulation with the counts and the best so far.
 
     A Framework made by hand is searched as it stands, with *axes*, *objective*, *most_bytes* and *watch*.
     """
@@ -115,7 +117,10 @@ def search(
             raise ValueError("a Framework made by hand needs numbers: gpus, global_batch and seq")
         values = (_model(model), _cluster(cluster), gpus, global_batch, seq, framework)
         return run(*values, axes=axes, top=top, **choices)
-    counts = gpus if isinstance(gpus, int | str) else ",".join(map(str, gpus))
+    counts, watch = (
+        gpus if isinstance(gpus, int | str) else ",".join(map(str, gpus)),
+        choices.pop("watch", None),
+    )
     allow = [f"{name.replace('_', '-')}={','.join(map(str, each))}" for name, each in (axes or {}).items()]
     args = _args(
         "search",
@@ -129,9 +134,9 @@ def search(
         allow=[*allow, *choices.pop("allow", [])],
         **choices,
     )
-    from stepcast.cli.search import question_of
+    from stepcast.cli.search_question import question_of
 
-    return question_of(args)[0].answer()
+    return question_of(args).answer(watch=watch)
 
 
 def plan(
@@ -248,8 +253,8 @@ def _args(verb: str, *files: Path, **choices: Any) -> argparse.Namespace:
     made = {name: value for name, value in choices.items() if name in ("model", "cluster") and _made(value)}
     for name, value in choices.items():
         if value is not None:
-            words += _said(name, name if name in made else value)
-    args = parser.parse_args(words)
+            words += words_for(name, name if name in made else value)
+    args: argparse.Namespace = with_files(parser, words)
     for name, value in made.items():
         setattr(args, name, value)
     args.verb, args.quiet, args.command = verb, True, None
@@ -259,18 +264,3 @@ def _args(verb: str, *files: Path, **choices: Any) -> argparse.Namespace:
 def _made(value: Any) -> bool:
     """Whether it is a noun of the library rather than a name of one."""
     return value is not None and not isinstance(value, str | PathLike)
-
-
-def _said(name: str, value: Any) -> list[str]:
-    option = f"--{name.rstrip('_').replace('_', '-')}"
-    if value is True:
-        return [option]
-    if value is False:
-        return [f"--no-{option[2:]}"]
-    if isinstance(value, list | tuple) and name in ("set", "what_if", "stage", "allow", "fix"):
-        return [word for each in value for word in (option, str(each))]
-    if isinstance(value, list | tuple):
-        return [option, ",".join(map(str, value))]
-    if isinstance(value, PathLike):
-        return [option, fspath(value)]
-    return [f"{option}={value}"]

@@ -119,7 +119,7 @@ def test_an_interrupt_prints_the_best_so_far(
         return predict(*given)
 
     monkeypatch.setattr(best, "predict", interrupted)
-    status, printed, _ = run(capsys, "search", *SMALL)
+    status, printed, _ = run(capsys, "search", *SMALL, "--workers", "1")
     assert status == 130
     assert "incomplete" in printed
     assert " 3 simulated" in " ".join(printed.split())
@@ -141,7 +141,7 @@ def test_an_interrupt_prints_the_best_so_far(
         (("--allow", "recompute=some"), "expected one of none, selective, full"),
         (("--fix", "cp=3"), "no candidates"),
         (("--price", "2"), "give --tokens as well"),
-        (("-o", "rows.txt"), "ends in .csv or .json"),
+        (("-o", "rows.txt"), "ends in .csv, .parquet or .json"),
     ],
 )
 def test_mistakes_are_told_in_one_line(
@@ -152,3 +152,55 @@ def test_mistakes_are_told_in_one_line(
     assert not printed
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_two_kinds_of_gpus_share_the_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = tmp_path / "both.toml"
+    cluster.write_text('base = "dgx-h100"\nnodes = 1\n[other]\ncluster = "dgx-a100"\nnodes = 1\n')
+    question = ["--model", "llama-3.2-1b", "--cluster", str(cluster), "--gpus", "16", "--global-batch", "16"]
+    few = (
+        "--fix",
+        "schedule=1f1b",
+        "--fix",
+        "recompute=none",
+        "--fix",
+        "sequence-parallel=no",
+        "--fix",
+        "cp=1",
+    )
+    found = run_json(capsys, "search", *question, *NARROW, *few, "--top", "2")
+    best = found["rows"][0]
+    assert "on h100-sxm" in best["kinds"]
+    assert "on a100-sxm-80gb" in best["kinds"]
+    assert sum(map(int, best["stage_layers"].split(","))) == 16
+    again = run_json(capsys, *shlex.split(best["command"])[1:])
+    assert again["rows"][0]["step_s"] == best["step_s"]
+    question[question.index("16")] = "12"
+    status, _, error = run(capsys, "search", *question, *NARROW)
+    assert status == 2
+    assert "has two kinds; give all, 16, or at most the 8 of the first" in error
+
+
+def test_what_overlaps_can_be_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    question = ("--fix", "schedule=1f1b", "--fix", "cp=1", "--allow", "overlap=usual,none,tensor")
+    found = run_json(capsys, "search", *SMALL, *question, "--top", "30")
+    assert {row["overlap"] for row in found["rows"]} >= {"none"}
+    for row in (found["rows"][0], next(row for row in found["rows"] if row["overlap"] == "none")):
+        assert run_json(capsys, *shlex.split(row["command"])[1:])["step_s"] == row["step_s"]
+
+
+def test_parquet_without_its_library_is_told_before_the_search(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    status, _, error = run(capsys, "search", *SMALL, "-o", "rows.parquet")
+    assert status == 2
+    assert "pip install 'stepcast[parquet]'" in error
+
+
+def test_the_answer_says_what_would_change_it(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "search", *SMALL, "--top", "2")
+    assert [each["change"] for each in found["sensitivity"]] == ["2 x network", "+16.00 GiB", "2 x batch"]
+    assert all(each["speed"] > 0.9 for each in found["sensitivity"])

@@ -24,7 +24,7 @@ def test_the_constants_are_the_catalogues() -> None:
     assert cluster.node.nic is not None
     text = PAGE.read_text(encoding="utf-8")
     for value in (
-        f"{cluster.communication.launch_overhead_s / US:.1f} us",
+        f"{cluster.communication.launch_overhead_s / US:.2f} us",
         f"{cluster.communication.channel_overhead_s / US:.2f} us",
         f"{cluster.node.nic.latency_s / US:.1f} us",
         f"{cluster.node.fabric.link.efficiency:.3f}",

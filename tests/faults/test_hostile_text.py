@@ -207,6 +207,7 @@ def test_a_terminal_gets_our_own_sequences_alone(tmp_path: Path) -> None:
         .replace("\r\n", "\n")
         .replace("\r\x1b[K", "")
         .replace("\x1b[1m", "")
+        .replace("\x1b[2m", "")
         .replace("\x1b[0m", "")
     )
     assert not UNSHOWN.search(text), ascii(text)

@@ -1,5 +1,7 @@
 """Many forecasts are as single ones, bit for bit, whatever was forecast before them."""
 
+import gc
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -14,7 +16,7 @@ from stepcast.ir.framework import Execution, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import usual_kind
-from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy
+from stepcast.ir.strategy import Recompute, RecomputeKind, Sharding, Strategy, StrategyError
 from stepcast.models.catalog import load_model
 from stepcast.simulation.step import Step, build_step
 
@@ -79,6 +81,24 @@ def test_a_report_on_demand_is_of_the_same_step() -> None:
         assert report.memory_bytes is not None
         assert report.memory_bytes["fits"] is prediction.fits
         assert prediction.times.makespan_s == prediction.step_s
+
+
+def test_what_fails_is_told_in_its_turn() -> None:
+    """After all that come before it, though many are simulated together."""
+    good, bad = strategies()[:3], replace(strategies()[0], further_tokens=2)
+    assert not is_legal(MODEL, bad)
+    found = predict_many(MODEL, CLUSTER, [*good, bad, *good])
+    assert [next(found).step_s for _ in good] == [predict(MODEL, CLUSTER, each).step_s for each in good]
+    with pytest.raises(StrategyError):
+        next(found)
+
+
+def test_many_leave_the_collection_of_garbage_as_it_was() -> None:
+    for enabled in (False, True):
+        (gc.enable if enabled else gc.disable)()
+        for _ in predict_many(MODEL, CLUSTER, strategies()[:2]):
+            assert gc.isenabled() is enabled
+    assert gc.isenabled()
 
 
 def test_a_step_is_simulated_once(monkeypatch: pytest.MonkeyPatch) -> None:

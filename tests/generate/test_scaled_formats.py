@@ -1,5 +1,6 @@
 """What scaled formats and accumulated gradients add to a matmul."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -9,23 +10,29 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Elementwise
-from stepcast.ir.workload import Phase, Workload
+from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.ir.work import Attention, Elementwise, Matmul
+from stepcast.ir.workload import Op, Phase, Workload
 from stepcast.models.catalog import load_model
 
 MODEL = load_model("llama-3.1-8b").with_layers(1)
 TOKENS, HIDDEN, FFN = 4096, 4096, 14336
 STRATEGY = Strategy(Layout(), 1, 2, TOKENS)
+NARROW = replace(MEGATRON_CORE, fp8_attention=True)
+
+
+def _ops(workload: Workload) -> Iterator[Op]:
+    """Of a micro-batch."""
+    for layer in workload.stages[0].body_layers():
+        for phase in Phase:
+            yield from layer.ops(phase)
 
 
 def moved_bytes(workload: Workload, words: str) -> float:
     """Bytes that all ops of a micro-batch move whose names contain *words*."""
     return sum(
         op.work.read_bytes + op.work.write_bytes
-        for layer in workload.stages[0].body_layers()
-        for phase in Phase
-        for op in layer.ops(phase)
+        for op in _ops(workload)
         if words in op.name and isinstance(op.work, Elementwise)
     )
 
@@ -34,12 +41,32 @@ def test_bf16_is_not_quantised() -> None:
     assert moved_bytes(generate(MODEL, STRATEGY), "quantise") == 0
 
 
-@pytest.mark.parametrize(("dtype", "per_element"), [("fp8", 6), ("mxfp8", 4), ("nvfp4", 5)])
+@pytest.mark.parametrize(("dtype", "per_element"), [("fp8", 6), ("mxfp8", 4), ("nvfp4", 7)])
 def test_every_operand_of_a_block_is_quantised_once(dtype: str, per_element: int) -> None:
     inputs = HIDDEN + HIDDEN + HIDDEN + FFN  # of qkv, output, up, down
     gradients = (HIDDEN + 2 * 1024) + HIDDEN + 2 * FFN + HIDDEN
     found = moved_bytes(generate(MODEL, replace(STRATEGY, precision=DType(dtype))), "quantise")
     assert found == per_element * TOKENS * (inputs + gradients)
+
+
+@pytest.mark.parametrize(("dtype", "per_element"), [("fp8", 5), ("mxfp8", 3), ("nvfp4", 4.5)])
+def test_frozen_weights_need_no_columns(dtype: str, per_element: float) -> None:
+    """Columns are for weight gradients, of which LoRA has none; its adapters stay in bf16."""
+    lora = replace(STRATEGY, precision=DType(dtype), training=TrainingKind.LORA, lora_rank=16)
+    workload = generate(MODEL, lora)
+    inputs = HIDDEN + HIDDEN + HIDDEN + FFN
+    gradients = (HIDDEN + 2 * 1024) + HIDDEN + 2 * FFN + HIDDEN
+    assert moved_bytes(workload, "quantise") == per_element * TOKENS * (inputs + gradients)
+    adapters = [op.work for op in _ops(workload) if " lora " in op.name]
+    assert {work.dtype for work in adapters if isinstance(work, Matmul)} == {DType.BF16}
+
+
+@pytest.mark.parametrize(("precision", "multiplied"), [("fp8", "fp8"), ("mxfp8", "fp8"), ("nvfp4", "bf16")])
+def test_attention_in_fp8_where_linear_layers_are(precision: str, multiplied: str) -> None:
+    strategy = replace(STRATEGY, precision=DType(precision))
+    for framework, expected in ((MEGATRON_CORE, "bf16"), (NARROW, multiplied)):
+        found = [op.work for op in _ops(generate(MODEL, strategy, framework))]
+        assert {str(work.dtype) for work in found if isinstance(work, Attention)} == {expected}
 
 
 def test_gathered_inputs_are_quantised_before_the_gather() -> None:
@@ -64,3 +91,21 @@ def test_fp32_gradients_cost_more_to_add_up_than_bf16_ones() -> None:
 def test_a_single_micro_batch_adds_nothing_up() -> None:
     assert accumulated_bytes(MODEL, replace(STRATEGY, global_batch=1)) == 0
     assert accumulated_bytes(MODEL, STRATEGY, Framework(kernels=Kernels.COMPILED)) == 0
+
+
+def test_the_last_layers_may_stay_wide() -> None:
+    """Megatron-Core's num_layers_at_end_in_bf16, over stages and where a stage holds both kinds."""
+    model = load_model("llama-3.1-8b").with_layers(8)
+    strategy = Strategy(Layout(pp=2), 1, 4, TOKENS, precision=DType.MXFP8)
+    framework = replace(MEGATRON_CORE, wide_layers=3)
+    stages = generate(model, strategy, framework).stages
+
+    def formats(stage: int) -> list[str]:
+        works = [op.work for layer in stages[stage].body_layers() for op in layer.ops(Phase.FORWARD)]
+        return [str(work.dtype) for work in works if isinstance(work, Matmul)]
+
+    products = 4  # qkv, output, up, down
+    assert formats(0) == ["mxfp8"] * 4 * products
+    assert formats(1) == ["mxfp8"] * products + ["bf16"] * (3 * products + 1)  # and the logits
+    plain = replace(strategy, precision=DType.BF16)
+    assert generate(model, plain, framework).stages == generate(model, plain).stages

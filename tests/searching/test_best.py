@@ -11,6 +11,8 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.searching.best import Counts, Found, Part, Result, search_parts
 from stepcast.searching.bound import bounds
+from stepcast.searching.objective import OBJECTIVES, Candidate
+from stepcast.searching.space import space_of
 from tests.searching.spaces import Case, dense, experts, sharded
 
 
@@ -65,6 +67,18 @@ def test_objectives_put_their_least_first(objective: str) -> None:
         assert best[0].strategy == fastest.strategy  # as many GPUs each
 
 
+def test_the_least_energy_is_that_of_exhaustion() -> None:
+    case = dense()
+    space, cluster, framework = case
+    scored = []
+    for _, at in exhausted(case):
+        prediction = predict(space.model, cluster, space.strategy(at), framework)
+        scored.append((OBJECTIVES["energy"].score(Candidate(prediction, 0.0, 32, cluster)), at))
+    found = searched(case, objective="energy", top=5)
+    assert [(each.score, each.at) for each in found.best] == sorted(scored)[:5]
+    assert found.counts.simulated < len(scored)
+
+
 def test_less_memory_leaves_fewer() -> None:
     case = dense()
     whole = searched(case, top=1)
@@ -104,3 +118,35 @@ def test_the_front_has_none_that_another_beats() -> None:
 def test_an_objective_that_is_not_known_is_told() -> None:
     with pytest.raises(ValueError, match="'speed' is not known; expected one of step"):
         searched(dense(), objective="speed")
+
+
+def test_two_workers_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # As if the space were large enough for several processes.
+    monkeypatch.setattr("stepcast.searching.best.FEWEST_FOR_SEVERAL", 1)
+    monkeypatch.setattr("stepcast.searching.crew.FEWEST_EACH", 1)
+    case = dense()
+    assert searched(case, workers=2) == searched(case, workers=1)
+
+
+def test_more_memory_lets_others_in() -> None:
+    case = dense()
+    whole = searched(case, top=1)
+    least = min(each.memory_bytes for each in whole.simulated)
+    result = searched(case, top=1, most_bytes=least)
+    assert result.roomier is not None
+    assert result.roomier.memory_bytes > least
+    assert result.roomier.step_s >= whole.best[0].step_s
+
+
+def test_of_several_numbers_of_gpus_the_fastest_of_each_is_known() -> None:
+    case = dense()
+    both = space_of(case.space.model, replace(case.space.axes, gpus=(16, 32)), 32, 8192, 8)
+    result = searched(case._replace(space=both), top=1)
+    for number in (16, 32):
+        rows = np.flatnonzero(both.columns["gpus"] == number)
+        alone = searched(case._replace(space=both.only(rows)), top=1).best[0]
+        fastest = min(
+            (each for each in result.simulated if each.gpus == number), key=lambda each: each.step_s
+        )
+        assert fastest.step_s == alone.step_s
+        assert any(each.step_s == alone.step_s for each in result.front)

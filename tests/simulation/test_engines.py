@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepcast.simulation import together
 from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.pieces import Floats
+from stepcast.simulation.together import makespans_together
 from stepcast.simulation.unfolded import simulate_unfolded
 from tests.simulation.reference import Plan, Task, event_simulation, random_plan, seconds_of, waits
 
@@ -48,6 +50,22 @@ def test_folded_agrees_with_the_event_simulator(plan: Plan) -> None:
     spans = event_simulation(plan, own_durations(plan))
     assert_same(task_times(run), spans, task_list(plan))
     assert run.makespan_s == pytest.approx(max((end for _, end in spans.values()), default=0.0), rel=CLOSE)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(plans, max_size=6))
+def test_programs_run_together_end_as_each_by_itself(many: list[Plan]) -> None:
+    programs = [plan.program() for plan in many]
+    alone = [simulate(program).makespan_s for program in programs]
+    assert makespans_together([(program, program.priced()) for program in programs]) == alone
+
+
+def test_more_calls_than_run_together_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(together, "MOST_CALLS", 8)
+    programs = [random_plan(random.Random(seed)).program() for seed in range(12)]
+    assert sum(program.calls for program in programs) > 16
+    alone = [simulate(program).makespan_s for program in programs]
+    assert makespans_together([(program, program.priced()) for program in programs]) == alone
 
 
 @settings(max_examples=100, deadline=None)

@@ -25,12 +25,13 @@ from stepcast.cli.rules import (
     Facts,
     Rule,
 )
-from stepcast.cli.rules_steps import PLAN, PREDICT, SIMULATE
+from stepcast.cli.rules_steps import PLAN, PREDICT, SIMULATE, STRATEGY
 
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "show": (EDITS,),
     "convert": (EDITS,),
     "predict": PREDICT,
+    "run": STRATEGY,
     "plan": PLAN,
     "simulate": SIMULATE,
     "analyze": ANALYZE,

@@ -2,14 +2,18 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.numbers import MOST_LAYERS, MOST_SEQUENCES, count, gpu_count
 from stepcast.cli.strategy import PRECISIONS, SCHEDULES
 from stepcast.report.search import row_words as row_words
 
+if TYPE_CHECKING:
+    from stepcast.ir.strategy import Strategy
+
 SHARDINGS = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
+OVERLAPPING = ("usual", "none", "tensor", "experts")
 MOST_GPU_COUNTS = 64
 
 
@@ -50,6 +54,7 @@ GIVEN: dict[str, Callable[[str], Any]] = {
     "sharding": _sharding,
     "sequence-parallel": lambda text: _one_of(("yes", "no"))(text) == "yes",
     "precision": _precision,
+    "overlap": _one_of(OVERLAPPING),
 }
 
 
@@ -83,3 +88,14 @@ def gpu_counts(text: str) -> tuple[int, ...]:
     if high < low:
         raise argparse.ArgumentTypeError(f"{text!r} ends before it begins; give {high}..{low}")
     return tuple(low * 2**power for power in range(MOST_GPU_COUNTS) if low * 2**power <= high)
+
+
+def all_words(strategy: "Strategy") -> dict[str, Any]:
+    """With what else a search decides: what overlaps, and layers that are split unevenly."""
+    from stepcast.frameworks.words import overlap_words
+
+    return {
+        **row_words(strategy),
+        "overlap": ",".join(overlap_words(strategy.overlap)) or "none",
+        "stage_layers": ",".join(map(str, strategy.stage_layers)),
+    }

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from stepcast.cli.demo_pages import write_pages
 from stepcast.cli.output import print_json, terminal_width, write_trace
 from stepcast.cli.show import facts_of, warnings_of
 from stepcast.cli.streams import heading
@@ -26,7 +27,9 @@ NEXT_STEPS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--examples", default="examples", metavar="DIR", help="folder of the examples")
+    parser.add_argument(
+        "--examples", metavar="DIR", help="folder of the examples (default: those that came with stepcast)"
+    )
     parser.add_argument(
         "-o", "--output", default="demo-output", metavar="DIR", help="folder to write results to"
     )
@@ -34,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    folder = Path(args.examples)
+    folder = Path(args.examples) if args.examples else shipped_examples()
     if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; run the demo in the checkout or name it with --examples")
+        raise ValueError(f"{folder}: no such folder; name the one of the examples with --examples")
     output = Path(args.output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output}: is a file; name a folder to write to with --output")
@@ -45,8 +48,9 @@ def run(args: argparse.Namespace) -> int:
     trace = _write_trace(folder, output)
     width = terminal_width()
     simulated, forecast = _forecast(folder, output, width)
+    index = write_pages([(found["file"], found["format"]) for found in documents], output)
     if args.json:
-        print_json({"documents": documents, "written": [str(trace), str(simulated)]})
+        print_json({"documents": documents, "written": [str(trace), str(simulated), str(index)]})
         return 0
     print(heading("What stepcast understood"))
     print()
@@ -61,13 +65,23 @@ def run(args: argparse.Namespace) -> int:
     print(forecast)
     print()
     print("\n".join(wrap(f"wrote {trace} and {simulated}: open them at ui.perfetto.dev", width)))
+    print(f"wrote {index}: pages of every document and of a prediction, to open in a browser")
     print()
     print(heading("Try next"))
     print()
     command = sys.argv[0] if sys.argv[0].endswith("stepcast") else "stepcast"
     for purpose, words in NEXT_STEPS:
-        print(f"# {purpose}\n{command} {words}")
+        print(f"# {purpose}\n{command} {words.replace('examples/', f'{folder}/')}")
     return 0
+
+
+def shipped_examples() -> Path:
+    """The folder of the examples: of this checkout, else the one inside the package."""
+    import stepcast
+
+    package = Path(stepcast.__file__).resolve().parent
+    places = (Path("examples"), package / "examples", package.parents[1] / "examples")
+    return next((place for place in places if place.is_dir()), places[0])
 
 
 def _document(path: Path) -> dict[str, Any]:

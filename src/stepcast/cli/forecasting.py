@@ -103,7 +103,14 @@ class Forecast:
 
 
 def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(own=parser)
     what = parser.add_argument_group("what runs, and where")
+    what.add_argument(
+        "--config",
+        metavar="FILE",
+        help="take model, strategy and framework from a Megatron-LM script or argument file, NeMo or "
+        "Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML; options given here win",
+    )
     what.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
     what.add_argument(
         "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
@@ -113,9 +120,16 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
     add_place_argument(what)
+    what.add_argument(
+        "--framework",
+        metavar="F",
+        help="whose habits fill what is left out: a name in the catalogue, or a TOML file "
+        f"(default: {USUAL_FRAMEWORK})",
+    )
     add_strategy_arguments(parser)
-    parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
-    parser.add_argument(
+    prices = parser.add_argument_group("prices")
+    prices.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
+    prices.add_argument(
         "--residual",
         action="store_true",
         help="correct the step by what published runs of this framework on such GPUs took beyond predictions",
@@ -182,6 +196,9 @@ def asked_by(args: argparse.Namespace) -> Asked:
 def _check_named(args: argparse.Namespace) -> None:
     """A run needs a model and a place; a GPU stands for one node of it."""
     if args.model is None:
+        file = getattr(args, "described", None)
+        if file is not None:
+            raise ValueError(f"{file.file} names no model that is known; give --model as well")
         raise ValueError("which model? give --model, a name from 'stepcast list models' or a config.json")
     if args.gpu is not None and args.cluster not in (None, args.gpu):
         raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")

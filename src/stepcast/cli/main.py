@@ -11,12 +11,20 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from stepcast import __version__
+from stepcast.cli.help import epilog, summary
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
-from stepcast.cli.streams import discard_output, open_closed_streams, show_status, shown_streams
+from stepcast.cli.streams import (
+    discard_output,
+    open_closed_streams,
+    show_status,
+    shown_streams,
+    terminal_width,
+)
 from stepcast.cli.words import VERBS as OTHER_VERBS
 from stepcast.cli.words import known_words, renamed
 from stepcast.report.visible import message as one_line
 
+FEW_OPTIONS = 8
 DESCRIPTION = (
     "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
 )
@@ -36,9 +44,12 @@ VERBS: tuple[Verb, ...] = (
     Verb("show", "what is in a file of any known format"),
     Verb("predict", "run a model under a strategy on a cluster"),
     Verb("search", "the best strategies of a model on a cluster, and why"),
+    Verb("sweep", "many predictions or searches at once, resumable, here or on a cluster"),
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
     Verb("capture", "a PyTorch model as a workload, without a GPU"),
+    Verb("record", "a real PyTorch job, written down per rank"),
+    Verb("run", "execute a workload for real over torch.distributed"),
     Verb("analyze", "where a measured run's time went"),
     Verb("replay", "a measured run under changed conditions"),
     Verb("compare", "a predicted or measured step beside a measured one"),
@@ -97,12 +108,34 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
     parser = Parser(prog="stepcast", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"stepcast {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the Python traceback of an error")
+    parser.add_argument("--plain", action="store_true", help="no colour on a terminal, as NO_COLOR")
     chosen = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in verbs:
-        sub = chosen.add_parser(verb.name, help=verb.summary, description=verb.summary.capitalize() + ".")
+        sub = chosen.add_parser(
+            verb.name,
+            help=verb.summary,
+            description=verb.summary.capitalize() + ".",
+            epilog=epilog(verb.name),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         if load:
             import_module(verb.module).add_arguments(sub)
+            sub.usage = _usage(sub, verb.name)
     return parser
+
+
+def _usage(parser: argparse.ArgumentParser, verb: str) -> str | None:
+    """One line where there are more options than one would read in brackets."""
+    if len(parser._actions) <= FEW_OPTIONS:
+        return None
+    words = []
+    for action in parser._actions:
+        if not action.option_strings:
+            name = str(action.metavar or action.dest)
+            words.append({"?": f"[{name}]", "+": f"{name} ..."}.get(str(action.nargs), name))
+        elif action.required:
+            words.append(f"{action.option_strings[-1]} {action.metavar or action.dest.upper()}")
+    return " ".join(["stepcast", verb, *words, "[options]"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -112,8 +145,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.disable()  # a command makes no reference cycles that matter, and looking for them takes a tenth
         open_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with shown_streams():
-        return _answered(arguments)
+    plain = "--plain" in arguments
+    with shown_streams(plain):
+        return _answered([word for word in arguments if word != "--plain"])
 
 
 def _answered(arguments: list[str]) -> int:
@@ -144,14 +178,15 @@ def _answered(arguments: list[str]) -> int:
 
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:2], "--help"]
+        return _help(arguments[1:])
     name = next((word for word in arguments if not word.startswith("-")), None)
     named = [verb for verb in VERBS if verb.name == name]
     parser = build_parser(named or VERBS, load=bool(named))
     if not named:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
-    args = parser.parse_args([word for word in arguments if word != "--debug"])
+    words = [word for word in arguments if word != "--debug"]
+    args = with_files(parser, words, words.index(named[0].name) + 1)
     args.command = shlex.join(["stepcast", *(word for word in arguments if word != "--debug")])
     from stepcast.cli.output import check_files
 
@@ -160,6 +195,32 @@ def _run(arguments: list[str]) -> int:
         # An array that overflowed is a wrong answer: stop instead of printing it.
         warnings.simplefilter("error", RuntimeWarning)
         return int(import_module(named[0].module).run(args))
+
+
+def _help(words: Sequence[str]) -> int:
+    """Of one verb its summary; of none, or of what is none, what the parser says."""
+    named = [verb for verb in VERBS if [verb.name] == list(words[:1])]
+    if not named:
+        build_parser(load=False).parse_args(words[:1] or ["--help"])
+        return 2
+    print(summary(named[0].name, named[0].summary.capitalize() + ".", terminal_width()))
+    return 0
+
+
+def with_files(parser: argparse.ArgumentParser, words: Sequence[str], at: int = 0) -> Any:
+    """*words* as arguments; what files that they name say of a run is read as if it stood before them."""
+    args = parser.parse_args(words)
+    if getattr(args, "config", None) is None and getattr(args, "run", None) is None:
+        return args
+    from stepcast.cli.configured import described
+
+    found = described(args)
+    if found is None:
+        return args
+    typed = args.given
+    args = parser.parse_args([*words[:at], *found.words, *words[at:]])
+    args.described, args.given = found, typed  # what a file says in vain is no mistake of the user's
+    return args
 
 
 def _said(error: BaseException) -> str:

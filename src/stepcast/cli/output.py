@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli import reads
 from stepcast.cli.streams import terminal_width as terminal_width
+from stepcast.cli.streams import unpainted
 from stepcast.outputs import files
 from stepcast.outputs.files import file_identity, unwritable
 from stepcast.report.text import bullet
@@ -34,7 +35,8 @@ def print_json(value: Any) -> None:
     if not text.isascii() or "\x7f" in text:  # JSON itself escapes the other control characters of ASCII
         every = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
         text = (UNSEEN_IN_JSON if every else BEYOND_ASCII).sub(_json_escape, text)
-    sys.stdout.write(text + "\n")
+    with unpainted():
+        sys.stdout.write(text + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -60,7 +62,8 @@ def _json_escape(found: re.Match[str]) -> str:
 def print_data(data: bytes) -> int:
     """A document on standard output: byte for byte, unless a person looks at it."""
     if sys.stdout.isatty():
-        sys.stdout.write(data.decode("utf-8", "surrogateescape"))
+        with unpainted():
+            sys.stdout.write(data.decode("utf-8", "surrogateescape"))
         return len(data)
     return sys.stdout.buffer.write(data)
 
@@ -82,6 +85,8 @@ WRITTEN = ("trace", "html", "to_workload", "output")
 READ = (
     "captured",
     "file",
+    "run",
+    "config",
     "files",
     "runs",
     "input",

@@ -31,7 +31,6 @@ DEFAULT_FAILURES = "llama-3"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_forecast_arguments(parser)
-    parser.set_defaults(own=parser)
     _add_run(parser)
     _add_operation(parser)
     drawn = parser.add_argument_group("result")

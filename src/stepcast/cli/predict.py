@@ -23,29 +23,39 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        help="a run that --save wrote, a configuration as --config takes it, or a model",
+    )
     add_forecast_arguments(parser)
     parser.add_argument(
         "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
     )
-    parser.add_argument(
+    answer = parser.add_argument_group("the answer")
+    answer.add_argument(
+        "--save", type=new_file, metavar="FILE.toml", help="write the run, to predict it again from the file"
+    )
+    answer.add_argument(
         "--to-workload",
         type=new_file,
         metavar="FILE",
         help="also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et (.gz "
         "compresses)",
     )
-    parser.add_argument(
+    answer.add_argument(
         "--tokens",
         type=positive(parse_count),
         metavar="N",
         help="also tell days and GPU-hours for so many, as 15T",
     )
-    parser.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
-    parser.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
-    parser.add_argument(
+    answer.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
+    answer.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
+    answer.add_argument(
         "--require-fit", action="store_true", help="exit with status 1 where the memory does not suffice"
     )
-    add_result_arguments(parser)
+    add_result_arguments(answer)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,6 +69,8 @@ def run(args: argparse.Namespace) -> int:
         _write_workload(Path(args.to_workload), found)
         if found.framework.execution is not Execution.GRAPHS:
             warnings = [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
+    if args.save:
+        _save(args, found)
     prediction = found.prediction.noting(found.assumptions, warnings)
     report = prediction.report
     unfit = not prediction.fits
@@ -69,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         lambda: neighbours(args, found, args.command),
         training=training(args.tokens, args.price, found.strategy, prediction.step_s),
         remedies=remedies(args, found.asked, prediction.step_s) if unfit else None,
+        config=described.facts() if (described := getattr(args, "described", None)) else None,
     )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text
@@ -92,6 +105,22 @@ def _run_captured(args: argparse.Namespace) -> int:
 
         print("\n" + memory_text(prediction.report.memory_bytes, terminal_width()))
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
+
+
+def _save(args: argparse.Namespace, found: "Forecast") -> None:
+    from stepcast.cli.configured import saved_run
+
+    if not args.save.endswith(".toml"):
+        raise ValueError(f"--save {args.save}: name a file that ends in .toml")
+    strategy = found.strategy
+    settled = {
+        "gpus": strategy.layout.gpus,
+        "seq": strategy.seq,
+        "global-batch": strategy.global_batch,
+        "framework": args.framework or found.framework.name,
+    }
+    dropped = {"nodes": None, "dp": None}
+    write_file(args.save, saved_run(args, args.own, {**settled, **dropped}))
 
 
 def training(

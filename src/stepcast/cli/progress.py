@@ -13,6 +13,8 @@ from stepcast.ir.limits import PIPE
 # Smaller files are read before anybody wonders.
 SMALLEST_BYTES = 32 * 2**20
 EVERY_S = 0.1
+LONG_S = 1.0
+MOVING = "###"
 BAR_WIDTH = 30
 
 
@@ -34,19 +36,39 @@ def _whole(stream: BinaryIO) -> bytes:
     return read_most(stream, PIPE, "standard input")
 
 
+class Bar:
+    """How far something is, from one second on, with what is left of it; shown where a person looks."""
+
+    def __init__(self, label: str, unit: str = "") -> None:
+        self.label, self.unit = label, unit
+        self.began = self.last = time.monotonic()
+
+    def __call__(self, done: float, total: float, told: str = "") -> None:
+        now = time.monotonic()
+        if done >= total:
+            show_status("")
+        elif now - self.began >= LONG_S and now - self.last >= EVERY_S:
+            self.last = now
+            left = (now - self.began) * (total - done) / done if done else None
+            words = told or f"{done:,.0f} of {total:,.0f}{self.unit}"
+            show_status(bar_text(self.label, done, total, words, left))
+
+
+def bar_text(label: str, done: float, total: float, told: str, left_s: float | None = None) -> str:
+    """``name [####......] 3 of 9, 12 s left``"""
+    filled = int(BAR_WIDTH * done / total) if total else 0
+    left = "" if left_s is None else f", {left_s:,.0f} s left"
+    return f"{label} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {told}{left}"
+
+
+def moving_text(label: str, ticks: int, told: str) -> str:
+    """The same of work whose end nobody knows: a search ends when its bounds say that nothing is left."""
+    at = ticks % (BAR_WIDTH - len(MOVING) + 1)
+    return f"{label} [{'.' * at}{MOVING}{'.' * (BAR_WIDTH - len(MOVING) - at)}] {told}"
+
+
 def _bar(path: str) -> Progress | None:
     if not sys.stderr.isatty() or not os.path.isfile(path) or os.path.getsize(path) < SMALLEST_BYTES:
         return None
-    size, last = os.path.getsize(path), [time.monotonic()]
-
-    def show(done: int) -> None:
-        now = time.monotonic()
-        if now - last[0] < EVERY_S and done < size:
-            return
-        last[0] = now
-        filled = BAR_WIDTH * done // size
-        bar = "#" * filled + "." * (BAR_WIDTH - filled)
-        text = f"{os.path.basename(path)[:30]} {bar} {done / 1e6:,.0f} of {size / 1e6:,.0f} MB"
-        show_status("" if done >= size else text)
-
-    return show
+    size, bar = os.path.getsize(path), Bar(os.path.basename(path)[:30], " MB")
+    return lambda done: bar(done / 1e6, size / 1e6)

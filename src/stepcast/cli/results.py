@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
 
 
-def add_result_arguments(parser: argparse.ArgumentParser) -> None:
+def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
     parser.add_argument(
         "--jitter", type=float, metavar="X", help="random deviation of each computation, such as 0.05"
     )

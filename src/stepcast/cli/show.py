@@ -73,6 +73,10 @@ def _text(found: dict[str, Any], width: int) -> str:
         from stepcast.cli.calibrations import calibration_text
 
         return calibration_text(found, width)
+    if found["kind"] in ("step log", "collectives", "worker steps"):
+        from stepcast.cli.logs import log_text
+
+        return log_text(found, width)
     if found["kind"] == "captured":
         from stepcast.report.captured import captured_text
 
@@ -179,6 +183,10 @@ def facts_of(document: Any) -> dict[str, Any]:
             from stepcast.report.model import model_facts
 
             return model_facts(document)
+        case "StepLog" | "CollectiveLog" | "WorkerSteps":
+            from stepcast.cli.logs import log_facts
+
+            return log_facts(document)
         case "Captured":
             from stepcast.cli.captured import captured_facts
 

@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="G=X",
         help="communication of group G takes X times as long",
     )
-    add_result_arguments(parser)
+    add_result_arguments(parser.add_argument_group("the answer"))
     add_edit_arguments(parser)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
     simai.add_argument(

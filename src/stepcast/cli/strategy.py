@@ -49,12 +49,6 @@ USUAL_FRAMEWORK = "megatron-core"
 
 
 def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--framework",
-        metavar="F",
-        help="whose habits fill what is left out: a name in the catalogue, or a TOML file "
-        f"(default: {USUAL_FRAMEWORK})",
-    )
     _add_layout(parser)
     batch = parser.add_argument_group("batch")
     sequences = count(1, MOST_SEQUENCES, BINARY)
@@ -206,6 +200,17 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         action=argparse.BooleanOptionalAction,
         help="fused kernels keep the inputs of activations in fp8",
     )
+    how.add_argument(
+        "--fp8-attention",
+        action=argparse.BooleanOptionalAction,
+        help="attention multiplies in fp8 where linear layers do",
+    )
+    how.add_argument(
+        "--wide-layers",
+        type=count(0, MOST_LAYERS),
+        metavar="N",
+        help="of the last layers, stay out of fp8 and fp4",
+    )
     how.add_argument("--loss", choices=LOSSES, help="how fused kernels come from logits to a loss")
     how.add_argument(
         "--deferred-gradients",
@@ -342,6 +347,8 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
         "dropout": (args.dropout, bool),
         "loss": (args.loss, LossKernel),
         "fp8_activations": (args.fp8_activations, bool),
+        "fp8_attention": (args.fp8_attention, bool),
+        "wide_layers": (args.wide_layers, int),
         "deferred_gradients": (args.deferred_gradients, int),
         "fused_experts": (args.fused_experts, bool),
         "bucket_bytes": (args.bucket_mb, lambda megabytes: round(megabytes * 1e6)),

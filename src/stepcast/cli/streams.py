@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO, cast
 
+from stepcast.cli.colour import FULL, painted, wants_colour
 from stepcast.report.visible import visible, visible_lines
 
 # Stand for the terminal's own sequences until a text is written; Unicode keeps them for uses such as this.
@@ -24,16 +25,19 @@ ASCII = str.maketrans("…–—×µ·’“”", '~--xu.\'""')
 class Shown:
     """A text stream that shows control characters and sends none; all else is the stream's own."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, plain: bool = False) -> None:
         self._stream = stream
+        # Documents are shown as they are.
+        self.paints = wants_colour(stream, plain)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        if not (text.isascii() and text.isprintable()):
-            text = self._shown(text)
-        self._stream.write(text)
+        shown = text
+        if self.paints or not (text.isascii() and text.isprintable()):
+            shown = self._shown(text)
+        self._stream.write(shown)
         return len(text)
 
     def writelines(self, lines: Iterator[str]) -> None:
@@ -41,13 +45,15 @@ class Shown:
             self.write(line)
 
     def _shown(self, text: str) -> str:
-        if BOLD in text and self._stream.isatty():
+        if BOLD in text and self.paints:
             parts = text.replace(PLAIN, BOLD).split(BOLD)
             marks = [SEQUENCES[character] for character in text if character in SEQUENCES]
             styled = zip(marks, map(visible_lines, parts[1:]), strict=True)
             text = visible_lines(parts[0]) + "".join(mark + part for mark, part in styled)
         else:
             text = visible_lines(text)
+            if self.paints:
+                text = painted(text, encodable(FULL, self._stream.encoding) == FULL)
         return encodable(text, self._stream.encoding)
 
 
@@ -62,10 +68,10 @@ def encodable(text: str, encoding: str | None) -> str:
 
 
 @contextlib.contextmanager
-def shown_streams() -> Iterator[None]:
-    """Everything printed meanwhile passes through :class:`Shown`."""
+def shown_streams(plain: bool = False) -> Iterator[None]:
+    """Everything printed meanwhile passes through :class:`Shown`, without colour where *plain*."""
     out, err = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = cast(TextIO, Shown(out)), cast(TextIO, Shown(err))
+    sys.stdout, sys.stderr = cast(TextIO, Shown(out, plain)), cast(TextIO, Shown(err, plain))
     try:
         yield
     finally:
@@ -73,7 +79,21 @@ def shown_streams() -> Iterator[None]:
 
 
 def heading(title: str) -> str:
-    return f"{BOLD}{visible(title)}{PLAIN}" if sys.stdout.isatty() else visible(title)
+    return f"{BOLD}{visible(title)}{PLAIN}" if getattr(sys.stdout, "paints", False) else visible(title)
+
+
+@contextlib.contextmanager
+def unpainted() -> Iterator[None]:
+    """What is printed meanwhile is a document, and has no colours of ours."""
+    stream = sys.stdout
+    before = getattr(stream, "paints", False)
+    if before:
+        stream.paints = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        if before:
+            stream.paints = before  # type: ignore[attr-defined]
 
 
 def terminal_width() -> int:

@@ -53,9 +53,8 @@ class Bands:
 
 def kind_of(model: Model, cluster: Cluster, strategy: Strategy) -> str:
     """The kind that a run belongs to, whether or not any was measured."""
-    if strategy.layout.gpus == 1:
-        return "one GPU"
-    return f"{_model_kind(model)} on {cluster.gpu.generation}"
+    what = "one GPU" if strategy.layout.gpus == 1 else _model_kind(model)
+    return f"{what} on {cluster.gpu.generation}"
 
 
 def band_of(model: Model, cluster: Cluster, strategy: Strategy, framework: Framework) -> Band:
@@ -79,7 +78,8 @@ def band_of(model: Model, cluster: Cluster, strategy: Strategy, framework: Frame
         "gpus": f"more than {kind.gpus:,} GPUs",
         "seq": f"sequences of more than {kind.seq:,} tokens",
     }
-    return Band(low, high, name, kind.rows, LEVEL, tuple(said[each] for each in unseen))
+    widened = tuple(said[each] for each in unseen)
+    return Band(low, high, name, kind.rows, LEVEL, widened, measured="generation" not in unseen)
 
 
 def _model_kind(model: Model) -> str:

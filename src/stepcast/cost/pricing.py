@@ -16,10 +16,11 @@ from stepcast.cost.collectives import (
 )
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.cost.price import Bound, Price, PriceSource
-from stepcast.hardware import Cluster, Place, group_path, neighbour_path
+from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_path
 from stepcast.ir.group import Group
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
-from stepcast.ir.ranks import RankGrid, grid_of
+from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import (
     Collective,
     CollectiveKind,
@@ -129,16 +130,23 @@ class Pricer:
         """The links that the slowest set of *group* crosses."""
         found = self._routes.get(group)
         if found is None:
-            path = group_path(self.cluster, self.grid, str(group), self.place)
-            found = self._routes[group] = route_of(path, self.cluster)
+            found = self._routes[group] = self._route(group, group_path)
         return found
+
+    def _route(self, group: Group, path: Callable[..., GroupPath]) -> Route:
+        """Of layouts that differ in their chunks alone, one object."""
+        layout = self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
+
+        def make() -> Route:
+            return route_of(path(self.cluster, grid_of(layout), str(group), self.place), self.cluster)
+
+        return _ROUTES.get((self.cluster, path), make, layout, group, self.place)
 
     def neighbour_route(self, group: Group) -> Route:
         """The links between neighbours in *group*, at their slowest."""
         if self.layout.size(group) == 1:
             return self.route(group)
-        path = neighbour_path(self.cluster, self.grid, str(group), self.place)
-        return route_of(path, self.cluster)
+        return self._route(group, neighbour_path)
 
     def placement_warnings(self) -> list[str]:
         """The priced group that is spread most unevenly, where it is; the world carries next to nothing."""
@@ -153,10 +161,8 @@ class Pricer:
         """GPUs of a node that the job has."""
         return min(self.cluster.node.gpus, self.layout.gpus)
 
-    @property
-    def grid(self) -> RankGrid:
-        """How the ranks are numbered: tensor parallel fastest, then context, data, pipeline."""
-        return grid_of(self.layout)
+
+_ROUTES: ByIdentity[Route] = ByIdentity(4096)
 
 
 def forwarding_route(route: Route, experts: int) -> Route:

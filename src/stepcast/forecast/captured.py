@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 from stepcast.cost.calibration import Calibration
@@ -17,7 +18,7 @@ from stepcast.ir.captured import Captured, Part
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
 from stepcast.ir.layout import Layout
 from stepcast.ir.step import StepReport, Throughput
-from stepcast.ir.work import Communication
+from stepcast.ir.work import Compute
 from stepcast.ir.workload import Layer, Stage, Workload, folded, written
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS
@@ -47,8 +48,9 @@ def framework_of(captured: Captured) -> Framework:
     """How the host issues what was captured."""
     modules = Modules.TRANSFORMERS if "transformers" in dict(captured.facts) else Modules.TORCH
     kernels = Kernels.COMPILED if captured.compiled else Kernels.PLAIN
-    execution = Execution.GRAPHS if captured.compiled else Execution.EAGER
-    return replace(MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=execution)
+    return replace(
+        MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=Execution.EAGER
+    )
 
 
 def predict_captured(
@@ -61,8 +63,8 @@ def predict_captured(
     framework = framework_of(captured)
     compute = compute_pricer(captured.workload, cluster, calibration, framework.attention)
     workload, begins = spread_out(captured, spread, compute)
-    issue = None if framework.execution is Execution.GRAPHS else _issue_s(framework)
-    options = Options(schedule=spread.schedule, issue_s=issue, contention=True, send=Send.EAGER)
+    issue_s = _issue_s(framework)
+    options = Options(schedule=spread.schedule, issue_s=issue_s, contention=True, send=Send.EAGER)
     prediction = simulate(workload, cluster, options, compute)
     memory = stage_memory(captured, spread, begins, cluster)
     return replace(
@@ -140,21 +142,22 @@ def _units(captured: Captured, own: range) -> list[range]:
             borders |= {start + at * length for at in range(block.repeat + 1)}
         start += length * block.repeat
     inside = sorted(each for each in borders if own.start <= each <= own.stop)
-    return [
-        range(first - own.start, last - own.start)
-        for first, last in zip(inside, inside[1:], strict=False)
-    ]
+    return [range(first - own.start, last - own.start) for first, last in pairwise(inside)]
 
 
 def _seconds(layer: Layer, compute: ComputePrice) -> float:
-    return sum(compute(op.work).seconds for op in layer.all_ops if not isinstance(op.work, Communication))  # type: ignore[arg-type]
+    return sum(compute(op.work).seconds for op in layer.all_ops if isinstance(op.work, Compute))
 
 
 def stage_memory(
     captured: Captured, spread: Spread, begins: Sequence[int], cluster: Cluster
 ) -> tuple[StageMemory, ...]:
     """What each stage holds: its share of the states, and the activations of micro-batches in flight."""
-    whole, memory, overhead = max(1, captured_bytes(captured)), captured.memory, framework_of(captured).overhead
+    whole, memory, overhead = (
+        max(1, captured_bytes(captured)),
+        captured.memory,
+        framework_of(captured).overhead,
+    )
     kept = max(1, sum(part.kept_bytes for part in captured.parts))
     ways = spread.dp if spread.sharding is CapturedSharding.FSDP else 1
     found = []
@@ -168,7 +171,10 @@ def stage_memory(
         last = stage == spread.pp - 1
         gathered = 0.0
         if ways > 1:
-            units = [sum(p.parameter_bytes for p in parts[unit.start : unit.stop]) for unit in _units(captured, own)]
+            units = [
+                sum(p.parameter_bytes for p in parts[unit.start : unit.stop])
+                for unit in _units(captured, own)
+            ]
             gathered = 2.0 * max(units, default=0)
         found.append(
             StageMemory(

@@ -1,21 +1,25 @@
 """A model under a strategy, by a framework, on a cluster: workload, simulated step and memory."""
 
+import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import counted_load, priced_once
-from stepcast.cost.dispatch import EXPERT_ISSUE_S
+from stepcast.cost.dispatch import EXPERT_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.beyond import beyond_checked
-from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, simulate
+from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, prepared, simulate, together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
@@ -33,7 +37,7 @@ from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Work
+from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
 from stepcast.ir.workload import Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
@@ -48,10 +52,22 @@ def predict(
     calibration: Calibration | None = None,
 ) -> Prediction:
     """One training step of *model* under *strategy*, run by *framework* on *cluster*."""
+    return _predicted(simulate, model, cluster, strategy, framework, options, calibration)
+
+
+def _predicted(
+    run: Callable[[Workload, Cluster, Options, ComputePrice], Prediction],
+    model: Model,
+    cluster: Cluster,
+    strategy: Strategy,
+    framework: Framework,
+    options: Options,
+    calibration: Calibration | None,
+) -> Prediction:
     workload = generate(model, strategy, framework)
     compute = compute_pricer(workload, cluster, calibration, framework.attention)
     options = _as_strategy_says(options, model, strategy, framework)
-    prediction = simulate(workload, cluster, options, compute)
+    prediction = run(workload, cluster, options, compute)
     return replace(
         prediction,
         memory=memory(model, strategy, cluster.gpu, framework),
@@ -68,8 +84,46 @@ def predict_many(
     options: Options = DEFAULTS,
     calibration: Calibration | None = None,
 ) -> Iterator[Prediction]:
-    """One prediction for each strategy, as ``predict`` makes them: what they share is worked out once."""
-    return (predict(model, cluster, strategy, framework, options, calibration) for strategy in strategies)
+    """One prediction for each strategy, as ``predict`` makes them: what they share is worked out once, and
+    some are simulated together before the first of them is given.
+    """
+    left, failed, more = iter(strategies), None, True
+    while more:
+        block: list[Prediction] = []
+        with _uncollected():
+            try:
+                for strategy in islice(left, TOGETHER):
+                    one = _predicted(prepared, model, cluster, strategy, framework, options, calibration)
+                    if one.settled is None:
+                        _ = one.step.seconds
+                    block.append(one)
+            except Exception as error:
+                failed = error
+            more = len(block) == TOGETHER
+            run = together(block)
+        for each in run:
+            _ = each.step_s  # what cannot run is told in its turn
+            yield each
+        if failed:
+            raise failed
+
+
+TOGETHER = 64
+"""Strategies that are simulated together; more take more memory and hardly less time."""
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Python looks for garbage in circles whenever much is made, a fifth of the time of many forecasts; what
+    they make has hardly any.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _with_model(
@@ -81,26 +135,11 @@ def _with_model(
     framework: Framework,
 ) -> StepReport:
     """*report* with what the model, its strategy and its framework add to it."""
-    # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
-    flops = model_flops(
-        model,
-        strategy.seq,
-        strategy.global_batch,
-        causal=True,
-        further_tokens=strategy.further_tokens,
-        lora_rank=strategy.lora_rank,
-        kept_share=strategy.kept_share,
-    )
-    per_gpu = flops / report.step_s / strategy.layout.gpus
     split = assumed_split(model, strategy)
     host = _host_facts(stages, cluster, strategy)
     return replace(
         report,
-        throughput=Throughput(
-            tokens_per_s=strategy.tokens / report.step_s,
-            tflops_per_gpu=per_gpu / TFLOPS,
-            mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
-        ),
+        throughput=throughput(model, cluster, strategy, report.step_s),
         run={**report.run, **_run_facts(model, strategy, framework)},
         memory_bytes={**memory_facts(stages), **host},
         warnings=(
@@ -116,6 +155,26 @@ def _with_model(
             *report.assumptions,
             *((report.residual.said(framework.name),) if report.residual else ()),
         ),
+    )
+
+
+def throughput(model: Model, cluster: Cluster, strategy: Strategy, step_s: float) -> Throughput:
+    """What a step of *step_s* amounts to."""
+    # What the model needs: a causal mask leaves half of the attention square, as Megatron-LM counts today.
+    flops = model_flops(
+        model,
+        strategy.seq,
+        strategy.global_batch,
+        causal=True,
+        further_tokens=strategy.further_tokens,
+        lora_rank=strategy.lora_rank,
+        kept_share=strategy.kept_share,
+    )
+    per_gpu = flops / step_s / strategy.layout.gpus
+    return Throughput(
+        tokens_per_s=strategy.tokens / step_s,
+        tflops_per_gpu=per_gpu / TFLOPS,
+        mfu=per_gpu / cluster.gpu.matrix_peak_flops(str(strategy.precision)),
     )
 
 
@@ -225,17 +284,23 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
 
 
 def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
-    if framework.modules is Modules.TRANSFORMERS and framework.kernels is Kernels.PLAIN:
-        return _written_issue_s
-    return _eager_issue_s
+    if framework.modules is Modules.TRANSFORMERS:
+        return partial(_written_issue_s, "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
+    return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
 
 
-def _written_issue_s(work: Work, backward: bool) -> float:
+def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
     """Modules of which every kernel is counted; all experts are one product."""
-    dispatch = default_dispatch("transformers")
+    dispatch = default_dispatch("transformers", kind)
     if isinstance(work, HostUpdate | Communication):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)
+
+
+def _engine_issue_s(work: Work, backward: bool) -> float:
+    """Transformer Engine's modules, which take longer over products of scaled formats."""
+    scaled = isinstance(work, Matmul | GroupedMatmul) and work.dtype.scaled
+    return _eager_issue_s(work, backward) + (SCALED_ISSUE_S if scaled else 0.0)
 
 
 def _eager_issue_s(work: Work, backward: bool) -> float:

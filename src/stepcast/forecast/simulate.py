@@ -27,12 +27,14 @@ from stepcast.simulation.critical import CriticalPath, critical_path
 from stepcast.simulation.engine import Run, task_times
 from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
+from stepcast.simulation.pieces import ProgramError
 from stepcast.simulation.schedule import Schedule, ScheduleError
 from stepcast.simulation.schedules.paired import paired
 from stepcast.simulation.schedules.table import chunks_for, make_schedule, usual_schedule
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.steady import LONG, MOST, Settled, settled, slots_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
+from stepcast.simulation.together import makespans_together
 from stepcast.units import format_seconds
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
@@ -77,8 +79,9 @@ Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
 class Prediction:
     """A simulated step: how long it takes and, on demand, its report and all its tasks."""
 
-    # Every slot of it, simulated once.
-    whole: Callable[[], tuple[Step, Run]]
+    # Every slot of it, put together and simulated once each.
+    built: Callable[[], Step]
+    ran: Callable[[], Run]
     workload: Workload
     cluster: Cluster
     pricer: Pricer
@@ -93,6 +96,8 @@ class Prediction:
     band: Band | None = None
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
+    # When it ends, where it was simulated together with others.
+    ends_s: float | None = None
     # What was asked for, in the words of the JSON contract.
     asked: Mapping[str, Any] = field(default_factory=dict)
 
@@ -115,11 +120,11 @@ class Prediction:
 
     @property
     def step(self) -> Step:
-        return self.whole()[0]
+        return self.built()
 
     @property
     def run(self) -> Run:
-        return self.whole()[1]
+        return self.ran()
 
     @property
     def simulated_s(self) -> float:
@@ -127,7 +132,9 @@ class Prediction:
 
     @cached_property
     def found_s(self) -> float:
-        return self.settled.makespan_s if self.settled else self.run.makespan_s
+        if self.settled:
+            return self.settled.makespan_s
+        return self.run.makespan_s if self.ends_s is None else self.ends_s
 
     @property
     def step_s(self) -> float:
@@ -197,6 +204,30 @@ def simulate(
     slow_ranks: Mapping[int, float] | None = None,
 ) -> Prediction:
     """Run *workload* on *cluster*; *slow_ranks* compute by a factor longer."""
+    prediction = prepared(workload, cluster, options, compute, slow_ranks)
+    if prediction.settled is None:
+        _ = prediction.run  # what cannot run is told now
+    return prediction
+
+
+def together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
+    """The same *predictions*, simulated in one go as if each were by itself; not, where one cannot run."""
+    steps = [each.step for each in predictions if each.settled is None]
+    try:
+        ends_s = iter(makespans_together([(step.program, step.seconds) for step in steps]))
+    except ProgramError:
+        return predictions
+    return [each if each.settled else replace(each, ends_s=next(ends_s)) for each in predictions]
+
+
+def prepared(
+    workload: Workload,
+    cluster: Cluster,
+    options: Options = DEFAULTS,
+    compute: ComputePrice = recorded_price,
+    slow_ranks: Mapping[int, float] | None = None,
+) -> Prediction:
+    """What ``simulate`` runs, not yet run."""
     workload = _resized(workload, options.gpus)
     options = _as_workload_says(options, workload)
     _check_room(workload.layout, cluster)
@@ -219,8 +250,8 @@ def simulate(
     prices = Prices(pricer.seconds, options.issue_s, takes)
     alone = frozenset(group for group in Group if workload.layout.size(group) == 1)
 
-    def built(schedule: Schedule) -> tuple[Step, Run]:
-        step = build_step(
+    def built(schedule: Schedule) -> Step:
+        return build_step(
             _shortened(workload, schedule.micro_batches),
             paired(schedule) if options.pairs and not isinstance(options.schedule, Schedule) else schedule,
             prices,
@@ -230,23 +261,27 @@ def simulate(
             conditions=conditions,
             alone=alone,
         )
-        return step, run_program(step.program, step.seconds)
 
     found = None
     if not isinstance(schedule, Schedule) and slots_of(*schedule[1:]) > LONG and _alike(workload):
-        found = settled(*schedule, built)
+        found = settled(*schedule, lambda schedule: _run(built(schedule)))
 
     @cache
-    def whole() -> tuple[Step, Run]:
+    def whole() -> Step:
         return built(schedule if isinstance(schedule, Schedule) else _written(*schedule))
 
+    @cache
+    def ran() -> Run:
+        return _run(whole())[1]
+
     place = _place(slow_ranks or {}, workload.layout)
-    prediction = Prediction(
-        whole, workload, cluster, pricer, options, place, tuple(assumptions), settled=found
+    return Prediction(
+        whole, ran, workload, cluster, pricer, options, place, tuple(assumptions), settled=found
     )
-    if found is None:
-        _ = prediction.run  # what cannot run is told now
-    return prediction
+
+
+def _run(step: Step) -> tuple[Step, Run]:
+    return step, run_program(step.program, step.seconds)
 
 
 def _alike(workload: Workload) -> bool:

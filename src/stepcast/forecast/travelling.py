@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepcast.ir.step import StepReport
 from stepcast.simulation.engine import Run
@@ -34,7 +34,7 @@ def packed(prediction: "Prediction") -> tuple[Callable[..., "Prediction"], tuple
         "memory": prediction.memory,
         "band": prediction.band,
     }
-    step, run = (None, None) if prediction.settled else prediction.whole()
+    step, run = (None, None) if prediction.settled else (prediction.step, prediction.run)
     return _unpacked, (state, step, run, prediction.simulated_s, prediction.report)
 
 
@@ -47,12 +47,13 @@ def _unpacked(
 ) -> "Prediction":
     from stepcast.forecast.simulate import Prediction
 
-    whole = Found((step, run)) if step is not None else _too_long
-    made = Prediction(whole=whole, **state)
+    built: Callable[[], Any] = Found(step) if step is not None else _too_long
+    ran: Callable[[], Any] = Found(run) if step is not None else _too_long
+    made = Prediction(built=built, ran=ran, **state)
     # Both are computed when first asked for, and were.
     made.__dict__.update(report=report, found_s=simulated_s)
     return made
 
 
-def _too_long() -> tuple[Step, Run]:
+def _too_long() -> NoReturn:
     raise ValueError("a step of so many micro-batches travels without its tasks: predict it again")

@@ -26,11 +26,19 @@ K = ElementwiseKind
 Ops = tuple[Op, ...]
 # Bytes read and written for each element of an operand that is turned from bf16 into a scaled format, along
 # rows and along columns for the two products that use it. One scale for the whole tensor needs its largest
-# magnitude first, scales of blocks do not, NVFP4 has both (Transformer Engine's recipes).
+# magnitude first, scales of blocks do not. NVFP4 has both, and turns rows and Hadamard-transformed columns in
+# kernels of their own: three reads (Transformer Engine's recipes and csrc/quantizer.cpp, NVFP4Quantizer).
 QUANTISED: dict[DType, tuple[float, float]] = {
     DType.FP8: (4.0, 2.0),
     DType.MXFP8: (2.0, 2.0),
-    DType.NVFP4: (4.0, 1.0),
+    DType.NVFP4: (6.0, 1.0),
+}
+# The same of an operand that no weight gradient needs, as under LoRA: its columns are left out, and with them
+# NVFP4's transform (Transformer Engine's modules, columnwise usage where weights require gradients).
+QUANTISED_ROWS: dict[DType, tuple[float, float]] = {
+    DType.FP8: (4.0, 1.0),
+    DType.MXFP8: (2.0, 1.0),
+    DType.NVFP4: (4.0, 0.5),
 }
 # Share of adding up gradients that the weight gradient's matmul does not hide: products with and without fp32
 # accumulation that SimuMax measured on an A100 and a B200 (configs/system).
@@ -98,7 +106,8 @@ class Linear:
         if self.dtype not in QUANTISED:
             return ()
         elements = rows * width
-        read, write = (size * elements for size in QUANTISED[self.dtype])
+        frozen = sizes.strategy.training is TrainingKind.LORA
+        read, write = (size * elements for size in (QUANTISED_ROWS if frozen else QUANTISED)[self.dtype])
         work = Elementwise(K.CAST, rows, width, read, write, dtype=sizes.stored)
         return (Op(f"{self.name} quantise {what}", work),)
 
@@ -127,7 +136,8 @@ class Linear:
         """The sum over all rows; Transformer Engine's matmul and compilers do it on the way."""
         if not self.bias or not sizes.plain_gradients:
             return ()
-        work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored)
+        kind = K.COLUMN_SUM if sizes.by_operation else K.OTHER
+        work = streamed(kind, self.rows, self.outputs, 1, 0, sizes.stored)
         added = vector_accumulated(sizes, f"{self.name} bias", self.outputs)
         return (Op(f"{self.name} bias gradient", work), *added)
 
@@ -155,8 +165,10 @@ class Linear:
         rank = sizes.strategy.lora_rank
         if not rank or not self.adapted:
             return ()
-        low = replace(self, outputs=rank)
-        high = replace(self, inputs=rank)
+        # Plain layers of Megatron-Core, which stay out of fp8 and fp4 (NeMo's ParallelLinearAdapter).
+        dtype = sizes.unquantised
+        low = replace(self, outputs=rank, dtype=dtype)
+        high = replace(self, inputs=rank, dtype=dtype)
         names = (f"{self.name} lora down", f"{self.name} lora up")
         match phase:
             case "forward":
@@ -204,10 +216,16 @@ def norm_layer(
     """A norm over the hidden width; *after* names what its backward waits for.
 
     *products* read what it makes. Where the stream *branches* before it, its backward ends with the sum of
-    both gradients: the norm's and the residual's.
+    both gradients: the norm's and the residual's. Models without norms before their halves branch there, too.
     """
     width = sizes.model.hidden
-    forward, gradient = norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width)
+    forward: Ops = ()
+    gradient: Ops = ()
+    if sizes.model.pre_norms or not branches:
+        forward, gradient = (
+            norm_forward(sizes, "norm", rows, width),
+            norm_backward(sizes, "norm", rows, width),
+        )
     if sizes.casts:
         # The input of each product is cast by itself, and each gradient back before they are added up.
         copies = products if sizes.separate else 1
@@ -221,16 +239,18 @@ def norm_layer(
     return layer(role, forward, waiting(gradient, after))
 
 
-def norm_forward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+def norm_forward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
+    """Of the stream, or of *heads*, which are as narrow as products make them."""
     if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
-        return written_norm(sizes, name, rows, width)
+        return written_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream)
     return (Op(name, streamed(norm_kind(sizes), rows, width, 1, 1, sizes.stream)),)
 
 
-def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
     """Plain PyTorch reads input and gradient again to sum the weight's gradient."""
     if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
-        return written_norm_gradient(sizes, name, rows, width)
+        narrow = sizes.stored if heads else sizes.stream
+        return written_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
     ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stream, backward=True))]
     if not sizes.fused:
         ops.append(
@@ -250,7 +270,9 @@ def residual(sizes: Sizes, rows: int, width: int) -> Op:
     elements, stream = rows * width, sizes.stream
     read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
     if not sizes.framework.dropout or sizes.by_operation:
-        work = Elementwise(K.ADD, rows, width, read, write, dtype=stream)
+        # A branch of another format than the stream keeps PyTorch from reading several elements at once.
+        kind = K.STRIDED if sizes.by_operation and stream is not sizes.stored else K.ADD
+        work = Elementwise(kind, rows, width, read, write, dtype=stream)
     else:
         work = Elementwise(K.DROPOUT, rows, width, read, write + elements * MASK_BYTES, dtype=stream)
     return Op("residual", work, part=OpPart.RESIDUAL)

@@ -67,6 +67,18 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
 
     A name may carry its own: ``generic:gpu=h200,node.gpus=4``. The name of a GPU is one node of it.
     """
+    changed = tuple(overrides)
+    # A file may change between two calls, and what builds on one; the catalogue does not.
+    from_files = any(".toml" in text for text in (name_or_path, *changed))
+    return _cluster(name_or_path, changed) if from_files else _catalogued_cluster(name_or_path, changed)
+
+
+@lru_cache(maxsize=256)
+def _catalogued_cluster(name: str, overrides: tuple[str, ...]) -> Cluster:
+    return _cluster(name, overrides)
+
+
+def _cluster(name_or_path: str, overrides: tuple[str, ...]) -> Cluster:
     name, _, parameters = name_or_path.partition(":")
     own = re.split(r",(?=\s*[a-z_.0-9]+\s*=)", parameters) if parameters else []
     gpu_alone = _gpu_named(name)
@@ -91,7 +103,23 @@ def load_cluster(name_or_path: str, overrides: Iterable[str] = ()) -> Cluster:
     except CatalogError as error:
         raise CatalogError(error.where, f"gpu.{error.key}", error.problem) from None
     own_name = gpu_alone or _own_name("clusters", name)
-    return build_cluster(own_name, entries, gpu, name, known_transports())
+    other = _other(entries, name)
+    return build_cluster(own_name, entries, gpu, name, known_transports(), other)
+
+
+def _other(entries: Entries, where: str) -> Cluster | None:
+    """The nodes of a second kind: so many as in another description."""
+    said = {key: entries[key] for key in ("other.cluster", "other.nodes") if key in entries}
+    if not said:
+        return None
+    for key in ("other.cluster", "other.nodes"):
+        if key not in said:
+            raise CatalogError(where, key, "is missing; a second kind needs other.cluster and other.nodes")
+    named = str(said["other.cluster"].value)
+    found = load_cluster(named, [f"nodes={said['other.nodes'].value}"])
+    if found.other is not None:
+        raise CatalogError(said["other.cluster"].where, "other.cluster", f"{named} has a second kind itself")
+    return found
 
 
 def clusters_of(gpu: str) -> list[str]:
@@ -214,7 +242,7 @@ def _described(kind: str, name: str, chain: tuple[str, ...], where: str = "") ->
     except FormatError as error:
         raise CatalogError(where or name, "", f"{name} {error.message}" if where else error.message) from None
     own = _parse(kind, text, name)
-    for key in ("base", "gpu.base"):  # a path is relative to the file that names it
+    for key in ("base", "gpu.base", "other.cluster"):  # a path is relative to the file that names it
         if key in own and _is_file(str(own[key].value)):
             own[key] = replace(own[key], value=str(path.parent / str(own[key].value)))
     return _with_base(kind, own, (*chain, str(path.resolve())))

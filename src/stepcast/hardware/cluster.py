@@ -52,11 +52,15 @@ class Cluster:
     communication: Communication
     nodes: int | None = None  # None: as many as asked for
     description: str = ""
+    # Nodes of a second kind in the same network; the search alone uses them.
+    other: "Cluster | None" = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.nodes is not None:
             require_count(self, "nodes")
+        if self.other is not None and (self.nodes is None or self.other.nodes is None):
+            raise ValueError("nodes of both kinds must be told: nodes, and other.nodes")
         if self.nodes != 1 and self.node.nic is None:
             raise ValueError(
                 "a cluster of several nodes needs node.nics and node.nic; nodes = 1 does without"
@@ -81,7 +85,7 @@ class Cluster:
 
     @property
     def gpus(self) -> int | None:
-        """How many GPUs there are; None where the cluster is as large as asked for."""
+        """How many GPUs of the first kind there are; None where the cluster is as large as asked for."""
         if self.topology.shape:
             return self.torus_nodes * self.node.gpus
         return None if self.nodes is None else self.nodes * self.node.gpus

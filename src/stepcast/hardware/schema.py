@@ -44,6 +44,8 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "aliases": list,
     "description": str,
     "nodes": int,
+    "other.cluster": str,
+    "other.nodes": int,
     "node.gpus": int,
     "node.nics": int,
     "node.host.memory": Dimension.SIZE,
@@ -239,8 +241,10 @@ def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
         )
 
 
-def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str, transports: Transports) -> Cluster:
-    """The cluster of *entries*, whose ``gpu.*`` keys have already become *gpu*."""
+def build_cluster(
+    name: str, entries: Entries, gpu: Gpu, where: str, transports: Transports, other: Cluster | None = None
+) -> Cluster:
+    """The cluster of *entries*, whose ``gpu.*`` keys have already become *gpu*, and ``other.*`` *other*."""
     read = Reader(entries, CLUSTER_KEYS, where)
     with read.section("node"):
         node = Node(
@@ -268,6 +272,7 @@ def build_cluster(name: str, entries: Entries, gpu: Gpu, where: str, transports:
             communication=communication,
             nodes=read.count("nodes") if read.has("nodes") else None,
             description=read.text("description", ""),
+            other=other,
         )
     gpu_sources = {f"gpu.{key}": source for key, source in gpu.sources.items()}
     usual_sources = _usual_sources(read, transports)

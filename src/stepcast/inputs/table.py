@@ -28,6 +28,8 @@ class Format:
     module: str
     # Several files (one per rank) may make one run.
     joins: bool = False
+    # Recognised by its first bytes, not by text.
+    binary: bool = False
 
     def load(self) -> ModuleType:
         return import_module(f"stepcast.inputs.{self.module}")
@@ -35,6 +37,20 @@ class Format:
 
 # Order matters where one format's text could pass for another's: the stricter recogniser first.
 FORMATS: tuple[Format, ...] = (
+    Format("nsys", "Nsight Systems export (SQLite)", "timeline", "nsys", binary=True),
+    Format(
+        "flight-recorder",
+        "NCCL flight-recorder dump (JSON, pickle)",
+        "collectives",
+        "flight_recorder",
+        True,
+        True,
+    ),
+    Format("nccl-inspector", "NCCL Inspector JSON", "collectives", "nccl_inspector", joins=True),
+    Format("mlperf-log", "MLPerf Training result log", "step log", "mlperf_log"),
+    Format("megatron-log", "Megatron-LM standard output", "step log", "megatron_log"),
+    Format("torchtitan-log", "torchtitan standard output", "step log", "torchtitan_log"),
+    Format("stragglers", "StragglerAnalysis trace (comma separated)", "worker steps", "stragglers"),
     Format("simai", "SimAI / AICB workload text", "workload", "simai.reader"),
     Format("optable", "operator table (tab or comma separated)", "workload", "optable"),
     Format("op-times", "measured operator times (tab or comma separated)", "operator times", "op_times"),
@@ -44,7 +60,7 @@ FORMATS: tuple[Format, ...] = (
     Format("captured", "captured PyTorch program (stepcast capture)", "captured", "captured"),
     Format("kineto", "PyTorch profiler (Kineto) JSON", "timeline", "kineto.reader", joins=True),
     Format("huggingface", "Hugging Face config.json", "model", "huggingface.reader"),
-    Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader", joins=True),
+    Format("chakra", "Chakra execution trace (protobuf)", "workload", "chakra.reader", True, True),
 )
 
 
@@ -61,7 +77,7 @@ def recognise(source: Source) -> Format:
         raise FormatError("is empty; expected a workload, trace, log or model file", source.path)
     for entry in FORMATS:
         module = entry.load()
-        head: str | bytes = source.head_bytes if entry.name == "chakra" else source.head
+        head: str | bytes = source.head_bytes if entry.binary else source.head
         if module.looks_like(head):
             return entry
     known = ", ".join(entry.name for entry in FORMATS)

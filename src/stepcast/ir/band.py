@@ -20,6 +20,8 @@ class Band:
     rows: int
     level: float = LEVEL
     widened: tuple[str, ...] = ()
+    # Whether any run on such GPUs was.
+    measured: bool = True
 
     def around(self, step_s: float) -> tuple[float, float]:
         """The ends in seconds; the prediction itself is always inside."""

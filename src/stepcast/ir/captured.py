@@ -79,7 +79,8 @@ class Captured:
     def ops(self) -> int:
         """Kernels of a step."""
         return sum(
-            count * len(layer.all_ops) for layer, count in self.stage.counted_layers(self.workload.micro_batches)
+            count * len(layer.all_ops)
+            for layer, count in self.stage.counted_layers(self.workload.micro_batches)
         )
 
     def flops(self, attention: bool = True) -> float:

@@ -72,6 +72,7 @@ OPTIMUS = Limit("stages times micro-batches of an OptimusPrime run", 100_000, "r
 SEQUENCES = Limit("sequences of a batch", 1_000_000_000, "a step has up to some ten thousands")
 TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some millions")
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
+NSYS_ROWS = Limit("kernels of an Nsight Systems export", 50_000_000, "some thousands of steps")
 SLOTS = Limit("slots of a schedule that are run one by one", 2**19, "where there is no steady state to go by")
 TASKS = Limit(
     "tasks of a step that is written out",
@@ -86,6 +87,8 @@ RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")
 INTERRUPTIONS = Limit("interruptions of all runs drawn", 100_000_000, "a run of months has some thousand")
 COLUMNS = Limit("columns of a table", 1_000, "tables have some ten")
 BASES = Limit("chain of files that build on each other", 32, "people write chains of two or three")
+POINTS = Limit("points of a sweep", 10_000_000, "a million take a day on one machine")
+EXPRESSION = Limit("characters of an expression", 10_000, "a filter has some ten")
 KEY_PARTS = Limit("parts of a TOML key", 64, "keys have two or three; the parser takes their square")
 
 LIMITS = tuple(value for value in globals().values() if isinstance(value, Limit))

@@ -18,7 +18,8 @@ def write(captured: Captured) -> bytes:
     rows: list[dict[str, Any]] = []
 
     def op_row(op: Op) -> list[Any]:
-        return [op.name, works.setdefault(op.work, len(works))]
+        row = [op.name, works.setdefault(op.work, len(works))]
+        return [*row, op.kernels] if op.kernels > 1 else row
 
     def number(layer: Layer) -> int:
         if layer not in layers:
@@ -31,7 +32,10 @@ def write(captured: Captured) -> bytes:
     stage = captured.stage
     body = [[list(map(number, block.layers)), block.repeat] for block in stage.body]
     epilogue = list(map(number, stage.epilogue))
-    memory, part_names = captured.memory, [each.name for each in fields(captured.parts[0])] if captured.parts else []
+    memory, part_names = (
+        captured.memory,
+        [each.name for each in fields(captured.parts[0])] if captured.parts else [],
+    )
     found = {
         "format": FORMAT,
         "version": VERSION,

@@ -73,6 +73,21 @@ def file_identity(path: str | int) -> tuple[int, int] | None:
     return (found.st_dev, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
 
+def hold(name: str) -> int | None:
+    """A file that this process alone holds until it ends, however that happens; None if another does."""
+    lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        import fcntl
+
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except ImportError:  # a system that has no such locks
+        return lock
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
 def unwritable(name: str) -> str:
     """Why no file *name* can be written; nothing where it can."""
     folder = os.path.dirname(name) or "."

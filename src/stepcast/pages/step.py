@@ -149,8 +149,8 @@ def _cards(found: Facts) -> list[Markup]:
         per_gpu = found["tokens_per_s"] / found["gpus"]
         cards.append(
             card(
-                "Throughput",
-                f"{format_short_count(found['tokens_per_s'])} tokens/s",
+                "Tokens a second",
+                format_short_count(found["tokens_per_s"]),
                 f"{per_gpu:,.0f} per GPU",
             )
         )

@@ -59,3 +59,14 @@ def _batch(strategy: Facts) -> str:
         f"{sequences:,} sequence{'' if sequences == 1 else 's'} of {strategy['seq']:,} tokens in "
         f"{strategy['precision']}, micro-batches of {strategy['micro_batch']:,}"
     )
+
+
+def config_note(facts: Facts) -> str:
+    """How much of a configuration was understood, in a sentence."""
+    ignored, used = facts["ignored"], len(facts["understood"])
+    text = f"{facts['file']} ({facts['format']}): {used} keys understood"
+    if ignored:
+        text += f"; {len(ignored)} change nothing here: {', '.join(ignored)}"
+    if facts["unset"]:
+        text += f"; not set in the file: {', '.join(facts['unset'])}"
+    return text

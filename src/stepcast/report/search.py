@@ -1,9 +1,11 @@
 """Found strategies as text: the ranked table, why the first is first, and how to see each again."""
 
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 from stepcast.ir.strategy import Strategy
+from stepcast.report.asked import asked_pairs
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_percent, format_seconds
 
@@ -15,7 +17,9 @@ MOST_OF_FRONT = 8
 
 def search_text(found: Facts, width: int) -> str:
     """The facts of a search, for a person."""
-    parts = [facts(_counted(found), width)]
+    asked = asked_pairs(found)
+    parts = [facts(asked, width)] if "command" in found else []
+    parts.append(facts(_counted(found), width))
     if found["rows"]:
         parts.append(_ranked(found, width))
         parts.append(facts(_why(found), width))
@@ -43,6 +47,14 @@ def strategy_words(row: Facts) -> str:
     words.append(row["sharding"] if row["sharding"] != "none" else "no sharding")
     if row["tp"] > 1 and not row["sequence_parallel"]:
         words.append("no sp")
+    if "experts" in row.get("overlap", "").split(","):
+        words.append("experts overlap")
+    if row.get("stage_layers"):
+        words.append(f"layers {split_words(row['stage_layers'])}")
+    if row.get("place", "even") != "even":
+        words.append(row["place"])
+    if row.get("kinds"):
+        words.append(row["kinds"])
     return ", ".join(words)
 
 
@@ -60,6 +72,12 @@ def row_words(strategy: Strategy) -> dict[str, Any]:
         "sequence_parallel": strategy.sequence_parallel,
         "precision": str(strategy.precision),
     }
+
+
+def split_words(layers: str) -> str:
+    """``7,8,8,7`` as ``7, 8 x 2, 7``."""
+    runs = [(size, len(list(run))) for size, run in groupby(layers.split(","))]
+    return ", ".join(size if many == 1 else f"{size} x {many}" for size, many in runs)
 
 
 def _counted(found: Facts) -> list[tuple[str, object]]:
@@ -141,6 +159,10 @@ def _why(found: Facts) -> list[tuple[str, object]]:
         shown = sorted(losses, key=lambda each: -abs(each[1]))[:LARGEST_PARTS]
         parts = ", ".join(f"{name} {'+' if s > 0 else '-'}{format_seconds(abs(s))}" for name, s in shown)
         pairs.append(("rank 2", f"{format_seconds(second['slower_s'])} slower: {parts or 'no part differs'}"))
+    for each in found["sensitivity"]:
+        with_what = f" with {strategy_words(each)}" if each["other"] else ""
+        told = f"{each['speed']:.2f} times the tokens per second, {format_seconds(each['step_s'])}{with_what}"
+        pairs.append((each["change"], told))
     return pairs
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepcast.report.asked import asked_pairs
+from stepcast.report.asked import asked_pairs, config_note
 from stepcast.report.text import GAP, bullet, facts, table
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
@@ -33,6 +33,8 @@ def step_text(found: Facts, width: int) -> str:
         parts.append(_stages(found, width))
     if found["assumptions"]:
         parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
+    if found.get("config"):
+        parts.append(bullet(config_note(found["config"]), "config: ", width))
     return "\n\n".join(parts)
 
 

@@ -1,88 +1,81 @@
-"""A measured sweep beside its prediction, as text."""
+"""A sweep as text: how far it is, and its rows."""
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from stepcast.report.text import bullet, facts, table
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.report.text import facts, table
+from stepcast.units import format_bytes, format_percent, format_seconds
 
-Facts = dict[str, Any]
+Shown = tuple[str, Callable[[Any], str]]
+"""What a fact is called, and how a person reads its value."""
 
 
-def sweep_text(found: Facts, width: int) -> str:
-    nodes = found["nodes"]
-    pairs = [
-        ("collective", found["collective"]),
-        ("ranks", f"{found['ranks']} on {nodes} node{'s' if nodes != 1 else ''}"),
-        ("device", found["device"] or "not stated"),
-        ("cluster", found["cluster"]),
-        ("mean error", f"{format_percent(found['mean_abs_error'])} of the measured times"),
-        *((f"{name} sizes", _range(one)) for name, one in found["ranges"].items() if one),
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+# Fact -> how a person reads it; what stands in no line here is a word of the point, shown as it is.
+SHOWN: dict[str, Shown] = {
+    "step_s": ("step", format_seconds),
+    "tokens_per_s_per_gpu": ("tokens/s/GPU", _whole),
+    "mfu": ("MFU", format_percent),
+    "bubble": ("bubble", format_percent),
+    "exposed": ("exposed", format_percent),
+    "memory_bytes": ("memory", format_bytes),
+    "fits": ("fits", lambda value: "yes" if value else "no"),
+    "days": ("days", lambda value: f"{value:,.1f}"),
+    "cost": ("cost", _whole),
+    "error": ("error", str),
+}
+COUNTED: dict[str, Shown] = {
+    "folder": ("folder", str),
+    "of": ("combinations", _whole),
+    "points": ("points", _whole),
+    "answered": ("answered", _whole),
+    "left": ("left", _whole),
+    "errors": ("errors", _whole),
+    "new": ("new", _whole),
+    "seconds": ("took", format_seconds),
+    "points_per_s": ("rate", lambda value: f"{value:,.1f} points a second"),
+    "fit": ("fit", _whole),
+    "least_step_s": ("shortest step", format_seconds),
+    "most_step_s": ("longest step", format_seconds),
+    "best_mfu": ("best MFU", format_percent),
+    "best_tokens_per_s_per_gpu": ("most tokens/s/GPU", _whole),
+    "written": ("written", str),
+    "rows": ("rows", _whole),
+}
+HIDDEN = ("position", "low_s", "high_s", "gpu_hours", "found")
+
+
+def counted_text(found: Mapping[str, Any], width: int) -> str:
+    """Counts and rates, a line each."""
+    pairs: list[tuple[str, object]] = [
+        (words, shown(found[name])) for name, (words, shown) in COUNTED.items() if found.get(name) is not None
     ]
-    rows = [
-        (
-            format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""),
-            format_seconds(row["measured_s"]),
-            format_seconds(row["predicted_s"]),
-            format_rate(row["measured_busbw_bytes_per_s"]),
-            format_rate(row["predicted_busbw_bytes_per_s"]),
-            format_percent(row["reached"]),
-            f"{row['algorithm']} {row['protocol']}",
-        )
-        for row in found["rows"]
+    pairs += [(f"error of {each['points']:,}", each["error"]) for each in found.get("common_errors", ())]
+    return facts(pairs, width)
+
+
+def rows_text(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int], width: int) -> str:
+    """The rows that were asked for; what is the same in all of them stands above, once."""
+    told = f"{len(rows):,} of {counts['answered']:,} answered points"
+    if not rows:
+        return f"{told}: none is so"
+    names = [name for name in rows[0] if name not in HIDDEN and any(row[name] is not None for row in rows)]
+    same = [
+        name
+        for name in names
+        if len(rows) > 1 and name not in SHOWN and len({row[name] for row in rows}) == 1
     ]
-    heads = ("size", "measured", "predicted", "busbw", "predicted", "reached", "predicted with")
-    blocks = [facts(pairs, width), table(heads, rows, width)]
-    if any(row["spike"] for row in found["rows"]):
-        blocks.append("* slower than the next larger size: disturbed, and not judged")
-    return "\n\n".join([*blocks, *_findings(found["findings"], width)])
+    columns = [name for name in names if name not in same]
+    heads = [SHOWN[name][0] if name in SHOWN else name.replace("_", "-") for name in columns]
+    cells = [[_cell(name, row[name]) for name in columns] for row in rows]
+    common = facts([("rows", told), *((name.replace("_", "-"), rows[0][name]) for name in same)], width)
+    return f"{common}\n\n{table(heads, cells, width)}"
 
 
-def _range(one: Facts) -> str:
-    reached = (
-        "disturbed"
-        if one["reached"] is None
-        else f"{format_percent(one['reached'])} of the predicted bandwidth"
-    )
-    return f"{format_bytes(one['from_bytes'])} to {format_bytes(one['to_bytes'])}: {reached}"
-
-
-def _findings(found: list[Facts], width: int) -> list[str]:
-    if not found:
-        return ["nothing falls short"]
-    return [
-        "\n".join(
-            [
-                bullet(f"{one['cause']}: {one['means']}", "- ", width),
-                bullet(one["rule"], "  because ", width),
-                bullet(one["check"], "  look at ", width),
-            ]
-        )
-        for one in found
-    ]
-
-
-def calibration_text(found: Facts, width: int) -> str:
-    """Constants fitted to sweeps."""
-    pairs = [
-        ("cluster", found["cluster"]),
-        ("points", f"{found['points']} sizes of {len(found['logs'])} logs"),
-        (
-            "mean error",
-            f"{format_percent(found['before'])} before, {format_percent(found['after'])} after, "
-            f"{format_percent(found['left_out'])} on sizes left out",
-        ),
-    ]
-    rows = [
-        (key, one["text"], _give_or_take(key, one), one["means"]) for key, one in found["constants"].items()
-    ]
-    return "\n\n".join(
-        [
-            facts(pairs, width),
-            table(("constant", "value", "give or take", "what it is"), rows, width, whole=(0,)),
-        ]
-    )
-
-
-def _give_or_take(key: str, one: Facts) -> str:
-    error = one["standard_error"]
-    return format_seconds(error) if one["text"].endswith(" us") else f"{error:.2g}"
+def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    return SHOWN[name][1](value) if name in SHOWN else str(value)

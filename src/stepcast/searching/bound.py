@@ -1,41 +1,34 @@
-"""Which candidates are legal, and the least time and memory that each of them takes: for all of them at once.
+"""The least time and memory that each candidate takes: for all of them at once.
 
-Whatever is asked depends on a few columns, so that it is worked out once for each distinct row of those and
-spread over all. No candidate can be faster or smaller than its bounds:
+No candidate can be faster than this:
 
-- A stage computes all its micro-batches one after the other. Before the first of them, its forward has come
-  through the stages before it, and after the last its backward goes back through them.
-- Gradients are summed after the last backward of a stage has begun.
-- Weights, optimizer states and what the micro-batches in flight keep are in memory at the same time.
+- A stage computes all its micro-batches one after the other, with the exchanges that its kernels wait for.
+  Before the first of them, its forward has come through the stages before it, and after the last its backward
+  goes back through them.
+- Gradients are summed after the last backward of a stage has begun; or with each micro-batch, after the first
+  one has come through the whole model. What one group exchanges follows one another.
+- GPUs are as hot as the matrix kernels of the stage in the middle leave them.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from stepcast.cost.memory.in_flight import default_in_flight
-from stepcast.cost.memory.states import orientations, piece_states
+from stepcast.cost.compute import cool_load
+from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Framework, Kernels
-from stepcast.ir.layout import Layout
-from stepcast.ir.legality import RULES, check
-from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, Pairs, Placement
-from stepcast.ir.stages import pieces, pieces_of_stage
-from stepcast.ir.strategy import Strategy, StrategyError
+from stepcast.searching.columns import LAYER, LAYOUT, PIECES, STATES, Bools, Columns, Floats
 from stepcast.searching.exchanges import exchanges
-from stepcast.searching.layers import LayerCost, kinds_of, layer_cost
+from stepcast.searching.fitting import Fitting
+from stepcast.searching.layers import TAKES, kinds_of, least_load, part_costs, part_layers, part_loads
+from stepcast.searching.legal import legal, pipeline_of
+from stepcast.searching.parts import counts_of
 from stepcast.searching.space import Ints, Space
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-
-LAYOUT = ("gpus", "tp", "cp", "ep", "expert_tp", "pp")
-LAYER = ("tp", "cp", "ep", "expert_tp", "micro_batch", "recompute", "sequence_parallel", "precision")
-PIPELINE = ("pp", "vpp", "schedule", "micro_batches")
-STATES = (*LAYOUT, "vpp", "schedule", "sharding", "precision")
+# What heats GPUs: the stage in the middle has neither end of the model, the last one, both; or nothing known.
+ALONE, WITH_HEAD, WITH_BOTH, COOL = range(4)
 
 
 @dataclass(frozen=True)
@@ -48,168 +41,95 @@ class Bounds:
     memory_bytes: Floats
 
 
-def bounds(space: Space, cluster: Cluster, framework: Framework, most_bytes: float) -> Bounds:
+def bounds(
+    space: Space, cluster: Cluster, framework: Framework, most_bytes: float, workers: int = 1
+) -> Bounds:
     """Legality and memory of all candidates, and the time of those that may fit into *most_bytes*."""
-    return Bounding(space, cluster, framework).all(most_bytes)
+    return Bounding(space, cluster, framework, workers).all(most_bytes)
 
 
 class Bounding:
-    def __init__(self, space: Space, cluster: Cluster, framework: Framework) -> None:
+    def __init__(self, space: Space, cluster: Cluster, framework: Framework, workers: int = 1) -> None:
         self.space, self.cluster, self.framework = space, cluster, framework
-        self.model: Model = space.model
-        self.kinds = kinds_of(self.model)
+        self.model, self.kinds = space.model, kinds_of(space.model)
+        self.columns = Columns(space, workers)
 
     def all(self, most_bytes: float) -> Bounds:
         space = self.space
-        legal = self.legal()
+        allowed = legal(self.columns, self.framework)
         memory = np.full(len(space), np.inf)
-        if len(rows := np.flatnonzero(legal)):
-            memory[rows] = self.memory(rows)
-        time_s = np.full(len(space), np.inf)
-        rows = np.flatnonzero(legal & (memory <= most_bytes))
-        time_s[rows] = self.time(rows)
-        computing_s = np.full(len(space), np.inf)
-        computing_s[rows] = self.computing(rows)
-        return Bounds(legal, time_s, computing_s, memory)
+        if len(rows := np.flatnonzero(allowed)):
+            memory[rows] = Fitting(self.columns, self.cluster, self.framework).bytes(rows)
+        rows = np.flatnonzero(allowed & (memory <= most_bytes))
+        time_s, computing_s = np.full(len(space), np.inf), np.full(len(space), np.inf)
+        time_s[rows], computing_s[rows] = self.times(rows)
+        return Bounds(allowed, time_s, computing_s, memory)
 
-    # ---- legality ------------------------------------------------------------------------------------
-
-    def legal(self) -> Bools:
-        """By the rules themselves, each asked of the columns that it reads."""
-        space = self.space
-        found = space.micro_batches > 0
-        rows = np.flatnonzero(found)
-        ok = self._spread(rows, PIPELINE, self._pipeline_is_legal)
-        found[rows] &= ok
-        rows = np.flatnonzero(found)
-        columns = (*LAYOUT, "sequence_parallel", "sharding", "recompute", "precision")
-        found[rows] &= self._spread(rows, columns, self._layout_is_legal)
-        return found
-
-    def _pipeline_is_legal(self, at: int) -> bool:
-        strategy = self._built(at, layout=("pp", "vpp"))
-        return strategy is not None and self._passes(strategy, RULES)
-
-    def _layout_is_legal(self, at: int) -> bool:
-        try:
-            check(self.model, self.space.strategy(at), framework=self.framework)
-        except StrategyError:
-            return False
-        return True
-
-    def _built(self, at: int, layout: tuple[str, ...]) -> Strategy | None:
-        """Row *at* with one replica of one rank, as far as *layout* does not say otherwise."""
-        space = self.space
-        row = space.values(at)
-        try:
-            return Strategy(
-                Layout(**{name: row[name] for name in layout}),
-                micro_batch=1,
-                global_batch=int(space.micro_batches[at]),
-                seq=space.seq,
-                schedule=row["schedule"],
-            )
-        except (StrategyError, ValueError):
-            return None
-
-    def _passes(self, strategy: Strategy, rules: tuple[Callable[[Model, Strategy], str], ...]) -> bool:
-        try:
-            return not any(rule(self.model, strategy) for rule in rules)
-        except StrategyError:
-            return False
-
-    # ---- memory --------------------------------------------------------------------------------------
-
-    def memory(self, rows: Ints) -> Floats:
-        """Of the first stage: states, and what its micro-batches in flight keep."""
-        overhead = self.framework.overhead
-        states = self._spread_many(rows, STATES, self._states)
-        layers = self._layers(rows)
-        held = self._spread_many(rows, PIPELINE, self._held)
-        kept = (held * layers[:, 3 * len(self.kinds) : 4 * len(self.kinds)]).sum(axis=1)
-        fixed, gradients = states[:, 0], states[:, 1]
-        several = self.space.micro_batches[rows] > 1
-        early = several | (self.framework.kernels is Kernels.FUSED)
-        running = np.where(early, gradients, 0.0) + kept
-        largest: Floats = fixed + np.maximum(gradients, running)
-        return largest + (overhead.context_bytes + overhead.buffer_bytes)
-
-    def _states(self, at: int) -> tuple[float, float]:
-        strategy = self.space.strategy(at)
-        model, framework = self.model, self.framework
-        every, copies = pieces(model, strategy), orientations(strategy, self.cluster.gpu)
-        fixed = gradients = 0.0
-        for index in pieces_of_stage(strategy, 0):
-            states = piece_states(model, strategy, framework, every[index], copies)
-            fixed += states.parameters + states.optimizer
-            gradients += states.gradients
-        return fixed, gradients
-
-    def _held(self, at: int) -> Floats:
-        """Layers of each kind on the first stage, each as often as micro-batches of it are in flight."""
-        strategy = self.space.strategy(at)
-        counts = self._counts(strategy)
-        flying = default_in_flight(strategy)[0]
-        held = [
-            counts[index] * flight for index, flight in zip(pieces_of_stage(strategy, 0), flying, strict=True)
-        ]
-        total: Floats = np.array(held).sum(axis=0)
-        return total
-
-    def _counts(self, strategy: Strategy) -> Floats:
-        """Layers of each kind in each piece of the pipeline."""
-        blocks = self.model.blocks
-        return np.array(
-            [
-                [blocks[piece.layers.start : piece.layers.stop].count(kind) for kind in self.kinds]
-                for piece in pieces(self.model, strategy)
-            ],
-            dtype=np.float64,
-        )
-
-    # ---- time ----------------------------------------------------------------------------------------
-
-    def _layers(self, rows: Ints, paired: bool = False) -> Floats:
-        """Forward, input gradient, weight gradient and kept bytes of each kind; then both ends."""
-        # The stage in the middle decides how hot GPUs run: of three or more it has neither end of the model.
-        # Weights that are gathered may be cast there, which cools it.
-        splits = np.array([each.splits_parameters for each in self.space.axes.sharding])
-        alone = (self.space.columns["pp"][rows] > 2) & ~splits[self.space.columns["sharding"][rows]]
-        found = np.zeros((len(rows), 4 * len(self.kinds) + 4))
-        for each in np.unique(alone):
-            here = np.flatnonzero(alone == each)
-            found[here] = self._spread_many(rows[here], LAYER, self._layer_of(paired, bool(each)))
-        return found
-
-    def _layer_of(self, paired: bool, alone: bool) -> Callable[[int], Floats]:
-        return lambda at: self._layer(at, paired, alone)
-
-    def _layer(self, at: int, paired: bool, alone: bool) -> Floats:
-        strategy = self.space.strategy(at)
-        cost: LayerCost = layer_cost(
-            self.model, self.cluster, self.framework, strategy, paired=paired, alone=alone
-        )
-        each = (cost.forward_s, cost.input_s, cost.weight_s, cost.kept_bytes)
-        return np.concatenate([*each, cost.first_s, cost.last_s])
-
-    def time(self, rows: Ints) -> Floats:
-        found = np.zeros(len(rows))
-        beside = self._spread(rows, (*LAYOUT, "vpp", "schedule"), self._is_paired)
-        for paired in np.unique(beside):
-            here = np.flatnonzero(beside == paired)
-            found[here] = self._time(rows[here], bool(paired))
-        return found
-
-    def computing(self, rows: Ints) -> Floats:
-        """What kernels take on the average of the stages."""
+    def times(self, rows: Ints) -> tuple[Floats, Floats]:
+        """The whole of each, and what kernels take on the average of its stages."""
         if not len(rows):
-            return np.zeros(0)
-        layers, count = self._layers(rows, paired=True), len(self.kinds)
-        each = np.array([self.model.blocks.count(kind) for kind in self.kinds], dtype=np.float64)
-        of_layers: Floats = (layers[:, : 3 * count].reshape(-1, 3, count) * each).sum(axis=(1, 2))
-        whole = of_layers + layers[:, 4 * count :].sum(axis=1)
-        mean: Floats = whole * self.space.micro_batches[rows] / self.space.columns["pp"][rows]
-        return mean
+            return np.zeros(0), np.zeros(0)
+        costs, batches = self._costs(rows), self.space.micro_batches[rows].astype(np.float64)
+        self.columns.further["lies"] = self._lies(rows)
+        exchanged = self.columns.spread(rows, (*STATES, "copies", "lies"), self._exchanged)
+        found, mean = np.zeros(len(rows)), np.zeros(len(rows))
+        paired = self.columns.holds(rows, (*LAYOUT, "vpp", "schedule", "overlap"), self._is_paired)
+        pipelines: list[tuple[int, Ints]] = self.columns.several(rows, PIECES)
+        for first, here in pipelines:
+            counts = counts_of(self.space, first)
+            computing_s = costs[here, :, TAKES.computing] @ counts.sum(axis=0)
+            mean[here] = batches[here] * computing_s / self.space.columns["pp"][first]
+            for each in (False, True):
+                some = here[paired[here] == each]
+                if len(some):
+                    found[some] = self._pipeline_s(
+                        first, counts, costs[some], batches[some], exchanged[some], each
+                    )
+        return found, mean
+
+    # ---- layers --------------------------------------------------------------------------------------
+
+    def _costs(self, rows: Ints) -> Floats:
+        """rows x parts x takes."""
+        columns = self.columns
+        heat = np.full(len(self.space), COOL)
+        heat[rows] = self._heat(rows)
+        columns.further["heat"] = heat
+        columns.further["several"] = (self.space.micro_batches > 1).astype(np.int64)
+        return columns.spread(rows, (*LAYER, "several", "heat"), self._cost)
+
+    def _heat(self, rows: Ints) -> Ints:
+        """What lies on the piece in the middle, which decides how hot GPUs run."""
+        space = self.space
+        many = space.columns["pp"][rows] * space.columns["vpp"][rows]
+        found = np.where(many > 2, ALONE, np.where(many == 2, WITH_HEAD, WITH_BOTH))
+        if space.common.get("further_tokens"):
+            found = np.where(many > 2, ALONE, COOL)
+        # Weights that are gathered, and gradients that are split, may be copied there, which cools it.
+        sharding = space.axes.sharding
+        copied = [
+            (each.splits_gradients and self.framework.kernels is Kernels.COMPILED)
+            or (each.splits_parameters and bool(self.model.experts))
+            for each in sharding
+        ]
+        lonely = [each.splits_parameters for each in sharding]
+        which = space.columns["sharding"][rows]
+        replicas = space.dp[rows] * space.columns["cp"][rows]
+        cool = np.array(copied)[which] | (np.array(lonely)[which] & (replicas == 1))
+        return np.where(cool, COOL, found)
+
+    def _cost(self, at: int) -> Floats:
+        strategy = self.space.strategy(at)
+        parts = part_layers(self.model, self.framework, strategy)
+        load, heat = cool_load(self.cluster.gpu, default_fit()), int(self.columns.further["heat"][at])
+        if heat != COOL:
+            loads = part_loads(self.cluster, parts)
+            # A mixture of kinds is no cooler than its coolest.
+            mixtures = loads[: len(self.kinds)] if heat == ALONE else counts_of(self.space, at)[-1:] @ loads
+            load = least_load(self.cluster, mixtures)
+        return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
+
+    # ---- pipelines -----------------------------------------------------------------------------------
 
     def _is_paired(self, at: int) -> bool:
         """Whether exchanges may hide behind kernels of another micro-batch."""
@@ -217,43 +137,32 @@ class Bounding:
         own = SCHEDULES[strategy.schedule].pairs is Pairs.OWN and strategy.layout.pp > 1
         return own or strategy.pairs_micro_batches
 
-    def _time(self, rows: Ints, paired: bool) -> Floats:
-        layers, found = self._layers(rows, paired), np.zeros(len(rows))
-        batches = self.space.micro_batches[rows].astype(np.float64)
-        exchanged = self._spread_many(rows, STATES, self._exchanged)
-        once_s, each_s = exchanged[:, 0], exchanged[:, 1]
-        groups, member = self._distinct(rows, ("pp", "vpp", "schedule"))
-        for number, first in enumerate(groups):
-            here = np.flatnonzero(member == number)
-            found[here] = self._pipeline_s(int(first), layers[here], batches[here], once_s[here])
-        return np.maximum(found, batches * each_s)
-
-    def _pipeline_s(self, at: int, layers: Floats, batches: Floats, sums_s: Floats) -> Floats:
+    def _pipeline_s(
+        self, at: int, counts: Floats, costs: Floats, batches: Floats, exchanged: Floats, paired: bool
+    ) -> Floats:
         """The bound of candidates with the pieces and the schedule of row *at*."""
-        strategy = self._built(at, ("pp", "vpp"))
-        assert strategy is not None
-        count, facts = len(self.kinds), SCHEDULES[strategy.schedule]
-        stages, chunks = strategy.layout.pp, strategy.layout.vpp
-        counts = self._counts(strategy).T  # kinds x pieces
-        forward, inputs, weights = (layers[:, part * count : (part + 1) * count] for part in range(3))
-        forward_s, backward_s = forward @ counts, (inputs + weights) @ counts
-        ends = layers[:, 4 * count :]
-        forward_s[:, 0] += ends[:, 0]
-        forward_s[:, -1] += ends[:, 2]
-        backward_s[:, 0] += ends[:, 1]
-        backward_s[:, -1] += ends[:, 3]
-        # Weight gradients that are put off may follow the last input gradient of a stage; else the stage
-        # before waits for them, but for those of the layer that comes last.
-        split = facts.splits_backward
-        returned_s = inputs @ counts if split else backward_s - weights.max(axis=1)[:, None]
-        returned_s = np.maximum(returned_s, 0.0)
-        two_way = facts.placement is Placement.TWO_WAY and stages > 1
+        strategy = pipeline_of(self.space, at)
+        facts, stages, chunks = SCHEDULES[strategy.schedule], strategy.layout.pp, strategy.layout.vpp
+        split, two_way = facts.splits_backward, facts.placement is Placement.TWO_WAY and stages > 1
+
+        def of_pieces(take: int) -> Floats:
+            return costs[:, :, take] @ counts.T
+
+        forward_s = of_pieces(TAKES.forward)
+        # Weight gradients that are put off may follow the last input gradient of a stage.
+        returned_s = of_pieces(TAKES.inputs) if split else of_pieces(TAKES.whole)
+        backward_s = returned_s + of_pieces(TAKES.weights) if split else returned_s
         rounds = batches / 2 if two_way else batches
-        best = np.zeros(len(layers))
+        best = np.zeros(len(costs))
+        before_s, each_s, each_reduced_s, once_s = exchanged.T
         for stage in range(stages):
             own = list(facts.pieces_of_stage(stage, stages, chunks))
             before = slice(0, min(stage, stages - 1 - stage) if two_way else stage)
             there_s, back_s = forward_s[:, before].sum(axis=1), returned_s[:, before].sum(axis=1)
+            if paired:
+                single = stages + abs(stages // 2 - 1 - before.stop) if two_way else 0
+                best = np.maximum(best, there_s + _pairs_s(costs, counts[own], rounds, single))
+                continue
             forwards_s, backwards_s = forward_s[:, own].sum(axis=1), backward_s[:, own].sum(axis=1)
             work_s = rounds * (forwards_s + backwards_s)
             if split:
@@ -261,30 +170,42 @@ class Bounding:
                 best = np.maximum(best, there_s + np.maximum(work_s, straight_s + back_s))
             else:
                 best = np.maximum(best, there_s + work_s + back_s)
-                best = np.maximum(best, work_s - backwards_s + sums_s / chunks)
-        return best
+                best = np.maximum(best, work_s - backwards_s + once_s / chunks)
+        through_s = forward_s.sum(axis=1)
+        lane_s = np.maximum(before_s + batches * each_s, through_s + batches * each_reduced_s)
+        longest: Floats = np.maximum(best, lane_s)
+        return longest
 
-    def _exchanged(self, at: int) -> tuple[float, float]:
+    # ---- exchanges -----------------------------------------------------------------------------------
+
+    def _lies(self, rows: Ints) -> Ints:
+        """A number for each content of the first stage; also how many copies of the model there are."""
+        found, copies = np.zeros(len(self.space), dtype=np.int64), np.ones(len(self.space), dtype=np.int64)
+        known: dict[bytes, int] = {}
+        for first, here in self.columns.several(rows, PIECES):
+            strategy = pipeline_of(self.space, first)
+            facts, layout = SCHEDULES[strategy.schedule], strategy.layout
+            own = list(facts.pieces_of_stage(0, layout.pp, layout.vpp))
+            lies = counts_of(self.space, first)[own].sum(axis=0)
+            found[rows[here]] = known.setdefault(lies.tobytes(), len(known))
+            copies[rows[here]] = facts.copies if layout.pp > 1 else 1
+        self.columns.further["copies"] = copies
+        return found
+
+    def _exchanged(self, at: int) -> Floats:
         """Gradients of the first stage, and its weights, as one message: which is faster than in several."""
         found = exchanges(self.model, self.cluster, self.framework, self.space.strategy(at))
-        return found.once_s, found.each_s
+        return np.array(found.values())
 
-    # ---- columns -------------------------------------------------------------------------------------
 
-    def _distinct(self, rows: Ints, names: tuple[str, ...]) -> tuple[Ints, Ints]:
-        """The first candidate of each distinct row of *names* among *rows*, and to which each belongs."""
-        packed = np.zeros(len(rows), dtype=np.int64)
-        for name in names:
-            column = self.space.column(name)[rows]
-            packed = packed * (int(column.max(initial=0)) + 1) + column
-        _, first, member = np.unique(packed, return_index=True, return_inverse=True)
-        return rows[first], member
-
-    def _spread(self, rows: Ints, names: tuple[str, ...], holds: Callable[[int], bool]) -> Bools:
-        first, member = self._distinct(rows, names)
-        return np.array([holds(int(at)) for at in first], dtype=np.bool_)[member]
-
-    def _spread_many(self, rows: Ints, names: tuple[str, ...], of: Callable[[int], object]) -> Floats:
-        first, member = self._distinct(rows, names)
-        values = [np.asarray(of(int(at)), dtype=np.float64) for at in first]
-        return np.stack(values)[member]
+def _pairs_s(costs: Floats, own: Floats, rounds: Floats, single: int) -> Floats:
+    """Forwards and backwards side by side on a stage that holds pieces with *own* parts: kernels, each
+    group's exchanges, and backwards by themselves; *single* forwards and backwards have no partner, before
+    the first backward and after the last forward.
+    """
+    spent = np.einsum("rpt,p->rt", costs[:, :, TAKES.computing : TAKES.ahead], own.sum(axis=0))
+    side_by_side = rounds * spent.max(axis=1)
+    waits = costs[:, :, TAKES.ahead] + costs[:, :, TAKES.back] - costs[:, :, TAKES.computing]
+    alone = np.minimum(2 * rounds, single) * (waits @ own.T).min(axis=1)
+    longest: Floats = np.maximum(side_by_side, rounds * spent[:, 0] + alone)
+    return longest

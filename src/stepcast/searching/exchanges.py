@@ -16,14 +16,22 @@ from stepcast.ir.work import Collective, CollectiveKind
 
 # How often weights are collected in a micro-batch.
 GATHERS = {Gathered.EACH_PASS: 2, Gathered.EACH_MICRO_BATCH: 1}
+BEFORE = (Gathered.AFTER_UPDATE, Gathered.ONCE)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchanges:
-    """Seconds after the last backward has begun, and in each micro-batch on average."""
+    """Seconds of the busiest group: gathered once, of each micro-batch both ways and reduced, and reduced
+    once, after the last backward has begun.
+    """
 
-    once_s: float
+    before_s: float
     each_s: float
+    each_reduced_s: float
+    once_s: float
+
+    def values(self) -> tuple[float, float, float, float]:
+        return self.before_s, self.each_s, self.each_reduced_s, self.once_s
 
 
 def exchanges(model: Model, cluster: Cluster, framework: Framework, strategy: Strategy) -> Exchanges:
@@ -33,18 +41,25 @@ def exchanges(model: Model, cluster: Cluster, framework: Framework, strategy: St
     shard, pricer = sum(own, start=NOTHING), Pricer(cluster, strategy.layout)
     # With a copy of the model in each direction, a micro-batch passes through one of them.
     copies = SCHEDULES[strategy.schedule].copies if strategy.layout.pp > 1 else 1
-    reduced_s = gathered_s = 0.0
+    found = Exchanges(0.0, 0.0, 0.0, 0.0)
     for part, each in plan.kinds(shard):
-        if each.total:
-            reduced_s = max(reduced_s, _reduced_s(pricer, framework, part, each))
-            if part.ways > 1:
-                size = gathered_bytes(strategy, each)
-                work = Collective(CollectiveKind.ALL_GATHER, size, part.within)
-                gathered_s = max(gathered_s, pricer.seconds(work))
-    each_s = GATHERS.get(plan.gathered, 0) * gathered_s
-    if plan.reduced is Reduced.EACH_MICRO_BATCH:
-        return Exchanges(0.0, max(each_s, reduced_s) / copies)
-    return Exchanges(reduced_s, each_s / copies)
+        if not each.total:
+            continue
+        reduced_s, gathered_s = _reduced_s(pricer, framework, part, each), 0.0
+        if part.ways > 1:
+            work = Collective(CollectiveKind.ALL_GATHER, gathered_bytes(strategy, each), part.within)
+            gathered_s = pricer.seconds(work)
+        # A gather and a reduction of one group follow one another.
+        always = plan.reduced is Reduced.EACH_MICRO_BATCH and part.ways > 1
+        each_reduced_s = reduced_s / copies if always else 0.0
+        here = Exchanges(
+            gathered_s if plan.gathered in BEFORE else 0.0,
+            GATHERS.get(plan.gathered, 0) * gathered_s / copies + each_reduced_s,
+            each_reduced_s,
+            reduced_s if plan.reduced is Reduced.ONCE else 0.0,
+        )
+        found = Exchanges(*map(max, found.values(), here.values()))
+    return found
 
 
 def _reduced_s(pricer: Pricer, framework: Framework, part: Partition, shard: Shard) -> float:

@@ -11,6 +11,7 @@ from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.searching.best import Part, Result, Watch, search_parts
+from stepcast.searching.refine import FEW, refined
 from stepcast.searching.space import Axes, Space, space_of
 
 Settle = Callable[[Layout, DType], tuple[Framework, Mapping[str, Any]]]
@@ -31,13 +32,20 @@ def search(
     top: int = 10,
     most_bytes: float | None = None,
     watch: Watch | None = None,
+    workers: int = 1,
+    refine: int = FEW,
 ) -> Result:
-    """The *top* best strategies; *axes* restrict choices by their names in Axes, as ``{"tp": (4, 8)}``."""
+    """The *top* best strategies; *axes* restrict choices by their names in Axes, as ``{"tp": (4, 8)}``.
+
+    *workers* processes give the same answer as one. Of the best, the first *refine* are tried with uneven
+    splits of layers and other placements too.
+    """
     numbers = (gpus,) if isinstance(gpus, int) else tuple(gpus)
     chosen = Axes(gpus=numbers, **{name: tuple(values) for name, values in (axes or {}).items()})
     space = space_of(model, chosen, global_batch, seq, cluster.domain_gpus)
     part = Part(space, framework, np.arange(len(space)))
-    return search_parts([part], cluster, top, objective, most_bytes, watch)
+    result = search_parts([part], cluster, top, objective, most_bytes, watch, workers)
+    return refined(result, model, cluster, objective, most_bytes, refine)
 
 
 def parts_of(space: Space, settle: Settle) -> list[Part]:

@@ -17,6 +17,8 @@ from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.ir.strategy import (
     NO_RECOMPUTE,
+    USUAL_OVERLAP,
+    Overlap,
     Recompute,
     RecomputeKind,
     Sharding,
@@ -52,6 +54,7 @@ class Axes:
     sharding: tuple[Sharding, ...] = SHARDINGS
     sequence_parallel: tuple[bool, ...] = (True, False)
     precision: tuple[DType, ...] = (DType.BF16,)
+    overlap: tuple[str, ...] = ("usual",)  # words of OVERLAPS
 
 
 COLUMNS = (
@@ -68,7 +71,17 @@ COLUMNS = (
     "sharding",
     "sequence_parallel",
     "precision",
+    "overlap",
 )
+# Fields of a Strategy on which the pieces of a pipeline depend.
+PLACED = ("stage_layers", "further_tokens")
+# How communication overlaps with computation, from what the software does.
+OVERLAPS: Mapping[str, Mapping[str, bool]] = {
+    "usual": {},
+    "none": dict.fromkeys(Overlap.__dataclass_fields__, False),
+    "tensor": {"tensor": True},
+    "experts": {"experts": True},
+}
 
 
 @dataclass(frozen=True)
@@ -108,6 +121,7 @@ class Space:
             "recompute": axes.recompute[row["recompute"]],
             "sharding": axes.sharding[row["sharding"]],
             "precision": axes.precision[row["precision"]],
+            "overlap": axes.overlap[row["overlap"]],
             "sequence_parallel": bool(row["sequence_parallel"]),
         }
 
@@ -123,6 +137,8 @@ class Space:
             vpp=row["vpp"],
             expert_tp=row["expert_tp"],
         )
+        common = {**self.common}
+        common["overlap"] = replace(common.get("overlap", USUAL_OVERLAP), **OVERLAPS[row["overlap"]])
         return Strategy(
             layout,
             row["micro_batch"],
@@ -133,8 +149,13 @@ class Space:
             sharding=row["sharding"],
             recompute=RECOMPUTES[row["recompute"]],
             precision=row["precision"],
-            **self.common,
+            **common,
         )
+
+    @property
+    def placed(self) -> dict[str, Any]:
+        """What all candidates have in common of the fields that place layers on stages."""
+        return {name: self.common[name] for name in PLACED if name in self.common}
 
     def having(self, common: Mapping[str, Any]) -> "Space":
         """The same candidates, all of them with *common* fields of a Strategy."""
@@ -182,13 +203,15 @@ def space_of(
             len(axes.sharding) if shared else 1,
             len(parallel),
             len(axes.precision),
+            len(axes.overlap),
         )
         many += math.prod(sizes)
         _check_many(many)
-        pipeline, batch, recompute, sharding, sp, precision = np.indices(sizes).reshape(len(sizes), -1)
+        indices = np.indices(sizes).reshape(len(sizes), -1)
+        pipeline, batch, recompute, sharding, sp, precision, overlap = indices
         layout = np.tile((gpus, tp, cp, ep, expert_tp, pp), (len(pipeline), 1))
         batches = np.array(axes.micro_batch, dtype=np.int64)[batch]
-        rest = (batches, recompute, sharding, np.array(parallel)[sp], precision)
+        rest = (batches, recompute, sharding, np.array(parallel)[sp], precision, overlap)
         parts.append(np.column_stack((layout, pipelines[pipeline], *rest)))
     table = np.concatenate(parts) if parts else np.zeros((0, len(COLUMNS)), dtype=np.int64)
     columns = {name: np.ascontiguousarray(table[:, at]) for at, name in enumerate(COLUMNS)}

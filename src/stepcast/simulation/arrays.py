@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.ir.limits import TASKS
-from stepcast.simulation.fold import Fold, fold_of
-from stepcast.simulation.pieces import NO_LANE, Cost, Floats, Ints, Piece, ProgramError, Segment, Shape
+from stepcast.simulation.fold import Chain, Fold, fold_of
+from stepcast.simulation.pieces import NO_LANE, Cost, Floats, Form, Ints, Piece, ProgramError, Segment, Shape
 
 Number = TypeVar("Number", np.int64, np.float64)
 TICK_S = 2.0**-46
@@ -82,7 +82,7 @@ class Program:
     made: Calls
 
     def __post_init__(self) -> None:
-        if any(segment.lanes != len(self.lanes) for segment in self.segments):
+        if any(segment.lanes != len(self.lanes) for segment in self._own):
             raise ProgramError(f"every segment must have the {len(self.lanes)} lanes of the program")
         asked = self.made.asked
         if len(asked) > len(self.segments):
@@ -131,12 +131,17 @@ class Program:
     @cached_property
     def inputs(self) -> int:
         """The most inputs of any segment."""
-        return max((segment.inputs for segment in self.segments), default=0)
+        return max((segment.inputs for segment in self._own), default=0)
+
+    @cached_property
+    def _own(self) -> list[Segment]:
+        """Each segment once."""
+        return list({id(segment): segment for segment in self.segments}.values())
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """Each piece once."""
-        return tuple(dict.fromkeys(piece for segment in self.segments for piece, _ in segment.chain))
+        return tuple(dict.fromkeys([piece for segment in self._own for piece, _ in segment.chain]))
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
@@ -171,17 +176,30 @@ class Program:
     def chain_of(self) -> Ints:
         """For each segment the number of its chain: segments may differ in their names alone."""
         number: dict[object, int] = {}
-        return np.array([number.setdefault(each.chain, len(number)) for each in self.segments], np.int64)
+        of = {id(each): number.setdefault(each.chain, len(number)) for each in self._own}
+        return np.array([of[id(each)] for each in self.segments], np.int64)
+
+    @cached_property
+    def chains(self) -> tuple[Chain, ...]:
+        """Each chain once, its pieces by their number."""
+        number = {piece: at for at, piece in enumerate(self.pieces)}
+        chains = dict.fromkeys([segment.chain for segment in self._own])
+        return tuple(tuple([(number[piece], repeat) for piece, repeat in chain]) for chain in chains)
+
+    @cached_property
+    def forms(self) -> tuple[Form, ...]:
+        """Of the pieces."""
+        return tuple([piece.shape.form for piece in self.pieces])
+
+    @cached_property
+    def delays(self) -> bool:
+        """Whether an op takes time but no lane: the last end of all may be one that only a register keeps."""
+        return any(piece.delays for piece in self.pieces)
 
     @cached_property
     def fold(self) -> Fold:
         """How the matrices of the chains follow from the durations of ``op_costs``."""
-        number = {piece: at for at, piece in enumerate(self.pieces)}
-        chains = dict.fromkeys(segment.chain for segment in self.segments)
-        numbered = tuple(tuple((number[piece], repeat) for piece, repeat in chain) for chain in chains)
-        # Where an op takes time but no lane, the last end of all may be one that only a register keeps.
-        delays = any(piece.delays for piece in self.pieces)
-        return fold_of(len(self.lanes), tuple(piece.shape.form for piece in self.pieces), numbered, delays)
+        return fold_of(len(self.lanes), self.forms, self.chains, self.delays)
 
     def priced(self, price: Callable[[Cost], float] | None = None) -> Floats:
         """The price of each cost in whole ticks; without *price* costs are seconds."""

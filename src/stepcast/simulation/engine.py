@@ -32,7 +32,8 @@ class Run:
         """calls x (lanes + inputs): where each lane stands and when each input is there as the call begins;
         0 for registers that nothing reads."""
         entry_s = np.zeros((self.program.calls, len(self.program.lanes) + self.program.inputs))
-        entry_s[:, self.program.fold.begins] = self.plan.entries(self.left_s)
+        if self.program.calls:
+            entry_s[:, self.program.fold.begins[:, 0]] = self.plan.entries(self.left_s)
         return entry_s
 
 
@@ -44,9 +45,9 @@ def simulate(program: Program, seconds: Floats | None = None) -> Run:
     prices = program.priced() if seconds is None else seconds
     fold = program.fold
     maps = fold.maps(prices[program.op_costs])
-    plan = plan_of(program, len(fold.read), fold.given)
+    plan = plan_of(program, fold.read, fold.given)
     left_s = plan.sweep(np.ascontiguousarray(maps.transpose(1, 2, 0)), program.chain_of[program.segment])
-    return Run(program, prices, plan, left_s, float(left_s.max()))
+    return Run(program, prices, plan, left_s, float(left_s.max(initial=0.0)))
 
 
 def makespans_s(program: Program, seconds: Floats) -> Floats:

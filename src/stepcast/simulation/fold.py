@@ -4,8 +4,8 @@ Each end time in a piece is the maximum, over what the piece begins with (where 
 and its inputs arrive), of that time plus a constant. So a piece is a small matrix: columns for lanes,
 registers and inputs, rows for lanes, registers and outputs; a piece that repeats is a power of its matrix, a
 chain of pieces a product. All pieces of a program are worked out together, op by op, then all powers, then
-all chains. What is combined with what follows from the shapes alone and is remembered for them; only the
-lanes and registers that a piece touches take part.
+all chains, of one program or of many. What is combined with what follows from the shapes alone and is
+remembered for them; only the lanes and registers that a piece touches take part.
 """
 
 from collections.abc import Sequence
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepcast.simulation.distinct import distinct
 from stepcast.simulation.pieces import Floats, Form, Ints
 
 Chain = tuple[tuple[int, int], ...]
@@ -53,23 +54,19 @@ class _Link(NamedTuple):
 class Fold:
     """How the matrices of pieces and chains follow from the durations of the pieces' ops."""
 
-    def __init__(self, lanes: int, forms: Sequence[Form], chains: Sequence[Chain], every: bool) -> None:
-        """*every*: with all lanes and registers, not those alone that some chain reads."""
+    def __init__(
+        self, lanes: int, forms: Sequence[Form], chains: Sequence[Chain], reads: Sequence[Ints]
+    ) -> None:
+        """*reads*: for each chain the lanes and registers that some chain of its program reads."""
         self.lanes = lanes
-        self.read = np.arange(lanes) if every else _read(forms, chains)
+        self.read = max(map(len, reads), default=0)
         self.touched = max([1, *(len(form.touched) for form in forms)])
         self.inputs = max((form.inputs for form in forms), default=0)
         self.outputs = max((form.outputs for form in forms), default=0)
         self.entries = self.touched + self.inputs
         self.forms = forms
         self._order_ops()
-        items: dict[tuple[int, int], int] = {}
-        for chain in chains:
-            for piece, repeat in chain:
-                if repeat > 1:
-                    items.setdefault((piece, repeat), len(forms) + len(items))
-        self._plan_powers(list(items))
-        self._plan_chains(chains, items)
+        self._plan_chains(chains, reads)
 
     def _order_ops(self) -> None:
         """Ops of all pieces by their level; nodes are the entries of a piece, then the ops, then nothing."""
@@ -98,7 +95,11 @@ class Fold:
             for parts in ([form.level for form in forms], [form.waits for form in forms])
         )
         before, first = nodes([form.before for form in forms]), np.cumsum(waits) - waits
-        self.order = np.lexsort((-waits, level))
+        # By level, and those with the most waits first; small numbers are sorted faster.
+        most = waits.max(initial=0)
+        key = level * (most + 1) + most - waits
+        kind = np.int16 if key.max(initial=0) < 2**15 else np.int64
+        self.order = np.argsort(key.astype(kind), kind="stable")
         place = np.arange(self.entries + count + 1)
         place[self.entries + self.order] = self.entries + np.arange(count)
         before, waits, first = place[before], waits[self.order], first[self.order]
@@ -117,9 +118,14 @@ class Fold:
             row[self.touched : self.touched + end - own] = exits[at + own : at + end]
             at += end
 
-    def _plan_powers(self, powers: Sequence[tuple[int, int]]) -> None:
-        self.repeated = np.array([piece for piece, _ in powers], np.int64)
-        repeats = np.array([repeat for _, repeat in powers], np.int64)
+    def _plan_powers(self, pieces: Ints, repeats: Ints) -> Ints:
+        """For each piece that repeats so often its place among the pieces, then the powers."""
+        numbers = pieces * (repeats.max(initial=0) + 1) + repeats
+        _, first, which = distinct(numbers)
+        powers = first[repeats[first] > 1]
+        place = pieces[first]
+        place[repeats[first] > 1] = len(self.forms) + np.arange(len(powers))
+        self.repeated, repeats = pieces[powers], repeats[powers]
         begun = np.zeros(len(powers), bool)
         self.squarings = []
         while repeats.any():
@@ -128,34 +134,42 @@ class Fold:
             parts = (odd & ~begun, odd & begun, repeats > 0)
             self.squarings.append(_Squaring(*(np.flatnonzero(part) for part in parts)))
             begun |= odd
+        return place[which]
 
-    def _plan_chains(self, chains: Sequence[Chain], items: dict[tuple[int, int], int]) -> None:
+    def _plan_chains(self, chains: Sequence[Chain], reads: Sequence[Ints]) -> None:
         """A chain's state has a row for each lane and input, and one that is nothing."""
         forms = self.forms
         inputs = max((forms[chain[0][0]].inputs for chain in chains), default=0)
         self.state, self.count = self.lanes + inputs, len(chains)
-        self.begins = np.concatenate([self.read, self.lanes + np.arange(inputs)])
+        # columns x chains: the row of the state that each column begins in, for columns without one nothing.
+        self.begins = np.full((self.read + inputs, len(chains)), self.state, np.int64)
+        self.begins[self.read :] = self.lanes + np.arange(inputs)[:, None]
+        for number, read in enumerate(reads):
+            self.begins[: len(read), number] = read
         entries = np.full((self.entries, len(forms)), self.state, np.int64)
         for number, form in enumerate(forms):
             entries[: len(form.touched), number] = form.touched
             if form.inputs:
                 rows = range(self.lanes, self.lanes + form.inputs)
                 entries[self.touched : self.touched + form.inputs, number] = rows
-        given = [0] * len(chains)
+        sizes = np.array([len(chain) for chain in chains], np.int64)
+        numbers, repeats = np.array([part for chain in chains for part in chain], np.int64).reshape(-1, 2).T
+        items = self._plan_powers(numbers, repeats)
+        chain_of = np.repeat(np.arange(len(chains)), sizes)
+        first = np.cumsum(sizes) - sizes
+        at = np.arange(len(numbers)) - first[chain_of]
+        ports = np.array([form.outputs for form in forms], np.int64)[numbers]
+        before = np.cumsum(ports) - ports
+        # Outputs that each chain gave before each of its pieces.
+        given = before - before[first[chain_of]] if len(numbers) else before
+        self.given = int((given + ports).max(initial=0))
         self.links = []
-        for at in range(max(map(len, chains), default=0)):
-            here = [number for number, chain in enumerate(chains) if at < len(chain)]
-            numbers = [chains[number][at][0] for number in here]
-            outputs: list[tuple[int, int, int]] = []
-            for column, (chain, number) in enumerate(zip(here, numbers, strict=True)):
-                for port in range(forms[number].outputs):
-                    outputs.append((given[chain], port, column))
-                    given[chain] += 1
-            pieces = [items.get(chains[number][at], chains[number][at][0]) for number in here]
-            of_chain, of_piece, at_chain = np.array(outputs, np.int64).reshape(-1, 3).T
-            given_here = (of_chain, of_piece, at_chain)
-            self.links.append(_Link(np.array(here), np.array(pieces), entries[:, numbers], given_here))
-        self.given = max(given, default=0)
+        for place in range(sizes.max(initial=0)):
+            here = np.flatnonzero(at == place)
+            outputs = np.repeat(np.arange(len(here)), ports[here])
+            port = np.arange(len(outputs)) - (np.cumsum(ports[here]) - ports[here])[outputs]
+            ends = (given[here][outputs] + port, port, outputs)
+            self.links.append(_Link(chain_of[here], items[here], entries[:, numbers[here]], ends))
 
     def pieces(self, durations_s: Floats) -> Floats:
         """(touched + outputs) x (touched + inputs) x pieces: the matrix of each piece.
@@ -192,15 +206,17 @@ class Fold:
             raised = np.full((*pieces.shape[:2], len(self.repeated)), -np.inf)
             raised[: self.touched, : self.touched] = self._powers(pieces)
             pieces = np.concatenate([pieces, raised], axis=2)
-        columns = np.arange(len(self.begins))
+        columns, each = np.arange(len(self.begins)), np.arange(self.count)
         state = np.full((self.state + 1, len(columns), self.count), -np.inf)
-        state[self.begins, columns] = 0.0
+        state[self.begins, columns[:, None], each] = 0.0
+        state[-1] = -np.inf
         given = np.full((self.given, len(columns), self.count), -np.inf)
         for chains, numbers, entries, (rows, ports, places) in self.links:
             after = product(pieces[:, :, numbers], state[entries[:, None], columns[:, None], chains])
             state[entries[: self.touched, None], columns[:, None], chains] = after[: self.touched]
             given[rows, :, chains[places]] = after[self.touched + ports, :, places]
-        return np.concatenate([state[self.read], given])
+        rows = self.begins[: self.read, None]
+        return np.concatenate([state[rows, columns[:, None], each], given])
 
     def dense(self, pieces: Floats, number: int) -> Floats:
         """(lanes + outputs) x (lanes + inputs): the matrix of one of the *pieces*, with all lanes."""
@@ -220,17 +236,29 @@ class Fold:
 
 def product(two: Floats, one: Floats) -> Floats:
     """The matrices of *one* followed by *two*: rows x columns x members."""
-    result: Floats = np.maximum.reduce(two.swapaxes(0, 1)[:, :, None] + one[:, None], 0)
+    if two.shape[2] < FEW:
+        result: Floats = np.maximum.reduce(two.swapaxes(0, 1)[:, :, None] + one[:, None], 0)
+        return result
+    result = two[:, 0, None] + one[0]
+    for at in range(1, two.shape[1]):
+        np.maximum(result, two[:, at, None] + one[at], out=result)
     return result
+
+
+FEW = 64
+"""Of so many matrices all products take less space than a processor keeps at hand."""
 
 
 @lru_cache(maxsize=512)
 def fold_of(lanes: int, forms: tuple[Form, ...], chains: tuple[Chain, ...], every: bool) -> Fold:
-    return Fold(lanes, forms, chains, every)
+    """*every*: with all lanes and registers, not those alone that some chain reads."""
+    return Fold(lanes, forms, chains, (read_by(lanes, forms, chains, every),) * len(chains))
 
 
-def _read(forms: Sequence[Form], chains: Sequence[Chain]) -> Ints:
+def read_by(lanes: int, forms: Sequence[Form], chains: Sequence[Chain], every: bool) -> Ints:
     """The lanes and registers that some chain reads as it finds them; the first lane in any case."""
+    if every:
+        return np.arange(lanes)
     found = {0}
     for chain in chains:
         written: set[int] = set()

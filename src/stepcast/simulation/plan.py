@@ -61,19 +61,56 @@ _PLANS: WeakKeyDictionary[Calls, dict[tuple[int, int], Plan]] = WeakKeyDictionar
 
 
 def _plan(program: Program, lanes: int, rows: int) -> Plan:
+    order = order_of(program)
+    entries = np.empty((lanes + program.inputs, program.calls), np.intp)
+    entries[:lanes] = order.previous * rows + np.arange(lanes)[:, None]
+    entries[lanes:] = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
+    bounds = pairwise(level_bounds(order.level))
+    return Plan(
+        order.calls, tuple((start, stop, entries[:, start:stop, None].copy()) for start, stop in bounds)
+    )
+
+
+def level_bounds(level: Ints) -> list[int]:
+    """Where each level of rising ones begins, and the end."""
+    bounds: list[int] = np.flatnonzero(np.diff(level, prepend=-1, append=len(level) + 1)).tolist()
+    return bounds
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """The calls level by level. Places in it count from 1; 0 is the start of the step."""
+
+    calls: Ints
+    level: Ints
+    """Of each, rising."""
+    previous: Ints
+    """The place of the call before it on its rank."""
+    sources: Ints
+    """inputs x calls: the place of the call that gives the input."""
+    ports: Ints
+    """The same for the output that it is of that call."""
+
+
+def order_of(program: Program) -> Order:
+    found = _ORDERS.get(program.made)
+    if found is None:
+        found = _ORDERS[program.made] = _order(program)
+    return found
+
+
+_ORDERS: WeakKeyDictionary[Calls, Order] = WeakKeyDictionary()
+
+
+def _order(program: Program) -> Order:
     made, level = program.made, levels(program)
     order = np.argsort(level, kind="stable")
-    bounds = np.flatnonzero(np.diff(level[order], prepend=-1, append=program.calls + 1)).tolist()
     place = np.zeros(program.calls + 1, np.int64)
     place[order] = np.arange(1, program.calls + 1)
     previous = place[np.arange(-1, program.calls - 1)]
     previous[made.rank_start[:-1][np.diff(made.rank_start) > 0]] = 0
-    entries = np.empty((lanes + program.inputs, program.calls), np.intp)
-    entries[:lanes] = (previous * rows)[order] + np.arange(lanes)[:, None]
-    given = np.where(made.source_call >= 0, place[made.source_call] * rows + lanes + made.source_port, 0)
-    entries[lanes:] = given[order].T
-    parts = ((start, stop, entries[:, start:stop, None].copy()) for start, stop in pairwise(bounds))
-    return Plan(order, tuple(parts))
+    sources = np.where(made.source_call >= 0, place[made.source_call], 0)
+    return Order(order, level[order], previous[order], sources[order].T, made.source_port[order].T)
 
 
 def levels(program: Program) -> Ints:

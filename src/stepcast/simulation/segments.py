@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from stepcast.ir.group import Channel
@@ -46,13 +46,7 @@ class Issued(NamedTuple):
 
 def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
     """The ops of one slot in the order in which they are issued."""
-    backward = kind is not Kind.FORWARD
-    return [
-        Issued(layer, op, backward)
-        for layer in (reversed(layers) if backward else layers)
-        for phase in HANDED_ON[kind]
-        for op in layer.ops(phase)
-    ]
+    return [issued for part, _ in _in_order(layers, kind) for issued in part]
 
 
 def once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issued]:
@@ -67,11 +61,25 @@ class Looks:
     each: tuple[Look, ...]
 
 
-_ISSUED: ByIdentity[tuple[Sequence[Issued], Looks]] = ByIdentity(8192)
+def _in_order(layers: Sequence[Layer], kind: Kind) -> list[tuple[list[Issued], Looks]]:
+    """Layer by layer what one slot issues, and how it looks: many blocks have most of their layers in
+    common.
+    """
+    ordered = layers if kind is Kind.FORWARD else reversed(layers)
+    return [_ISSUED.get((layer,), partial(_issued_by, layer, kind), kind) for layer in ordered]
 
 
-def _with_looks(issued: Sequence[Issued]) -> tuple[Sequence[Issued], Looks]:
-    return issued, _looks(tuple(each.look for each in issued))
+_ISSUED: ByIdentity[tuple[list[Issued], Looks]] = ByIdentity(32768)
+
+
+def _issued_by(layer: Layer, kind: Kind) -> tuple[list[Issued], Looks]:
+    backward = kind is not Kind.FORWARD
+    issued = [Issued(layer, op, backward) for phase in HANDED_ON[kind] for op in layer.ops(phase)]
+    return issued, _looks_of(issued)
+
+
+def _looks_of(issued: Sequence[Issued]) -> Looks:
+    return _looks(tuple([each.look for each in issued]))
 
 
 @lru_cache(maxsize=8192)
@@ -103,8 +111,9 @@ class Pieces:
         """
 
         def make() -> Piece:
-            issued, looks = _ISSUED.get(layers, lambda: _with_looks(phase_ops(layers, kind)), kind)
-            return self._filled(issued, looks, (), 1, goes_on, factor)
+            parts = _in_order(layers, kind)
+            issued = [each for part, _ in parts for each in part]
+            return self._filled(issued, tuple([looks for _, looks in parts]), (), 1, goes_on, factor)
 
         return self._made.get(layers, make, kind, goes_on, factor)
 
@@ -126,14 +135,14 @@ class Pieces:
             start_s, _, number = min(starts)
             numbers.append(number)
             issued.append(orders[number].take(start_s, free_s))
-        return self._filled(*_with_looks(issued), tuple(numbers), len(streams), False, factor)
+        return self._filled(issued, (_looks_of(issued),), tuple(numbers), len(streams), False, factor)
 
     def once(self, issued: Sequence[Issued], name: str, others: int, finish: bool, factor: float) -> Piece:
         """What runs once per step, when *others* have come and, to *finish*, all communication has ended.
 
         Its output is the end of everything issued so far.
         """
-        issued, looks = _with_looks(issued)
+        looks = _looks_of(issued)
         key = (looks, name, others, finish)
         outlined = self._outlined.get(key)
         if outlined is None:
@@ -155,7 +164,7 @@ class Pieces:
     def _filled(
         self,
         issued: Sequence[Issued],
-        looks: Looks,
+        looks: tuple[Looks, ...],
         streams: tuple[int, ...],
         count: int,
         goes_on: bool,
@@ -166,7 +175,7 @@ class Pieces:
         outlined = self._outlined.get(key)
         if outlined is None:
             outline = Outline(self.terms, count)
-            for at, look in enumerate(looks.each):
+            for at, look in enumerate(look for part in looks for look in part.each):
                 outline.issue(streams[at] if streams else 0, at, look)
             outlined = self._outlined[key] = outline.piece(goes_on)
         return _costing(outlined, issued, factor)

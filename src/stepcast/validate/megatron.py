@@ -13,6 +13,7 @@ from stepcast.analyze.relayout import reschedule
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import Timeline
+from stepcast.ir.watched import watched
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
 # A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
@@ -32,7 +33,7 @@ def measure_folder(folder: str) -> Measurements:
     replayed: list[Row] = []
     figured: dict[str, list[Row]] = {"as recorded": [], "laid out anew": []}
     skipped: dict[str, int] = {}
-    for path in _runs(folder):
+    for path in watched(_runs(folder)):
         try:
             recording = _recording(path)
             row = _row(path, recording, from_durations(recording))

@@ -8,7 +8,7 @@ has started every kernel, and a caller may add its own time.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING
 
 from stepcast.cost.collectives.curve import ZERO, Curve
@@ -25,6 +25,7 @@ from stepcast.cost.collectives.ring import ROUNDS, chain, ring
 from stepcast.cost.collectives.route import Route
 from stepcast.cost.collectives.tree import PASSES, tree
 from stepcast.cost.collectives.tuning import Protocol
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.work import CollectiveKind
 
 if TYPE_CHECKING:
@@ -182,11 +183,21 @@ def send_receive_price(size_bytes: float, route: Route) -> CollectivePrice:
     return CollectivePrice(seconds, best.algorithm, best.protocol, size_bytes, 1.0)
 
 
-@lru_cache(maxsize=4096)
 def candidates(
     kind: CollectiveKind, route: Route, algorithm: Algorithm | None = None, imbalance: float = 1.0
 ) -> tuple[Candidate, ...]:
     """What NCCL would choose between on *route*, or the protocols of a forced *algorithm*."""
+    make = partial(_candidates, kind, route, algorithm, imbalance)
+    return _CANDIDATES.get((route,), make, kind, algorithm, imbalance)
+
+
+_CANDIDATES: ByIdentity[tuple[Candidate, ...]] = ByIdentity(4096)
+
+
+@lru_cache(maxsize=4096)
+def _candidates(
+    kind: CollectiveKind, route: Route, algorithm: Algorithm | None, imbalance: float
+) -> tuple[Candidate, ...]:
     if imbalance < 1:
         raise ValueError(f"imbalance is the busiest rank over the mean, so at least 1, not {imbalance!r}")
     if route.ranks == 1:

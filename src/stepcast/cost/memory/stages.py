@@ -142,7 +142,9 @@ def _piece_totals(
     blocks = model.blocks
     totals = []
     for piece in pieces(model, strategy):
-        key = (blocks[piece.layers.start : piece.layers.stop], piece.embedding, piece.head)
+        # Blocks of a kind are one object.
+        alike = tuple(map(id, blocks[piece.layers.start : piece.layers.stop]))
+        key = (alike, piece.embedding, piece.head)
         if key not in known:
             known[key] = piece_totals(model, strategy, framework, piece, kinds, orientations)
         totals.append(known[key])

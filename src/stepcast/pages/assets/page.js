@@ -112,6 +112,10 @@
     return found;
   };
 
+  // #rrggbb as its parts, and as a pixel of a canvas.
+  const parts = (colour) => { const value = parseInt(colour.slice(1), 16); return [value >> 16 & 255, value >> 8 & 255, value & 255]; };
+  const packedColour = ([red, green, blue]) => (255 << 24 | blue << 16 | green << 8 | red) >>> 0;
+
   const begin = async (canvas) => {
     const data = JSON.parse(byId("timeline-data").textContent);
     const slices = await unpacked(data), count = data.count;
@@ -129,7 +133,7 @@
     });
     if (ranks.length > 1 && data.rows.length > 14) for (const rank of ranks) rank.folded = true;
     const ticks = Math.max(1, Math.round(data.span_s / data.tick_s));
-    let from = 0, to = ticks, down = 0, width = 0, height = 0, label = 0, wanted = "", hits = null, pick = -1, queued = false, lines = [], colours = [], style = {};
+    let from = 0, to = ticks, down = 0, width = 0, height = 0, label = 0, wanted = "", hits = null, pick = -1, queued = false, lines = [], style = {}, image = null, pixels = null, strip = null, bright = null, dim = null, card = 0, empty = 0, boxed = null;
     const usedKinds = new Set(slices.kind);
     for (const each of document.querySelectorAll("#kinds [data-kind]")) each.hidden = !usedKinds.has(Number(each.dataset.kind));
 
@@ -156,8 +160,12 @@
       label = width < 560 ? 58 : 128;
       down = Math.max(0, Math.min(down, all - height));
       const css = getComputedStyle(root);
-      colours = data.kinds.map((kind) => css.getPropertyValue(`--${kind}`).trim() || "#888");
       for (const name of ["ink", "soft", "line", "grid", "card", "back", "accent", "slice-ink"]) style[name] = css.getPropertyValue(`--${name}`).trim();
+      const back = parts(style.back);
+      card = packedColour(parts(style.card)); empty = packedColour(back);
+      bright = data.kinds.map((kind) => packedColour(parts(css.getPropertyValue(`--${kind}`).trim())));
+      dim = data.kinds.map((kind) => packedColour(parts(css.getPropertyValue(`--${kind}`).trim()).map((each, at) => each * .16 + back[at] * .84 | 0)));
+      image = paint.createImageData(canvas.width, canvas.height); pixels = new Uint32Array(image.data.buffer); strip = new Uint32Array(canvas.width);
       draw();
     };
     const toX = (tick) => label + (tick - from) / (to - from) * (width - label);
@@ -168,52 +176,61 @@
       while (low < high) { const middle = low + high >> 1; if (slices.start[middle] + slices.length[middle] < tick) low = middle + 1; else high = middle; }
       return low;
     };
-    const drawRow = (row, y, tall, words) => {
-      const per = (width - label) / (to - from), end = first[row + 1];
-      let last = -1, lastKind = -1;
+    // The slices of a row into one line of pixels: in each the colour of what takes most of it.
+    const fillStrip = (row, texts, y, tall) => {
+      const scale = devicePixelRatio || 1, left = label * scale, per = (strip.length - left) / (to - from), end = first[row + 1];
+      let last = -1, most = 0;
       for (let at = search(row, from); at < end; at++) {
         const start = slices.start[at];
         if (start > to) break;
-        const x0 = Math.max(label, label + (start - from) * per), x1 = Math.min(width, label + (start + slices.length[at] - from) * per);
-        const hit = hits === null || hits[at];
-        if (x1 < last + .7 && !(hit && hits !== null)) continue;
-        const kind = slices.kind[at], wide = Math.max(x1 - x0, .8);
-        if (kind !== lastKind) { paint.fillStyle = colours[kind]; lastKind = kind; }
-        paint.globalAlpha = hit ? 1 : .16;
-        paint.fillRect(x0, y, wide - (wide > 3 ? .6 : 0), tall);
-        last = x1;
-        if (at === pick) { paint.globalAlpha = 1; paint.strokeStyle = style.ink; paint.lineWidth = 2; paint.strokeRect(x0 + 1, y + 1, Math.max(wide - 2, 2), tall - 2); }
-        if (words && wide > 46 && hit) {
-          paint.globalAlpha = 1; paint.fillStyle = style["slice-ink"]; lastKind = -1;
-          paint.save(); paint.beginPath(); paint.rect(x0, y, wide, tall); paint.clip();
-          paint.fillText(data.names[slices.name[at]], x0 + 4, y + tall / 2 + 4); paint.restore();
+        const x0 = Math.max(left, left + (start - from) * per), x1 = Math.min(strip.length, left + (start + slices.length[at] - from) * per);
+        const hit = hits === null || hits[at] === 1, begin = x0 | 0, wide = x1 - x0;
+        const colour = (hit ? bright : dim)[slices.kind[at]];
+        if (x1 <= begin + 1) {
+          // Within one pixel: the longest shows, and what was searched for before all others.
+          const size = hit && hits !== null ? 2 + wide : wide;
+          if (begin !== last || size > most) { strip[begin] = colour; last = begin; most = size; }
+          continue;
         }
+        strip.fill(colour, begin, Math.ceil(x1) - (wide > 3 * scale ? 1 : 0));
+        last = Math.ceil(x1) - 1; most = x1 - last;
+        if (texts && hit && wide > 46 * scale) texts.push([data.names[slices.name[at]], x0 / scale, y, wide / scale, tall]);
+        if (at === pick) boxed = [x0 / scale, y, wide / scale, tall];
       }
-      paint.globalAlpha = 1;
+    };
+    const drawStrip = (rows, texts, y, tall) => {
+      const scale = devicePixelRatio || 1, from = Math.max(Math.round(y * scale), Math.round((TOP - 2) * scale)), below = Math.min(Math.round((y + tall) * scale), canvas.height);
+      if (below <= from) return;
+      strip.fill(empty);
+      for (const row of rows) fillStrip(row, texts, y, tall);
+      for (let line = from; line < below; line++) pixels.set(strip, line * strip.length);
     };
     const draw = () => {
-      queued = false;
-      paint.clearRect(0, 0, width, height);
-      paint.fillStyle = style.card; paint.fillRect(0, 0, width, height);
-      paint.font = "11px system-ui, sans-serif"; paint.textBaseline = "alphabetic";
-      paint.save(); paint.beginPath(); paint.rect(0, TOP - 2, width, height); paint.clip();
+      queued = false; boxed = null;
+      const texts = [];
+      pixels.fill(card);
       for (const line of lines) {
         const y = line.y - down;
         if (y + line.height < TOP || y > height) continue;
-        paint.fillStyle = style.back; paint.fillRect(label, y, width - label, line.height);
-        if (line.folded) {
-          const thin = line.rows.length > 1 ? Math.round(line.height * .36) : 0, tall = line.height - thin;
-          drawRow(line.rows[0], y, tall - (thin ? 1 : 0), true);
-          for (const row of line.rows.slice(1)) drawRow(row, y + tall, thin, false);
-        } else drawRow(line.rows[0], y, line.height, true);
-        paint.fillStyle = style.card; paint.fillRect(0, y - 1, label, line.height + 2);
-        paint.fillStyle = line.title ? style.ink : style.soft; paint.font = line.title ? "600 12px system-ui, sans-serif" : "11px system-ui, sans-serif";
-        const mark = line.title ? (line.folded ? "▸ " : "▾ ") : "  ";
-        const words = line.title && line.folded ? line.title : line.title && line.name && label > 80 ? `${line.title} ${line.name}` : line.title || line.name || "";
-        paint.save(); paint.beginPath(); paint.rect(0, y, label - 4, line.height); paint.clip();
-        paint.fillText(mark + words, 4, y + line.height / 2 + 4); paint.restore();
-        paint.font = "11px system-ui, sans-serif";
+        const thin = line.folded && line.rows.length > 1 ? Math.round(line.height * .36) : 0;
+        drawStrip(line.rows.slice(0, 1), texts, y, line.height - thin - (thin ? 1 : 0));
+        if (thin) drawStrip(line.rows.slice(1), null, y + line.height - thin, thin);
       }
+      paint.putImageData(image, 0, 0);
+      paint.save(); paint.beginPath(); paint.rect(0, TOP - 2, width, height); paint.clip();
+      paint.font = "11px system-ui, sans-serif"; paint.fillStyle = style["slice-ink"];
+      for (const [words, x, y, wide, tall] of texts) paint.fillText(words.slice(0, (wide - 8) / 6 | 0), x + 4, y + tall / 2 + 4);
+      if (boxed) { paint.strokeStyle = style.ink; paint.lineWidth = 2; paint.strokeRect(boxed[0] + 1, boxed[1] + 1, Math.max(boxed[2] - 2, 2), boxed[3] - 2); }
+      paint.fillStyle = style.card; paint.fillRect(0, 0, label, height);
+      for (const line of lines) {
+        const y = line.y - down;
+        if (y + line.height < TOP || y > height) continue;
+        paint.fillStyle = line.title ? style.ink : style.soft; paint.font = line.title ? "600 12px system-ui, sans-serif" : "11px system-ui, sans-serif";
+        const mark = line.title ? (line.folded ? "\u25b8 " : "\u25be ") : "  ";
+        const words = line.title && line.name && !line.folded && label > 80 ? `${line.title} ${line.name}` : line.title || line.name || "";
+        paint.fillText(mark + words.slice(0, (label - 18) / 6 | 0), 4, y + line.height / 2 + 4);
+      }
+      paint.font = "11px system-ui, sans-serif";
       paint.restore();
       drawAxis();
     };

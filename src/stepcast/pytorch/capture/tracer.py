@@ -45,7 +45,7 @@ _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DROPOUT = torch.nn.functional.dropout
 
 
-class Placed(TorchFunctionMode):
+class Placed(TorchFunctionMode):  # type: ignore[misc]
     """Puts whatever a program makes on no device at all, and takes a GPU's attention and dropout.
 
     These two are called within functions of PyTorch too, where a mode does not see them.
@@ -104,7 +104,7 @@ def _dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = 
     return torch.native_dropout(input, p, True)[0]
 
 
-class Tracer(TorchDispatchMode):
+class Tracer(TorchDispatchMode):  # type: ignore[misc]
     """Writes down every operator, and when memory is taken and given back."""
 
     @classmethod
@@ -161,7 +161,7 @@ class Tracer(TorchDispatchMode):
             after.remove()
 
     def _place(self) -> tuple[int, bool, int]:
-        """The module of what is dispatched now, whether it is a forward computed again, and whose gradient."""
+        """The module of what is dispatched, whether it is a forward computed again, and whose gradient."""
         node = torch._C._current_autograd_node() if self.moment is Moment.BACKWARD else None
         if node is None or len(self._stack) > 1:
             if self.moment is not Moment.OPTIMIZER:
@@ -296,7 +296,8 @@ class Tracer(TorchDispatchMode):
         elif packet.startswith(OPTIONS):
             options = tuple(each for each in args if isinstance(each, int))
             if packet.startswith("attention"):
-                options = (args[3] is not None if packet == "attention" else args[4] is not None, args[-1])
+                masked = args[3 if packet == "attention" else 4] is not None
+                options = (masked, *args[-2:])
         self.trace.events.append(Event(packet, reads, writes, options, self.moment, module, again, source))
 
     def _tensor(self, tensor: Any) -> Tensor:

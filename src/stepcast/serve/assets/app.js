@@ -14,7 +14,7 @@
   const setForm = (verb, query) => {
     for (const field of byId(`form-${verb}`).elements) {
       if (!field.name) continue;
-      field.value = query.get(field.name) ?? (query.size ? "" : field.defaultValue ?? field.value);
+      field.value = query.get(field.name) ?? field.dataset.plain ?? "";
       if (field.tagName === "SELECT" && field.selectedIndex < 0) field.selectedIndex = 0;
       slide(field);
     }
@@ -93,7 +93,6 @@
     source = new EventSource(`search?${query}`);
     source.addEventListener("progress", (event) => {
       const told = JSON.parse(event.data);
-      byId("search-bar").value = told.share;
       byId("search-told").textContent = told.words;
     });
     source.addEventListener("done", (event) => { put(JSON.parse(event.data), 0); byId("search-told").textContent = "done"; answer.dataset.answered = query; searching(false); });

@@ -11,6 +11,7 @@ from stepcast.cost.memory import memory
 from stepcast.frameworks.command import UnsaidError, predict_words
 from stepcast.hardware import load_cluster
 from stepcast.ir.model import Model
+from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
 from stepcast.models.columns import SIZES, words_of
 from stepcast.validate.megatron_memory.row import Case, Record
@@ -32,7 +33,7 @@ def measure_folder(*folders: str) -> Measurements:
     """The tests in ``megatron_memory.csv`` of *folders*, or in these files."""
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
-    for record in (record for folder in folders for record in _records(Path(folder))):
+    for record in watched(record for folder in folders for record in _records(Path(folder))):
         try:
             rows.append(_row(Case(record)))
         except (ValueError, KeyError) as error:

@@ -16,6 +16,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
+from stepcast.ir.watched import watched
 from stepcast.units import GIB
 from stepcast.validate import residual
 from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
@@ -113,7 +114,7 @@ def measure(records: Iterable[Record]) -> Found:
     skipped: Skipped = Counter()
     predicted: dict[tuple[Model, Strategy, Framework, Cluster], Predicted] = {}
     records = list(corrected(records, corrections()))
-    for record in completed(records):
+    for record in watched(completed(records)):
         try:
             setup = setup_of(record)
             if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:

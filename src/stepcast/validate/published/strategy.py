@@ -113,6 +113,8 @@ def _given(run: PublishedRun) -> dict[str, Any]:
         stated["fp8_parameters"] = True
     if {"fp8_act", "fp8_activation"} & set(run.flags):
         stated["fp8_activations"] = True
+    if "fp8_dpa" in run.flags:
+        stated["fp8_attention"] = True
     if "defer_embedding_wgrad_compute" in run.flags:
         limit = next((flag for flag in run.flags if flag.startswith(DEFERRED)), "")
         stated["deferred_gradients"] = int(limit.removeprefix(DEFERRED) or 0)

@@ -1,0 +1,161 @@
+"""Runs that files describe: configurations of other tools, and runs that ``predict --save`` wrote.
+
+What a file says stands before the words of the command line, so that those win.
+"""
+
+import argparse
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepcast import __version__
+
+if TYPE_CHECKING:
+    from stepcast.inputs.configs.keys import RunConfig
+
+TABLE = "predict"
+CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
+# Options that say what to do with the answer, which a saved run leaves to those who run it again.
+ABOUT_ANSWERS = ("json", "save", "config", "run", "html", "trace", "gantt", "critical_path", "explain_memory")
+ANSWER_OPTIONS = (*ABOUT_ANSWERS, "to_workload", "require_fit", "jitter", "runs", "seed", "tokens", "price")
+REPEATED = ("set", "what-if", "stage", "allow", "fix")
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What a file says: words for the command line, and how much of it was understood."""
+
+    words: tuple[str, ...]
+    file: str
+    config: "RunConfig | None" = None
+
+    def facts(self) -> dict[str, Any] | None:
+        if self.config is None:
+            return None
+        found = self.config
+        return {
+            "file": self.file,
+            "format": found.format,
+            "understood": list(found.understood),
+            "ignored": list(found.ignored),
+            "unset": list(found.unset),
+        }
+
+
+def described(args: argparse.Namespace) -> Described | None:
+    """What the files that *args* name say; None where they name none."""
+    run, config = getattr(args, "run", None), getattr(args, "config", None)
+    if config is not None and not isinstance(config, str):
+        return None
+    if run is not None and config is not None:
+        raise ValueError(f"{run}: --config {config} describes a run already; leave one of them out")
+    if config is not None:
+        return _of_config(config)
+    if run is None:
+        return None
+    if args.model is not None and not _is_run(run):
+        raise ValueError(f"{run}: --model names the model already; leave one of them out")
+    if not _is_run(run):
+        return Described(("--model", run), run)
+    return _saved(run) if _is_saved(run) else _of_config(run)
+
+
+def _is_run(name: str) -> bool:
+    """Whether *name* is a file that describes more than a model."""
+    if not (
+        name.endswith(CONFIGS) or (name.endswith(".json") and "config.json" not in os.path.basename(name))
+    ):
+        return False
+    return os.path.isfile(name) and not _is_model(name)
+
+
+def _is_model(name: str) -> bool:
+    """A TOML file of a model has its sizes at the top."""
+    from stepcast.inputs.toml import read_toml
+
+    return name.endswith(".toml") and {"layers", "hidden"} <= set(read_toml(name))
+
+
+def _is_saved(name: str) -> bool:
+    from stepcast.inputs.toml import read_toml
+
+    return name.endswith(".toml") and isinstance(read_toml(name).get(TABLE), dict)
+
+
+def _saved(name: str) -> Described:
+    from stepcast.inputs.toml import read_toml
+
+    words = [word for key, value in read_toml(name)[TABLE].items() for word in words_for(key, value)]
+    return Described(tuple(words), name)
+
+
+def _of_config(name: str) -> Described:
+    from stepcast.inputs.configs.reader import read_config
+    from stepcast.models.like import model_words
+
+    if _is_toml_run(name):
+        return _saved(name)
+    config = read_config(name)
+    words = ["--framework", config.framework]
+    stem = os.path.basename(name).partition(".")[0]
+    seq = config.options.get("seq", 0)
+    if model := model_words(config.sizes, [config.model, stem], int(seq)):
+        words += ["--model", model]
+    for option, value in config.options.items():
+        words += words_for(option, value)
+    return Described(tuple(words), name, config)
+
+
+def _is_toml_run(name: str) -> bool:
+    return name.endswith(".toml") and os.path.isfile(name) and _is_saved(name)
+
+
+def words_for(name: str, value: Any) -> list[str]:
+    """An option and its value as words: flags, lists, and everything else as text."""
+    plain = name.rstrip("_").replace("_", "-")
+    if value is True:
+        return [f"--{plain}"]
+    if value is False:
+        return [f"--no-{plain}"]
+    if isinstance(value, list | tuple) and plain in REPEATED:
+        return [f"--{plain}={each}" for each in value]
+    if isinstance(value, list | tuple):
+        return [f"--{plain}={','.join(map(str, value))}"]
+    return [f"--{plain}={value}"]
+
+
+def saved_run(args: argparse.Namespace, parser: argparse.ArgumentParser, settled: Mapping[str, Any]) -> bytes:
+    """What was said, and what was *settled* of it, as a file that ``stepcast predict FILE`` runs again."""
+    lines = [
+        "# Run it again with 'stepcast predict FILE'; options on the command line win.",
+        f"stepcast = {_toml(__version__)}",
+        "",
+        f"[{TABLE}]",
+    ]
+    table: dict[str, Any] = {}
+    told = set(ANSWER_OPTIONS)
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if not action.option_strings or action.dest in told or value == action.default:
+            continue
+        told.add(action.dest)
+        option = action.option_strings[0].removeprefix("--")
+        if option.startswith("no-") and isinstance(value, bool):
+            option, value = option.removeprefix("no-"), not value
+        table[option] = value
+    table |= settled
+    lines += [f"{name} = {_toml(value)}" for name, value in table.items() if value is not None]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _toml(value: Any) -> str:
+    import json
+
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return json.dumps(str(value))

@@ -1,0 +1,98 @@
+"""``stepcast record -o DIR -- torchrun ... train.py``: a real job, written down per rank."""
+
+import argparse
+import os
+import subprocess
+from typing import Any
+
+from stepcast.cli.numbers import count
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.report.text import facts, table
+from stepcast.units import format_bytes, format_percent, format_seconds
+
+MOST = 1_000_000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output-folder", required=True, metavar="DIR", help="folder to write, a trace per rank"
+    )
+    parser.add_argument("--skip", type=count(1, MOST), default=5, metavar="N", help="steps before it: 5")
+    parser.add_argument("--steps", type=count(1, 100), default=3, metavar="N", help="steps in full: 3")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("words", nargs="+", metavar="COMMAND", help="after --: the job, as you start it")
+
+
+def run(args: argparse.Namespace) -> int:
+    folder = os.path.abspath(args.output_folder)
+    if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
+        raise ValueError(f"{args.output_folder}: is there already; give a new folder")
+    words = args.words[1:] if args.words[0] == "--" else args.words
+    status = subprocess.run(words, env=_environment(folder, args), check=False).returncode
+    found = _found(folder, args, status)
+    if args.json:
+        print_json(found)
+    else:
+        _show(found)
+    return 1 if status else 0
+
+
+def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:
+    """What the processes of the job see: ours before their own sitecustomize."""
+    import stepcast
+
+    package = os.path.dirname(os.path.abspath(stepcast.__file__))
+    paths = [os.path.join(package, "pytorch", "record", "site"), os.path.dirname(package)]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "STEPCAST_RECORD": folder,
+        "STEPCAST_RECORD_WINDOW": f"{args.skip},{args.steps}",
+    }
+
+
+def _found(folder: str, args: argparse.Namespace, status: int) -> dict[str, Any]:
+    from stepcast.inputs.recorded import read_steps
+
+    ranks = read_steps(os.path.join(folder, "steps"))
+    traces = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if ranks else []
+    warnings = []
+    if status:
+        warnings.append(f"the job ended with status {status}")
+    if not ranks:
+        warnings.append("no process ended a step of an optimizer of PyTorch: nothing was recorded")
+    elif len(traces) < len(ranks):
+        warnings.append(
+            f"{len(ranks) - len(traces)} of {len(ranks)} ranks ended before step "
+            f"{args.skip + args.steps + 1}: no trace of them; lower --skip"
+        )
+    return {
+        "folder": args.output_folder,
+        "status": status,
+        "ranks": [rank.facts() for rank in ranks],
+        "traces": traces,
+        "warnings": warnings,
+    }
+
+
+def _show(found: dict[str, Any]) -> None:
+    rows = [
+        (
+            rank["rank"],
+            rank["steps"],
+            format_seconds(rank["step_s"]),
+            format_seconds(rank["window_step_s"]) if rank["window_step_s"] else "",
+            "" if rank["overhead"] is None else format_percent(rank["overhead"]),
+            format_seconds(abs(rank["ahead_s"])),
+            format_bytes(rank["peak_bytes"]) if rank["peak_bytes"] else "",
+        )
+        for rank in found["ranks"]
+    ]
+    print(facts([("folder", found["folder"]), ("ranks", len(rows)), ("traces", len(found["traces"]))]))
+    if rows:
+        heads = ("rank", "steps", "step", "in the window", "slower", "clock off by", "peak memory")
+        print("\n" + table(heads, rows, terminal_width()))
+        print(f"\n'stepcast analyze {found['folder']}' tells where the time of the window went")
+    print_warnings(found["warnings"])

@@ -1,0 +1,199 @@
+"""``stepcast run WORKLOAD``: execute a workload for real over torch.distributed."""
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.documents import read_document
+from stepcast.cli.forecasting import add_forecast_arguments
+from stepcast.cli.numbers import count, gpu_count
+from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file, write_trace
+from stepcast.report.visible import visible
+
+if TYPE_CHECKING:
+    from stepcast.forecast.simulate import Prediction
+    from stepcast.ir.timeline import Timeline
+    from stepcast.ir.workload import Workload
+    from stepcast.pytorch.run.plan import Record, RunPlan
+
+MOST_STEPS = 10_000
+# Kinds of op that take less of the rank's time are too short to compare.
+LEAST_SHARE = 0.005
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "file", metavar="WORKLOAD", nargs="?", help="SimAI text, Chakra, operator table or captured program"
+    )
+    add_forecast_arguments(parser)
+    parser.add_argument("--steps", type=count(1, MOST_STEPS), default=5, metavar="N", help="timed steps: 5")
+    parser.add_argument(
+        "--rank", type=count(0, 10**6), metavar="R", help="run this rank's share alone, its messages priced"
+    )
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is a GPU")
+    parser.add_argument("--format", help=argparse.SUPPRESS)
+    parser.add_argument("--repeat-layers", type=gpu_count, help=argparse.SUPPRESS)
+    parser.add_argument("--backward-factor", type=float, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--trace", type=new_file, metavar="FILE", help="write when each op ran as Perfetto / Chrome JSON"
+    )
+    parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the result, for compare")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    from stepcast.pytorch.load import load_torch
+
+    torch = load_torch("run")
+    prediction, asked = _predicted(args)
+    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    plan = _plan(prediction, args.steps)
+    records = _ran(plan, args.rank, device, torch)
+    if records is None:  # another rank tells
+        return 0
+    from stepcast.pytorch.run.launch import medians
+
+    step = medians(records, args.steps)
+    timeline = _timeline(step, prediction.workload, asked)
+    found = _facts(step, timeline, prediction, args, device, asked)
+    if args.trace:
+        write_trace(timeline, args.trace)
+    if args.output:
+        import msgspec
+
+        write_file(args.output, msgspec.json.encode(found))
+    if args.json:
+        print_json(found)
+        return 0
+    from stepcast.report.ran import ran_text
+
+    print(ran_text(found, terminal_width()))
+    for name in (args.trace, args.output):
+        if name:
+            print(f"wrote {visible(name)}")
+    print_warnings(found["warnings"])
+    return 0
+
+
+def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
+    """The step as predicted, whose workload is what is run."""
+    if (args.file is None) == (args.model is None):
+        raise ValueError("give a workload file, or --model with --cluster and --gpus: what is to be run")
+    if args.model is not None:
+        from stepcast.cli.forecasting import forecast
+
+        if missing := [f"--{name}" for name in ("cluster", "gpus") if getattr(args, name) is None]:
+            raise ValueError(f"--model needs {' and '.join(missing)} too")
+        found = forecast(args)
+        return found.prediction, found.asked.facts()
+    from stepcast.cli.captured import place_of, predicted
+    from stepcast.forecast.simulate import simulate
+    from stepcast.ir.captured import Captured
+    from stepcast.ir.workload import Workload
+
+    document = read_document([args.file], args)
+    if isinstance(document, Captured):
+        return predicted(document, args)
+    if not isinstance(document, Workload):
+        raise ValueError(f"{args.file}: holds a {type(document).__name__.lower()}, which is no workload")
+    if args.cluster is None and args.gpu is None:
+        args.gpu = "h200"
+    from stepcast.forecast.predict import compute_pricer
+    from stepcast.forecast.simulate import Options
+
+    cluster = place_of(args)
+    options = Options(gpus=args.gpus)
+    prediction = simulate(document, cluster, options, compute_pricer(document, cluster))
+    return prediction, {"workload": args.file, "cluster": cluster.name}
+
+
+def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
+    from stepcast.ir.schedules import Placement
+    from stepcast.pytorch.run.plan import RunPlan, Turn
+    from stepcast.simulation.schedule import Kind
+
+    schedule, workload = prediction.step.schedule, prediction.workload
+    if schedule.placement is not Placement.LOOP:
+        raise ValueError(f"schedule {schedule.name} places its chunks both ways, which run cannot do yet")
+    names = {Kind.FORWARD: "forward", Kind.BACKWARD: "backward", Kind.INPUT: "input-gradient",
+             Kind.WEIGHT: "weight-gradient"}  # fmt: skip
+    orders = tuple(
+        tuple(Turn(names[slot.kind], slot.micro_batch, slot.chunk) for slot in order)
+        for order in schedule.orders
+    )
+    return RunPlan(workload.stages, workload.layout, orders, workload.boundary_bytes or 4, steps)
+
+
+def _ran(plan: "RunPlan", rank: int | None, device: str, torch: Any) -> "list[Record] | None":
+    from stepcast.pytorch.run.launch import run_alone, run_as_rank, run_here
+
+    if rank is not None:
+        if rank >= plan.layout.gpus:
+            raise ValueError(f"--rank {rank} is outside the {plan.layout.gpus} ranks of the workload")
+        return run_alone(plan, rank, device)
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        return run_as_rank(plan, device)
+    room = torch.cuda.device_count() if device == "cuda" else (os.cpu_count() or 1) * 4
+    if plan.layout.gpus > room:
+        raise ValueError(
+            f"the workload has {plan.layout.gpus} ranks and this machine room for {room}; give --rank R to "
+            "run one of them alone, or start it with torchrun"
+        )
+    return run_here(plan, device)
+
+
+def _timeline(step: "list[Record]", workload: "Workload", asked: dict[str, Any]) -> "Timeline":
+    from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
+
+    builder = TimelineBuilder()
+    for row in step:
+        kind = SpanKind.COMPUTE if row.lane == "compute" else SpanKind.COMMUNICATION
+        builder.add(
+            row.name,
+            builder.lane(row.rank, row.lane),
+            row.start_s,
+            row.duration_s,
+            kind=kind,
+            work=row.work,  # type: ignore[arg-type]
+            micro_batch=row.micro_batch if row.micro_batch >= 0 else NONE,
+        )
+    return builder.build(measured=True, source="run", layout=workload.layout, facts=asked)
+
+
+def _facts(
+    step: "list[Record]",
+    timeline: "Timeline",
+    prediction: "Prediction",
+    args: argparse.Namespace,
+    device: str,
+    asked: dict[str, Any],
+) -> dict[str, Any]:
+    from stepcast import __version__
+    from stepcast.analyze.ran import by_kind, mean_abs_error, step_parts
+    from stepcast.ir.work import Collective
+
+    alone = args.rank is not None
+    ran = [(row.work, row.duration_s) for row in step]
+    if alone:
+        ran = [(work, took_s) for work, took_s in ran if not isinstance(work, Collective)]
+    rows = by_kind(ran, prediction.pricer.seconds)  # type: ignore[arg-type]
+    step_s, parts = step_parts(timeline)
+    priced_s = sum(
+        prediction.pricer.seconds(row.work) for row in step if alone and isinstance(row.work, Collective)
+    )
+    return {
+        **asked,
+        "command": args.command,
+        "version": __version__,
+        "step_s": step_s,
+        "breakdown_s": parts,
+        "device": device,
+        "ranks": sorted({row.rank for row in step}),
+        "ops": len(step),
+        "kinds": [row.facts() for row in rows],
+        "mean_abs_error": mean_abs_error(rows, LEAST_SHARE),
+        "priced_collectives_s": priced_s,
+        "predicted_step_s": prediction.step_s,
+        "run": dict(prediction.report.run),
+        "warnings": [],
+    }

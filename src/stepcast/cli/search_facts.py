@@ -1,0 +1,196 @@
+"""The answer to a search in the words of the JSON contract: rows, why they rank so, what would change it."""
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.choices import all_words
+from stepcast.cli.predict import training
+from stepcast.cli.search_question import Question
+
+if TYPE_CHECKING:
+    from stepcast.ir.step import StepReport
+    from stepcast.searching.best import Found, Missed, Result
+
+# Where nothing fits: so many times the GPUs.
+MORE_GPUS = (2, 4, 8, 16)
+FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
+
+
+def search_facts(asked: Question, result: "Result") -> dict[str, Any]:
+    from stepcast.searching.reasons import binding, differences_s, shares
+
+    reports = [_report(asked, each) for each in result.best]
+    rows = [
+        _row(asked, rank, each, report, reports[0])
+        for rank, (each, report) in enumerate(zip(result.best, reports, strict=True), 1)
+    ]
+    capacity = asked.cluster.gpu.memory_bytes
+    return {
+        "model": asked.model.name,
+        "cluster": asked.cluster.name,
+        "objective": asked.args.objective,
+        "global_batch": asked.global_batch,
+        "seq": asked.seq,
+        "capacity_bytes": min(capacity, asked.most_bytes or capacity),
+        "counts": result.counts.facts(),
+        "rows": rows,
+        "binds": {
+            "what": binding(reports[0], result.missed is not None),
+            "shares": shares(reports[0]),
+        }
+        if rows
+        else None,
+        "missed": _missed(result.missed) if result.missed else None,
+        "runner_up": {
+            "slower_s": reports[1].step_s - reports[0].step_s,
+            "parts_s": differences_s(reports[1], reports[0]),
+        }
+        if len(rows) > 1
+        else None,
+        "sensitivity": _sensitivity(asked, result),
+        "front": [
+            {**all_words(each.strategy), "step_s": each.step_s, "memory_bytes": each.memory_bytes}
+            for each in result.front
+        ],
+        "smallest_bytes": result.smallest_bytes,
+        "change": None if rows or not result.counts.complete else _change(asked),
+        "assumptions": list(asked.assumptions),
+    }
+
+
+def best_row(asked: Question) -> dict[str, Any] | None:
+    """The best alone, as a row of the table; None where nothing fits."""
+    found = asked.answer(top=1).best
+    if not found:
+        return None
+    report = _report(asked, found[0])
+    return _row(asked, 1, found[0], report, report)
+
+
+def _report(asked: Question, found: "Found") -> "StepReport":
+    from stepcast.forecast.predict import predict
+
+    return predict(asked.model, asked.priced, found.strategy, found.framework, found.options).report
+
+
+def _missed(missed: "Missed") -> dict[str, Any]:
+    return {
+        **all_words(missed.strategy),
+        "bound_s": missed.bound_s,
+        "memory_bytes": missed.memory_bytes,
+    }
+
+
+def _sensitivity(asked: Question, result: "Result") -> list[dict[str, Any]]:
+    from stepcast.searching.sensitivity import sensitivity
+
+    best = result.best[0].strategy if result.best else None
+    return [
+        {
+            "change": each.words,
+            **all_words(each.strategy),
+            "step_s": each.step_s,
+            "speed": each.speed_ratio,
+            "other": best is not None and replace(each.strategy, global_batch=best.global_batch) != best,
+        }
+        for each in sensitivity(result, asked.model, asked.priced)
+    ]
+
+
+def _row(
+    asked: Question, rank: int, found: "Found", report: "StepReport", best: "StepReport"
+) -> dict[str, Any]:
+    assert report.throughput is not None
+    args = asked.args
+    run = training(args.tokens, args.price, found.strategy, found.step_s) or {}
+    return {
+        "rank": rank,
+        **all_words(found.strategy),
+        "place": str(found.options.place),
+        "kinds": _kinds(found),
+        "step_s": found.step_s,
+        "low_s": report.low_s,
+        "high_s": report.high_s,
+        "equal": report.step_s <= best.high_s and report.step_s >= best.low_s,
+        "tokens_per_s_per_gpu": report.throughput.tokens_per_s / found.gpus,
+        "mfu": report.throughput.mfu,
+        "memory_bytes": found.memory_bytes,
+        "free_bytes": asked.cluster.gpu.memory_bytes - found.memory_bytes,
+        "breakdown_s": dict(report.breakdown_s),
+        "days": run.get("days"),
+        "gpu_hours": run.get("gpu_hours"),
+        "cost": run.get("cost"),
+        "command": _command(asked, found),
+    }
+
+
+def _kinds(found: "Found") -> str:
+    from stepcast.searching.mixed import words_of
+
+    return ", ".join(f"{stages} on {kind}" for kind, stages in words_of(found.kinds).items())
+
+
+def _command(asked: Question, found: "Found") -> str:
+    """The line that predicts this row alone; of two kinds of GPUs, that searches it alone."""
+    from stepcast.frameworks.command import predict_words
+
+    args = asked.args
+    if found.kinds:
+        return _fixed(asked, found)
+    words = ["stepcast", "predict", "--model", args.model, "--cluster", args.cluster]
+    for each in args.set:
+        words += ["--set", each]
+    words += predict_words(
+        asked.profile, asked.model, asked.cluster.gpu.name, found.strategy, found.framework
+    )
+    if str(found.options.place) != "even":
+        words += ["--place", str(found.options.place)]
+    return shlex.join(words)
+
+
+def _fixed(asked: Question, found: "Found") -> str:
+    args, row = asked.args, all_words(found.strategy)
+    words = ["stepcast", "search", "--model", args.model, "--cluster", args.cluster]
+    for each in args.set:
+        words += ["--set", each]
+    words += ["--framework", args.framework, "--gpus", str(found.gpus), "--seq", str(asked.seq)]
+    words += ["--global-batch", str(asked.global_batch), "--top", "1"]
+    for name in FIXED:
+        words += ["--fix", f"{name.replace('_', '-')}={row[name]}"]
+    if row["tp"] > 1:
+        words += ["--fix", f"sequence-parallel={'yes' if row['sequence_parallel'] else 'no'}"]
+    return shlex.join(words)
+
+
+def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
+    """What could be changed, the smallest first: a choice left open again, or more GPUs."""
+    if asked.most_bytes is not None:
+        yield "all of a GPU's memory: leave --max-memory out", replace(asked, most_bytes=None)
+    for name in asked.axes:
+        rest = {each: values for each, values in asked.axes.items() if each != name}
+        yield f"leave {name.replace('_', '-')} open", replace(asked, axes=rest)
+    for times in MORE_GPUS:
+        more = tuple(each * times for each in asked.gpus)
+        if asked.most_gpus is None or max(more) <= asked.most_gpus:
+            told = ", ".join(f"{each:,}" for each in more)
+            yield f"{times} times the GPUs: --gpus {told}", replace(asked, gpus=more)
+
+
+def _change(asked: Question) -> dict[str, Any] | None:
+    """The smallest change that lets something fit."""
+    for words, question in _changes(asked):
+        result = question.answer(top=1)
+        if not result.counts.complete:
+            return None
+        if result.best:
+            best = result.best[0]
+            return {
+                "words": words,
+                **all_words(best.strategy),
+                "step_s": best.step_s,
+                "memory_bytes": best.memory_bytes,
+                "command": _command(question, best),
+            }
+    return None

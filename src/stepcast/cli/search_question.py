@@ -1,0 +1,193 @@
+"""What a command line asks to search, and how far the search is while it runs."""
+
+import argparse
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.choices import allowed
+from stepcast.cli.progress import moving_text
+from stepcast.cli.streams import show_status
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from stepcast.frameworks.profile import Profile
+    from stepcast.hardware import Cluster
+    from stepcast.ir.model import Model
+    from stepcast.searching.best import Counts, Found, Result, Watch
+
+EVERY_S = 0.1
+SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked, read from the command line; *assumptions* are what it left open."""
+
+    args: argparse.Namespace
+    model: "Model"
+    cluster: "Cluster"
+    profile: "Profile"
+    gpus: tuple[int, ...]
+    global_batch: int
+    seq: int
+    axes: dict[str, tuple[Any, ...]]
+    most_bytes: float | None
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def most_gpus(self) -> int | None:
+        """Of both kinds, where there are two."""
+        return self.priced.gpus
+
+    @property
+    def mixed(self) -> bool:
+        """Whether so many GPUs need both kinds."""
+        mine = self.cluster.gpus
+        return self.cluster.other is not None and mine is not None and max(self.gpus) > mine
+
+    @property
+    def priced(self) -> "Cluster":
+        """What predictions of the rows are made on."""
+        from stepcast.searching.mixed import joined
+
+        return joined(self.cluster)
+
+    def answer(self, top: int | None = None, watch: "Watch | None" = None) -> "Result":
+        """The best *top*, or as many as asked for, which are refined then; *watch* is told how far it is in
+        place of the terminal.
+        """
+        from stepcast.searching.best import search_parts
+        from stepcast.searching.crew import usable_workers
+        from stepcast.searching.mixed import search_mixed
+        from stepcast.searching.refine import refined
+        from stepcast.searching.search import parts_of
+        from stepcast.searching.space import Axes, space_of
+
+        args, axes = self.args, {"precision": (self.profile.defaults.precision,), **self.axes}
+        space = space_of(
+            self.model, Axes(gpus=self.gpus, **axes), self.global_batch, self.seq, self.cluster.domain_gpus
+        )
+        if not len(space):
+            raise ValueError("no candidates: tp x cp x pp divides the GPUs for none of the values allowed")
+        if watch is None:
+            show_status(f"bounding {len(space):,} candidates")
+        try:
+            with contextlib.nullcontext(watch) if watch else _Watching() as told:
+                if self.mixed:
+                    parts = parts_of(space, self._settle)
+                    return search_mixed(
+                        parts, self.cluster, top or args.top, args.objective, self.most_bytes, told
+                    )
+                result = search_parts(
+                    parts_of(space, self._settle),
+                    self.cluster,
+                    top or args.top,
+                    args.objective,
+                    self.most_bytes,
+                    told,
+                    args.workers or usable_workers(),
+                    looks_around=top is None,
+                )
+            if top is not None:
+                return result
+            return refined(result, self.model, self.cluster, args.objective, self.most_bytes)
+        finally:
+            show_status("")
+
+    def _settle(self, layout: Any, precision: Any) -> Any:
+        from stepcast.frameworks.profile import settle
+
+        settled = settle(self.profile, self.model, self.cluster.gpu.name, layout, {"precision": precision})
+        common = {name: each for name, each in settled.choices.items() if name not in SETTLED_ELSEWHERE}
+        return settled.framework, common
+
+
+def question_of(args: argparse.Namespace) -> Question:
+    from stepcast.frameworks.catalog import load_profile
+    from stepcast.hardware import load_cluster
+    from stepcast.models.catalog import load_model
+
+    model = load_model(args.model) if isinstance(args.model, str) else args.model
+    cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
+    profile, assumptions = load_profile(args.framework), []
+    seq = args.seq
+    if seq is None:
+        seq = min(model.max_seq, profile.defaults.seq)
+        assumptions.append(f"sequences of {seq} tokens (--seq)")
+    batch = args.global_batch
+    if batch is None:
+        batch, rest = divmod(int(args.tokens_per_batch), seq)
+        if rest or not batch:
+            near = max(1, round(args.tokens_per_batch / seq)) * seq
+            raise ValueError(
+                f"--tokens-per-batch {int(args.tokens_per_batch):,} are no whole sequences of {seq:,} "
+                f"tokens; the nearest is {near}"
+            )
+    axes = allowed(args.fix, args.allow)
+    asked = Question(
+        args, model, cluster, profile, args.gpus, batch, seq, axes, args.max_memory, tuple(assumptions)
+    )
+    _check_gpus(asked)
+    return asked
+
+
+def _check_gpus(asked: Question) -> None:
+    """All GPUs of both kinds, or some of the first."""
+    cluster, most, wanted = asked.cluster, asked.most_gpus, max(asked.gpus)
+    if most is not None and wanted > most:
+        raise ValueError(f"--gpus {wanted:,}: cluster {cluster.name} has {most:,}")
+    if asked.mixed and asked.gpus != (most,):
+        raise ValueError(
+            f"--gpus {wanted:,}: cluster {cluster.name} has two kinds; give all, {most:,}, or at most the "
+            f"{cluster.gpus:,} of the first"
+        )
+
+
+class _Watching:
+    """Shows how far a search is; the first Ctrl-C ends it with the best so far, another one ends all."""
+
+    def __init__(self) -> None:
+        self.stopped, self.last, self.began = False, 0.0, time.monotonic()
+        self.before: Any = None
+
+    def __enter__(self) -> "_Watching":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            import signal
+
+            signal.signal(signal.SIGINT, self.before)
+
+    def __call__(self, counts: "Counts", best: "Found | None") -> None:
+        from stepcast.units import format_seconds
+
+        if self.before is None:
+            self._catch()
+        if self.stopped:
+            raise KeyboardInterrupt
+        now = time.monotonic()
+        if now - self.last >= EVERY_S:
+            self.last = now
+            rate = counts.simulated / max(now - self.began, EVERY_S)
+            told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
+            words = f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
+            show_status(moving_text("search", round((now - self.began) / EVERY_S), words))
+
+    def _catch(self) -> None:
+        import signal
+        import threading
+
+        if threading.current_thread() is threading.main_thread():
+            self.before = signal.getsignal(signal.SIGINT)
+            if self.before is not signal.SIG_IGN:
+                signal.signal(signal.SIGINT, self._stop)
+
+    def _stop(self, number: int, frame: "FrameType | None") -> None:
+        import signal
+
+        self.stopped = True
+        signal.signal(signal.SIGINT, self.before)

@@ -1,0 +1,231 @@
+"""``stepcast sweep SPEC.toml -o DIR``, and what to do with the answers: status, show, export."""
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.interrupts import Interruptible
+from stepcast.cli.numbers import count
+from stepcast.cli.output import new_file, print_json, print_notes, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, write_page
+from stepcast.cli.streams import show_status
+
+if TYPE_CHECKING:
+    from stepcast.sweep.run import Progress
+
+# Options that matter for each kind of call.
+ASKING = ("html", "output", "engine", "workers", "address", "dry_run")
+SEEING: dict[str, tuple[str, ...]] = {
+    "status": (),
+    "show": ("html", "where", "sort", "reverse", "top"),
+    "export": ("where", "sort", "reverse", "top", "to", "to_file"),
+}
+ENGINES = ("local", "ray", "dask", "slurm")
+FORMATS = ("csv", "parquet", "json")
+MOST_WORKERS = 100_000
+MOST_ROWS = 10_000_000
+EVERY_S = 0.2
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "what", metavar="SPEC.toml|status|show|export", help="points to ask, or what to see of them"
+    )
+    parser.add_argument(
+        "folder", nargs="?", metavar="DIR", help="with status, show and export: of which sweep"
+    )
+    asking = parser.add_argument_group("asking")
+    asking.add_argument("-o", "--output", metavar="DIR", help="folder of the answers; the same one resumes")
+    asking.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default="local",
+        metavar="E",
+        help=f"{', '.join(ENGINES)} (default local)",
+    )
+    asking.add_argument(
+        "--workers",
+        type=count(1, MOST_WORKERS),
+        metavar="N",
+        help="at once (default: the cores of this machine)",
+    )
+    asking.add_argument("--address", metavar="A", help="of the Ray or Dask cluster, or the Slurm partition")
+    asking.add_argument("--dry-run", action="store_true", help="count the points, and ask none")
+    seeing = parser.add_argument_group("seeing")
+    seeing.add_argument("--where", metavar="TEXT", help='rows that are wanted, as "mfu > 0.4 AND fits"')
+    seeing.add_argument("--sort", metavar="NAME", help="least first")
+    seeing.add_argument("--reverse", action="store_true", help="with --sort: most first")
+    seeing.add_argument("--top", type=count(1, MOST_ROWS), metavar="K", help="rows to show (default 20)")
+    seeing.add_argument("--to", choices=FORMATS, metavar="FORMAT", help=f"export: {', '.join(FORMATS)}")
+    seeing.add_argument("--to-file", type=new_file, metavar="FILE", help="export: where to")
+    add_page_argument(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.what in SEEING and not os.path.isfile(args.what):
+        if args.folder is None:
+            raise ValueError(f"'stepcast sweep {args.what}' needs the folder of a sweep")
+        _check_used(args, SEEING[args.what])
+        return {"status": _status, "show": _show, "export": _export}[args.what](args)
+    if args.folder is not None:
+        raise ValueError(f"{args.folder!r} is one too many; the folder of the answers is -o {args.folder}")
+    _check_used(args, ASKING)
+    return _ask(args)
+
+
+def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
+    every = {*ASKING, *(name for names in SEEING.values() for name in names)}
+    for name in sorted(args.given & every - set(used)):
+        raise ValueError(f"--{name.replace('_', '-')} has no effect with 'stepcast sweep {args.what}'")
+
+
+# ---- asking -------------------------------------------------------------------------------------------
+
+
+def _ask(args: argparse.Namespace) -> int:
+    from stepcast.cli.sweep_points import answers, check_words, digest, program
+    from stepcast.inputs.source import Source
+    from stepcast.ir.limits import DESCRIPTION
+    from stepcast.sweep.run import sweep
+    from stepcast.sweep.spec import read_spec
+
+    spec = read_spec(Source(args.what).text(DESCRIPTION), args.what)
+    check_words(spec)
+    if args.dry_run:
+        points = sum(1 for _ in spec.points())
+        return _told(args, {"points": points, "of": spec.size})
+    if args.output is None:
+        raise ValueError("-o DIR is missing: the folder of the answers")
+    workers = args.workers or _cores()
+    watching = _Watching()
+    try:
+        with Interruptible():
+            found = sweep(
+                spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching
+            )
+    except KeyboardInterrupt:
+        show_status("")
+        print_notes([f"{watching.answered:,} answers are kept; the same command goes on"])
+        raise
+    finally:
+        show_status("")
+    _write_page(args, args.output)
+    return _told(args, _progress_facts(found, args.output))
+
+
+def _write_page(args: argparse.Namespace, folder: str) -> None:
+    if not args.html:
+        return
+    from stepcast.pages.sweep import sweep_page
+    from stepcast.sweep.store import Store
+    from stepcast.sweep.summary import page_facts
+
+    with Store(folder) as store:
+        found = {"folder": folder, **page_facts(store)}
+    write_page(args, lambda about: sweep_page(found, about))
+
+
+def _cores() -> int:
+    """Those this process may use, which are fewer than the machine's in a container."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Watching:
+    def __init__(self) -> None:
+        self.last, self.answered = 0.0, 0
+
+    def __call__(self, progress: "Progress") -> None:
+        from stepcast.units import format_seconds
+
+        self.answered = progress.answered
+        now = time.monotonic()
+        if now - self.last < EVERY_S:
+            return
+        self.last = now
+        left = progress.points - progress.answered
+        words = f"{progress.answered:,} of {progress.points:,} points"
+        if progress.rate:
+            words += f", {progress.rate:,.1f} a second, {format_seconds(left / progress.rate)} left"
+        if progress.errors:
+            words += f", {progress.errors:,} errors"
+        if progress.best and progress.best.get("tokens_per_s_per_gpu"):
+            words += f"; best {progress.best['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU"
+        show_status(words)
+
+
+def _progress_facts(progress: "Progress", folder: str) -> dict[str, Any]:
+    return {
+        "folder": folder,
+        "points": progress.points,
+        "answered": progress.answered,
+        "errors": progress.errors,
+        "new": progress.new,
+        "seconds": progress.seconds,
+        "points_per_s": progress.rate,
+    }
+
+
+def _told(args: argparse.Namespace, found: dict[str, Any]) -> int:
+    from stepcast.report.sweep import counted_text
+
+    if args.json:
+        print_json(found)
+    else:
+        print(counted_text(found, terminal_width()))
+    return 0
+
+
+# ---- seeing -------------------------------------------------------------------------------------------
+
+
+def _status(args: argparse.Namespace) -> int:
+    from stepcast.sweep.store import Store
+    from stepcast.sweep.summary import status_facts
+
+    with Store(args.folder) as store:
+        found = status_facts(store)
+    return _told(args, {"folder": args.folder, **found})
+
+
+def _show(args: argparse.Namespace) -> int:
+    from stepcast.report.sweep import rows_text
+    from stepcast.sweep.store import Store
+    from stepcast.sweep.summary import rows_of
+
+    _write_page(args, args.folder)
+    with Store(args.folder) as store:
+        found = rows_of(store, args.where, args.sort, args.top or 20, args.reverse)
+        counts = store.counts()
+    if args.json:
+        print_json({"folder": args.folder, **counts, "rows": found})
+    else:
+        print(rows_text(found, counts, terminal_width()))
+    return 0
+
+
+def _export(args: argparse.Namespace) -> int:
+    from stepcast.sweep.store import Store
+    from stepcast.sweep.summary import rows_of
+
+    if args.to is None and args.to_file is None:
+        raise ValueError("export needs --to csv, parquet or json, or --to-file with a name that ends so")
+    kind = args.to or os.path.splitext(args.to_file)[1].lstrip(".")
+    if kind not in FORMATS:
+        raise ValueError(f"{args.to_file}: expected a name that ends in .csv, .parquet or .json, or --to")
+    name = args.to_file or os.path.join(args.folder, f"results.{kind}")
+    with Store(args.folder) as store:
+        rows = rows_of(store, args.where, args.sort or "position", args.top, args.reverse)
+    write_file(name, _document(kind, name, rows))
+    return _told(args, {"written": name, "rows": len(rows)})
+
+
+def _document(kind: str, name: str, rows: list[dict[str, Any]]) -> bytes:
+    if kind == "json":
+        import msgspec
+
+        return msgspec.json.encode(rows) + b"\n"
+    from stepcast.outputs.rows import table_bytes
+
+    return table_bytes(f"{name}.{kind}", rows)

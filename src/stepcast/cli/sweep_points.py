@@ -1,0 +1,231 @@
+"""Points of a sweep as command lines: each is asked by the path that a person's command takes."""
+
+import argparse
+import contextlib
+import hashlib
+import io
+import shlex
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import stepcast
+from stepcast.sweep.chunks import Answers
+from stepcast.sweep.spec import Spec, Words
+
+if TYPE_CHECKING:
+    from stepcast.cli.forecasting import Asked
+
+# Options that change what is printed or write files, and have no place in a point.
+ASIDE = ("help", "json", "trace", "to_workload", "output", "explain_memory", "html", "save", "top")
+BREAKDOWN = "breakdown"
+
+
+def answers(ask: str, points: Sequence[Words]) -> Answers:
+    """What each of *points* is told; one that cannot be answered is told why."""
+    return _searched(points) if ask == "search" else _predicted(points)
+
+
+def command(ask: str, words: Words) -> str:
+    """The line that asks for a point alone."""
+    shown = {name: value for name, value in words.items() if name != BREAKDOWN}
+    return shlex.join(["stepcast", ask, *_arguments(shown)])
+
+
+def check_words(spec: Spec) -> None:
+    """A ValueError where a word is no option of what is asked."""
+    from difflib import get_close_matches
+
+    known = sorted(set(_options(spec.ask)) - set(ASIDE))
+    known += [BREAKDOWN] if spec.ask == "predict" else []
+    for name in spec.names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{name!r} is no option of 'stepcast {spec.ask}' that a point can have{hint}")
+
+
+def digest(name: str, value: Any) -> str:
+    """What a word stands for: names of models, clusters, frameworks and files by what they hold."""
+    from stepcast.frameworks.catalog import load_profile
+    from stepcast.hardware import load_cluster
+    from stepcast.models.catalog import load_model
+
+    loaders: dict[str, Callable[[str], object]] = {
+        "model": load_model,
+        "cluster": load_cluster,
+        "framework": load_profile,
+    }
+    try:
+        if name in loaders:
+            return _hashed(repr(loaders[name](value)).encode())
+        if name in ("calibration", "config"):
+            from stepcast.inputs.source import Source
+            from stepcast.ir.limits import RESULT
+
+            return _hashed(Source(value).text(RESULT).encode())
+    except (ValueError, OSError) as error:
+        return f"{value!r}: {error}"
+    return repr(value)
+
+
+@cache
+def program() -> str:
+    """The digest of all code and data that an answer follows from."""
+    root = Path(stepcast.__file__).parent
+    found = hashlib.blake2b(digest_size=16)
+    for path in sorted(root.rglob("*")):
+        if path.suffix in (".py", ".toml", ".csv", ".json") and path.is_file():
+            found.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return found.hexdigest()
+
+
+def _hashed(data: bytes) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+@cache
+def _parser(verb: str) -> argparse.ArgumentParser:
+    from stepcast.cli.main import VERBS, build_parser
+
+    return build_parser([each for each in VERBS if each.name == verb])
+
+
+@cache
+def _options(verb: str) -> tuple[str, ...]:
+    from importlib import import_module
+
+    parser = argparse.ArgumentParser(add_help=False)
+    import_module(f"stepcast.cli.{verb}").add_arguments(parser)
+    words = [word for action in parser._actions for word in action.option_strings]
+    return tuple(word.lstrip("-").replace("-", "_") for word in words)
+
+
+def _arguments(words: Words) -> list[str]:
+    found = []
+    for name, value in words.items():
+        option = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            found += [option] if value else []
+        elif isinstance(value, list):
+            found += [f"{option}={each}" for each in value]
+        else:
+            found.append(f"{option}={value}")
+    return found
+
+
+def _parsed(verb: str, words: Words) -> argparse.Namespace:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return _parser(verb).parse_args([verb, *_arguments(words)])
+    except SystemExit:
+        told = said.getvalue().strip().removeprefix("stepcast: ")
+        raise ValueError(told.partition("; usage:")[0]) from None
+
+
+# ---- predictions --------------------------------------------------------------------------------------
+
+
+def _predicted(points: Sequence[Words]) -> Answers:
+    found: Answers = [{} for _ in points]
+    asked: list[tuple[int, Asked, argparse.Namespace]] = []
+    from stepcast.cli.forecasting import asked_by
+
+    for place, words in enumerate(points):
+        given = {name: value for name, value in words.items() if name != BREAKDOWN}
+        try:
+            args = _parsed("predict", given)
+            asked.append((place, asked_by(args), args))
+        except Exception as error:
+            found[place] = _failed(error)
+    for _, group in groupby(asked, key=lambda each: _shared(each[1])):
+        several = list(group)
+        predictions = _predictions([each for _, each, _ in several])
+        for (place, each, args), prediction in zip(several, predictions, strict=True):
+            found[place] = _row(each, args, prediction, bool(points[place].get(BREAKDOWN)))
+    return found
+
+
+def _shared(asked: "Asked") -> tuple[Any, ...]:
+    options = asked.options
+    values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
+    return (*values, options.place, options.residual)
+
+
+def _predictions(asked: "Sequence[Asked]") -> list[Any]:
+    """Predictions of what differs in its strategy alone; an error stands for those that have none."""
+    from stepcast.forecast.predict import predict_many
+
+    first = asked[0]
+
+    def predicted(some: "Sequence[Asked]") -> list[Any]:
+        strategies = [each.strategy for each in some]
+        values = first.model, first.cluster, strategies, first.framework
+        return list(predict_many(*values, first.options, first.calibration))
+
+    try:
+        return predicted(asked)
+    except Exception as error:
+        if len(asked) == 1:
+            return [error]
+    middle = len(asked) // 2
+    return [*_predictions(asked[:middle]), *_predictions(asked[middle:])]
+
+
+def _row(asked: "Asked", args: argparse.Namespace, prediction: Any, breakdown: bool) -> dict[str, Any]:
+    from stepcast.cli.predict import training
+    from stepcast.forecast.predict import throughput
+
+    if isinstance(prediction, Exception):
+        return _failed(prediction)
+    try:
+        step_s = prediction.step_s
+        fast = throughput(asked.model, asked.cluster, asked.strategy, step_s)
+        run = training(args.tokens, args.price, asked.strategy, step_s) or {}
+        low_s, high_s = prediction.band.around(step_s) if prediction.band else (None, None)
+        row = {
+            "step_s": step_s,
+            "low_s": low_s,
+            "high_s": high_s,
+            "tokens_per_s_per_gpu": fast.tokens_per_s / asked.strategy.layout.gpus,
+            "mfu": fast.mfu,
+            "memory_bytes": float(max(stage.total for stage in prediction.memory)),
+            "fits": int(prediction.fits),
+            **{name: run.get(name) for name in ("days", "gpu_hours", "cost")},
+        }
+        if breakdown:
+            report = prediction.report
+            exposed = sum(each.exposed_s for each in report.communication_s.values())
+            row |= {"bubble": report.breakdown_s["bubble"] / step_s, "exposed": exposed / step_s}
+    except Exception as error:
+        return _failed(error)
+    return row
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    return {"error": str(error) or type(error).__name__}
+
+
+# ---- searches -----------------------------------------------------------------------------------------
+
+
+def _searched(points: Sequence[Words]) -> Answers:
+    return [_best(words) for words in points]
+
+
+def _best(words: Words) -> dict[str, Any]:
+    from stepcast.cli.search_facts import best_row
+    from stepcast.cli.search_question import question_of
+
+    try:
+        row = best_row(question_of(_parsed("search", {**words, "workers": 1})))
+    except Exception as error:
+        return _failed(error)
+    if row is None:
+        return {"error": "nothing fits"}
+    names = ("step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes")
+    found = {name: row[name] for name in (*names, "days", "gpu_hours", "cost")}
+    return {**found, "fits": 1, "found": row["command"]}

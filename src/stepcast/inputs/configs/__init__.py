@@ -1,0 +1,1 @@
+"""Training configurations of other tools, read as a model, a strategy and a framework."""

@@ -1,0 +1,103 @@
+"""NeMo and Megatron-Bridge: YAML whose keys are Megatron's with underscores, in tables."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepcast.inputs.configs.keys import Keys, RunConfig, flat, said
+from stepcast.inputs.configs.megatron import options_of, sizes_of
+
+# Tables whose keys mean the same as Megatron's arguments.
+TABLES = (
+    "model",
+    "model.optim",
+    "model.data",
+    "train",
+    "ddp",
+    "optimizer",
+    "comm_overlap",
+    "mixed_precision",
+)
+RENAMED = {
+    "optim.name": "optimizer",
+    "optim.overlap_grad_sync": "overlap-grad-sync",
+    "optim.overlap_param_sync": "overlap-param-sync",
+    "tp_comm_overlap": "tp-comm-overlap",
+}
+
+
+def looks_like_bridge(table: Mapping[str, Any]) -> bool:
+    names = set(table)
+    return (
+        bool({"train", "ddp", "checkpoint", "dataset"} & names)
+        and "trainer" not in names
+        and "model" in names
+    )
+
+
+def read(table: Mapping[str, Any]) -> RunConfig:
+    bridge = looks_like_bridge(table)
+    keys = _Nested(table)
+    sizes = sizes_of(keys)
+    options = options_of(keys, sizes)
+    nodes, devices = keys.number("trainer.num_nodes"), keys.number("trainer.devices")
+    if nodes and devices:
+        options["gpus"] = nodes * devices
+    precision = keys.text("trainer.precision").lower()
+    if "precision" not in options and precision:
+        options |= said(precision="bf16" if "bf16" in precision else "fp16" if "16" in precision else "fp32")
+    if "distributed" in keys.text("optim.name", "optimizer.use_distributed_optimizer").lower():
+        options["sharding"] = "zero-1"
+    if keys.number("trainer.gradient_clip_val") == 0:
+        options["clipping"] = False
+    if bridge and not any(
+        name in keys for name in ("use-distributed-optimizer", "data-parallel-sharding-strategy")
+    ):
+        options.pop("sharding", None)  # an override leaves the rest to its recipe
+    if bridge:
+        options = _of_override(keys, options)
+    names = (
+        "run.name",
+        "model.recipe",
+        "recipe",
+        "model_name",
+        "tokenizer.tokenizer_model",
+        "tokenizer.type",
+    )
+    model = keys.text(*names)
+    return keys.config(
+        "megatron-bridge" if bridge else "nemo",
+        "megatron-bridge" if bridge else "nemo",
+        sizes=sizes if sizes.get("layers") else {},
+        model=model,
+        options=options,
+    )
+
+
+def _of_override(keys: "_Nested", options: dict[str, Any]) -> dict[str, Any]:
+    """A file that overrides a recipe says what it changes; other overlaps stay the recipe's."""
+    named = ("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap", "overlap-grad-sync")
+    if not any(name in keys for name in named):
+        options.pop("overlap", None)
+    return options
+
+
+class _Nested(Keys):
+    """Dotted keys, found also by Megatron's names."""
+
+    def __init__(self, table: Mapping[str, Any]) -> None:
+        super().__init__(flat(table))
+        self.same: dict[str, list[str]] = {}
+        for name in self.values:
+            place, _, last = name.rpartition(".")
+            tail = name.removeprefix("model.")
+            if place in TABLES or place == "":
+                self.same.setdefault(last.replace("_", "-"), []).append(name)
+            if tail in RENAMED:
+                self.same.setdefault(RENAMED[tail], []).append(name)
+            self.same.setdefault(tail, []).append(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.same
+
+    def raw(self, *names: str) -> Any:
+        return super().raw(*(own for name in names for own in (*self.same.get(name, ()), name)))

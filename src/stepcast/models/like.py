@@ -1,0 +1,54 @@
+"""The model that sizes of a configuration are of: one of the catalogue, cut or not, or one of its own."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from stepcast.ir.model import Model
+from stepcast.models.catalog import catalogue_model, find_name, model_names
+from stepcast.models.columns import words_of
+
+
+def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) -> str:
+    """What ``load_model`` takes for *sizes*, else for *names* that may be known; empty if neither tells.
+
+    Sizes that several models have are those of the one that *names* or a sequence of *seq* tokens tell.
+    """
+    if not sizes.get("hidden"):
+        return next(filter(None, map(_known, names)), "")
+    same = [other for other in model_names() if _alike(catalogue_model(other), sizes)]
+    layers = sizes.get("layers")
+    whole = [other for other in same if catalogue_model(other).layers == layers]
+    if whole:
+        hints = [_known(name) for name in names]
+        return min(whole, key=lambda name: (name not in hints, catalogue_model(name).max_seq < seq))
+    if same and layers and layers < catalogue_model(same[0]).layers:
+        return f"{same[0]}-l{layers}"
+    return words_of("configured", {**sizes, **({"seq": seq} if seq else {})})
+
+
+def _known(name: str) -> str:
+    """The model that *name* begins with: llama3_8b of llama3_8b_pretrain_perf."""
+    words = re.split(r"[_\-\s]+", name.rsplit("/", 1)[-1])
+    for count in range(len(words), 0, -1):
+        if found := find_name("-".join(words[:count])):
+            return found
+    return ""
+
+
+def _alike(model: Model, sizes: Mapping[str, int]) -> bool:
+    told = {
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "ffn": model.ffn or None,
+        "moe_experts": model.experts.count if model.experts else None,
+        "kv_heads": None if model.latent is not None else model.kv_heads,
+        "moe_ffn": model.experts.ffn if model.experts else None,
+    }
+    if (told["moe_experts"] or 0) != sizes.get("moe_experts", 0):
+        return False
+    names = (
+        ("hidden", "heads", "kv_heads", "moe_ffn")
+        if model.experts
+        else ("hidden", "heads", "kv_heads", "ffn")
+    )
+    return all(not told[name] or name not in sizes or told[name] == sizes[name] for name in names)

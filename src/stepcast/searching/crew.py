@@ -1,0 +1,76 @@
+"""Work over several processes: the same answers as one gives, sooner."""
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+FEWEST_EACH = 64  # a process for fewer is not worth its start
+PARTS_EACH = 8
+
+# What processes that are forked off find here; nothing needs to be sent to them.
+_task: Callable[[Any], Any] | None = None
+
+
+def usable_workers() -> int:
+    """As many as this process may use; one where it cannot be forked, or has threads, which forks lose."""
+    if not sys.platform.startswith("linux") or threading.active_count() > 1:
+        return 1
+    return len(os.sched_getaffinity(0))
+
+
+def in_parallel(of: Callable[[Item], Answer], items: Sequence[Item], workers: int) -> list[Answer]:
+    """*of* every item, in their order."""
+    workers = min(workers, len(items) // FEWEST_EACH)
+    if workers < 2:
+        return [of(item) for item in items]
+    with Crew(of, workers) as crew:
+        return list(crew.answers(items, len(items) // (workers * PARTS_EACH)))
+
+
+class Crew:
+    """Processes that do one task, with all that was known when they began; with one worker, this process."""
+
+    def __init__(self, task: Callable[[Item], Answer], workers: int) -> None:
+        self.task, self.workers = task, workers
+        self.pool: Any = None
+
+    def __enter__(self) -> "Crew":
+        global _task
+        if self.workers > 1:
+            _task = self.task
+            self.pool = multiprocessing.get_context("fork").Pool(self.workers, _begin)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        global _task
+        if self.pool is not None:
+            self.pool.terminate()
+            self.pool.join()
+            _task = None
+
+    def answers(self, items: Sequence[Any], at_once: int = 1) -> Iterator[Any]:
+        """The answers in the order of *items*; a process takes *at_once* of them."""
+        if self.pool is None:
+            return map(self.task, items)
+        answers: Iterator[Any] = self.pool.imap(_do, items, max(1, at_once))
+        return answers
+
+
+def _begin() -> None:
+    """An interrupt is for the process that asked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _do(item: Any) -> Any:
+    assert _task is not None
+    return _task(item)

@@ -1,0 +1,165 @@
+"""Many programs run in one pass, for when they end alone: a level of one has too few calls to keep a
+processor busy, so that calls of the same level of all programs are done together.
+
+Each is run exactly as ``engine.simulate`` runs it by itself. Programs of fewer lanes, inputs or outputs have
+columns and rows of minus infinity beside their own.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepcast.simulation.arrays import Program
+from stepcast.simulation.fold import Chain, Fold, read_by
+from stepcast.simulation.pieces import Floats, Form, Ints
+from stepcast.simulation.plan import level_bounds, order_of
+
+MOST_CALLS = 2**18
+"""Calls that are run together at most, unless one program has more: tens of megabytes."""
+
+Priced = tuple[Program, Floats]
+"""A program with the price of each of its costs."""
+
+
+def makespans_together(programs: Sequence[Priced]) -> list[float]:
+    """When each program ends."""
+    found = [0.0] * len(programs)
+    for part in _parts([program.calls for program, _ in programs]):
+        for number, makespan_s in zip(part, _makespans_s([programs[at] for at in part]), strict=True):
+            found[number] = makespan_s
+    return found
+
+
+def _parts(calls: Sequence[int]) -> Iterator[list[int]]:
+    """The numbers of programs that run together; those without calls have nothing to run."""
+    part: list[int] = []
+    total = 0
+    for number, each in enumerate(calls):
+        if part and total + each > MOST_CALLS:
+            yield part
+            part, total = [], 0
+        if each:
+            part.append(number)
+            total += each
+    if part:
+        yield part
+
+
+def _makespans_s(programs: Sequence[Priced]) -> list[float]:
+    fold = _fold([program for program, _ in programs])
+    maps = fold.maps(np.concatenate([seconds[program.op_costs] for program, seconds in programs]))
+    maps, lanes = _decisive(maps, fold.read, [len(program.chains) for program, _ in programs])
+    columns, _, rows = maps.shape
+    order = _Joined([program for program, _ in programs], columns - lanes)
+    entries = np.empty((columns, len(order.chain)), np.int64)
+    entries[:lanes] = order.previous * rows + np.arange(lanes)[:, None]
+    entries[lanes:] = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
+    # What each call leaves behind, in this order, the first row being the start of the step.
+    values = np.zeros((len(order.chain) + 1, rows))
+    done, chain, latest = values[1:], order.chain, np.maximum.reduce
+    matrices, found = maps.take, values.take
+    for start, stop in pairwise(level_bounds(order.level)):
+        terms = matrices(chain[start:stop], 1)
+        terms += found(entries[:, start:stop, None])
+        latest(terms, 0, out=done[start:stop])
+    last_s = np.empty(len(chain))
+    last_s[order.calls] = latest(done, 1)
+    ends: list[float] = np.maximum(np.maximum.reduceat(last_s, order.starts), 0.0).tolist()
+    return ends
+
+
+def _decisive(maps: Floats, lanes: int, chains: Sequence[int]) -> tuple[Floats, int]:
+    """The matrices, columns x chains x rows, without the lanes that decide nothing, and how many are left;
+    *chains* of each program.
+    """
+    idle = _idle(maps, lanes, np.cumsum([0, *chains[:-1]]))
+    left = int((~idle).sum(axis=0).max())
+    # Of each program the lanes that are left, then some that are not.
+    kept = np.repeat(np.argsort(idle, axis=0, kind="stable")[:left], chains, axis=1)
+    rows, columns = (
+        np.concatenate([kept, np.repeat(np.arange(lanes, ports)[:, None], kept.shape[1], axis=1)])
+        for ports in maps.shape[:2]
+    )
+    each = np.arange(kept.shape[1])
+    return np.ascontiguousarray(maps[rows.T[None], columns[:, :, None], each[:, None]]), left
+
+
+def _idle(maps: Floats, lanes: int, starts: Ints) -> NDArray[np.bool_]:
+    """lanes x programs: those that no call leaves later than the first lane, and that hold up nothing for
+    longer than the first does, as lanes of what computation waits for in any case.
+    """
+
+    def ever(what: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """In some chain of each program."""
+        return np.logical_or.reduceat(what, starts, axis=2)
+
+    first, from_first = maps[:1], maps[:, :1]
+    later = ever(maps[:lanes] > first)
+    later_than_both = ever(maps[:lanes] > np.maximum(first, first[:, :1]))
+    holds_up = ever(maps[:, :lanes] > from_first)
+    idle = np.ones((lanes, len(starts)), bool)
+    idle[0] = False
+    while True:
+        # An idle lane is never ahead of the first: what waits for it waits for the first as well.
+        ports = np.zeros((maps.shape[1], len(starts)), bool)
+        ports[:lanes] = idle
+        ahead = np.where(ports, later_than_both, later).any(axis=1)
+        kept = np.ones((len(maps), len(starts)), bool)
+        kept[:lanes] = ~idle
+        awaited = (holds_up & kept[:, None]).any(axis=0)
+        found = idle & ~ahead & ~awaited
+        if (found == idle).all():
+            return found
+        idle = found
+
+
+def _fold(programs: Sequence[Program]) -> Fold:
+    """Of the pieces and chains of all of them."""
+    forms: list[Form] = []
+    chains: list[Chain] = []
+    reads: list[Ints] = []
+    for program in programs:
+        first = len(forms)
+        forms += program.forms
+        chains += [tuple([(first + piece, repeat) for piece, repeat in chain]) for chain in program.chains]
+        read = read_by(len(program.lanes), program.forms, program.chains, program.delays)
+        reads += [read] * len(program.chains)
+    return Fold(max(len(program.lanes) for program in programs), forms, chains, reads)
+
+
+class _Joined:
+    """The calls of all programs, level by level, as ``Order`` has those of one; *inputs* of the most."""
+
+    def __init__(self, programs: Sequence[Program], inputs: int) -> None:
+        orders = [order_of(program) for program in programs]
+        sizes = [len(order.calls) for order in orders]
+        self.starts: Ints = np.cumsum([0, *sizes[:-1]])
+        first = self.starts.tolist()
+        level = np.concatenate([order.level for order in orders])
+        self.calls = np.argsort(level, kind="stable")
+        """By their place among all, one program after the other."""
+        self.level = level[self.calls]
+        place = np.zeros(len(level) + 1, np.int64)
+        place[1 + self.calls] = np.arange(1, len(level) + 1)
+
+        def places(own: Sequence[Ints]) -> Ints:
+            """Places in the orders of single programs, as places here."""
+            moved = [np.where(part > 0, part + start, 0) for part, start in zip(own, first, strict=True)]
+            found: Ints = place[np.concatenate(moved, axis=-1)][..., self.calls]
+            return found
+
+        def padded(part: Ints) -> Ints:
+            missing = inputs - len(part)
+            return np.pad(part, ((0, missing), (0, 0))) if missing else part
+
+        self.previous = places([order.previous for order in orders])
+        self.sources = places([padded(order.sources) for order in orders])
+        self.ports = np.concatenate([padded(order.ports) for order in orders], axis=1)[:, self.calls]
+        chains = np.cumsum([0, *(len(program.chains) for program in programs)]).tolist()
+        chain = [
+            program.chain_of[program.segment[order.calls]] + start
+            for program, order, start in zip(programs, orders, chains, strict=False)
+        ]
+        self.chain = np.concatenate(chain)[self.calls]

@@ -1,0 +1,46 @@
+"""The engines, behind one seam: chunks in, in any order out with their answers."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Protocol
+
+from stepcast.sweep.chunks import Answer, Chunk, Done
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """How an engine is asked to work: *workers* at once, at *address*, with files in *folder*."""
+
+    workers: int
+    address: str | None
+    folder: str
+
+
+class Engine(Protocol):
+    """Takes a chunk only when a worker is free for it, so that no more wait than can be held."""
+
+    def __call__(self, chunks: Iterator[Chunk], answer: Answer, setting: Setting) -> Iterator[Done]: ...
+
+
+# Name -> module with a function ``run``, and the extra that installs what it needs.
+ENGINES = {
+    "local": ("stepcast.sweep.engines.local", ""),
+    "ray": ("stepcast.sweep.engines.on_ray", "ray"),
+    "dask": ("stepcast.sweep.engines.on_dask", "dask"),
+    "slurm": ("stepcast.sweep.engines.on_slurm", "slurm"),
+}
+
+
+def load_engine(name: str) -> Engine:
+    """The engine *name*; a ValueError that says what to install where it cannot be loaded."""
+    module, extra = ENGINES[name]
+    try:
+        run: Engine = import_module(module).run
+    except ImportError as error:
+        if not extra:
+            raise
+        raise ValueError(
+            f"--engine {name} needs the package {error.name}: pip install 'stepcast[{extra}]'"
+        ) from None
+    return run

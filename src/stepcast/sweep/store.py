@@ -1,0 +1,212 @@
+"""The one place where a sweep's answers lie: ``results.sqlite``, written by one driver, a chunk at a time.
+
+``answers`` is keyed by what was asked (the digest of a point's resolved inputs and of the program), so that
+a changed spec finds again whatever is still valid. ``points`` is the spec of today: a row for each point.
+"""
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from stepcast.outputs.files import hold
+from stepcast.sweep.chunks import Done
+from stepcast.sweep.spec import Words
+
+NAME = "results.sqlite"
+LOCK = "driver.lock"
+# "swep" as a number: what tells our file from another program's.
+APPLICATION = 0x73776570
+VERSION = 1
+# What is known of an answer; times in seconds, sizes in bytes.
+COLUMNS = {
+    "step_s": "REAL",
+    "low_s": "REAL",
+    "high_s": "REAL",
+    "tokens_per_s_per_gpu": "REAL",
+    "mfu": "REAL",
+    "bubble": "REAL",
+    "exposed": "REAL",
+    "memory_bytes": "REAL",
+    "fits": "INTEGER",
+    "days": "REAL",
+    "gpu_hours": "REAL",
+    "cost": "REAL",
+    "found": "TEXT",
+    "error": "TEXT",
+}
+BATCH = 1000
+_WAIT_S = 30.0
+
+
+class Store:
+    """Answers in a folder; with *writes* this process alone adds to it until :meth:`close`."""
+
+    def __init__(self, folder: str, writes: bool = False) -> None:
+        self.path = os.path.join(folder, NAME)
+        self._lock: int | None = None
+        if writes:
+            os.makedirs(folder, exist_ok=True)
+            self._lock = hold(os.path.join(folder, LOCK))
+            if self._lock is None:
+                raise ValueError(f"{folder}: another sweep writes there; wait for it, or name another folder")
+        elif not os.path.exists(self.path):
+            raise ValueError(f"{folder}: holds no sweep; 'stepcast sweep SPEC.toml -o {folder}' makes one")
+        try:
+            with self._told():
+                self._open(writes)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, writes: bool) -> None:
+        name = "file:" + self.path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+        mode = "rwc" if writes else "ro"
+        self.base = sqlite3.connect(f"{name}?mode={mode}", timeout=_WAIT_S, uri=True, isolation_level=None)
+        found = self.base.execute("PRAGMA application_id").fetchone()[0]
+        tables = self.base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if found != APPLICATION and (tables or not writes):
+            raise ValueError(f"{self.path}: is no store of a sweep")
+        if not writes:
+            return
+        self.base.execute("PRAGMA journal_mode = WAL")
+        self.base.execute("PRAGMA synchronous = FULL")
+        self.base.execute(f"PRAGMA application_id = {APPLICATION}")
+        self.base.execute(f"PRAGMA user_version = {VERSION}")
+        columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+        self.base.execute(
+            f"CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, {columns}) WITHOUT ROWID"
+        )
+
+    def close(self) -> None:
+        if base := getattr(self, "base", None):
+            with contextlib.suppress(sqlite3.Error):
+                base.close()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> "Store":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What the database says went wrong, with its file, and as a line that helps."""
+        try:
+            yield
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{self.path}: {_said(str(error))}") from None
+
+    def ask(self, names: Sequence[str], points: Iterable[tuple[int, bytes, Words]]) -> None:
+        """Make *points* those of today, at once or not at all."""
+        columns = "".join(f", {_quoted(name)}" for name in names)
+        places = ", ".join("?" * (2 + len(names)))
+        with self._told(), self._whole():
+            self.base.execute("DROP VIEW IF EXISTS results")
+            self.base.execute("DROP TABLE IF EXISTS points")
+            self.base.execute(f"CREATE TABLE points (position INTEGER PRIMARY KEY, key BLOB{columns})")
+            rows = ((at, key, *(_plain(words.get(name)) for name in names)) for at, key, words in points)
+            self.base.executemany(f"INSERT INTO points VALUES ({places})", rows)
+            found = ", ".join(f"answers.{name}" for name in COLUMNS)
+            self.base.execute(
+                f"CREATE VIEW results AS SELECT position{columns}, {found} "
+                "FROM points JOIN answers USING (key)"
+            )
+
+    def add(self, done: Done) -> None:
+        """The answers of a chunk: all of them, or none."""
+        places = ", ".join("?" * (1 + len(COLUMNS)))
+        rows = [
+            (key, *(answer.get(name) for name in COLUMNS))
+            for key, answer in zip(done.chunk.keys, done.answers, strict=True)
+        ]
+        with self._told(), self._whole():
+            self.base.executemany(f"INSERT OR REPLACE INTO answers VALUES ({places})", rows)
+
+    @contextlib.contextmanager
+    def _whole(self) -> Iterator[None]:
+        self.base.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self.base.execute("ROLLBACK")
+            raise
+        self.base.execute("COMMIT")
+
+    def open_points(self) -> Iterator[tuple[int, bytes]]:
+        """Positions and keys without an answer, in order, each key once."""
+        last, given = -1, set()
+        while True:
+            with self._told():
+                rows = self.base.execute(
+                    "SELECT position, key FROM points WHERE position > ? AND NOT EXISTS "
+                    "(SELECT 1 FROM answers WHERE answers.key = points.key) ORDER BY position LIMIT ?",
+                    (last, BATCH),
+                ).fetchall()
+            if not rows:
+                return
+            for position, key in rows:
+                if key not in given:
+                    given.add(key)
+                    yield position, key
+            last = rows[-1][0]
+
+    def rows(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """What *query* finds in ``points``, ``answers`` and ``results``; it can change nothing."""
+        with self._told():
+            self.base.set_authorizer(_reading)
+            try:
+                found = self.base.execute(query, values)
+                names = [column[0] for column in found.description]
+                return [dict(zip(names, row, strict=True)) for row in found]
+            finally:
+                self.base.set_authorizer(None)
+
+    def columns(self) -> list[str]:
+        """Words and facts that can be asked for."""
+        with self._told():
+            found = self.base.execute("SELECT * FROM results LIMIT 0")
+            return [column[0] for column in found.description]
+
+    def counts(self) -> dict[str, int]:
+        """Points, those answered, and those whose answer is an error."""
+        found = self.rows(
+            "SELECT (SELECT count(*) FROM points) AS points, count(*) AS answered, "
+            "count(error) AS errors FROM results"
+        )
+        return {name: int(value) for name, value in found[0].items()}
+
+
+def _plain(value: Any) -> Any:
+    return " ".join(value) if isinstance(value, list) else int(value) if isinstance(value, bool) else value
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+_READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION)
+_FORBIDDEN = ("load_extension", "readfile", "writefile", "edit", "zeroblob", "randomblob")
+
+
+def _reading(action: int, first: str | None, second: str | None, *_: object) -> int:
+    if action == sqlite3.SQLITE_FUNCTION and second in _FORBIDDEN:
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK if action in _READS else sqlite3.SQLITE_DENY
+
+
+def _said(error: str) -> str:
+    if "malformed" in error or "not a database" in error or "corrupt" in error:
+        return f"is damaged ({error}); move it away, and the sweep starts anew"
+    if "disk is full" in error or "I/O error" in error:
+        return f"{error}: what was answered before is kept; make room and start again to go on"
+    if "readonly" in error or "unable to open" in error:
+        return f"cannot be written ({error})"
+    if "locked" in error:
+        return "is in use by another program"
+    return error

@@ -1,0 +1,113 @@
+"""The app as a person uses it: sliders, a search, a dropped trace, two predictions side by side, a link."""
+
+from typing import Any
+
+import pytest
+
+from tests.shared import ROOT
+
+SLIDE = """([name, power]) => {
+  const slider = document.querySelector(`[data-for="predict-${name}"]`);
+  slider.value = String(power);
+  slider.dispatchEvent(new Event("input", { bubbles: true }));
+}"""
+QUERY = "model=llama-3.1-8b&cluster=dgx-h100&framework=megatron-core&gpus=16&tp=2&global_batch=32&seq=2048"
+
+
+@pytest.fixture
+def there(app: str, opened: Any) -> Any:
+    found = opened(f"{app}#predict?{QUERY}")
+    found.page.wait_for_selector("#answer[data-answered]")
+    yield found
+    assert found.wrong == []
+    assert all(each.startswith(app) for each in found.asked)
+
+
+def test_a_slider_changes_the_answer_its_command_and_its_link(there: Any) -> None:
+    page = there.page
+    before = page.inner_text("h1")
+    page.evaluate(SLIDE, ["tp", 2])
+    page.wait_for_selector("#answer[data-answered*='tp=4']")
+    assert page.inner_text("h1") != before
+    assert "--tp 4" in page.inner_text("#line")
+    assert "tp=4" in page.url
+    assert page.input_value("#predict-tp") == "4"
+
+
+def test_a_link_reproduces_its_view(there: Any, opened: Any) -> None:
+    there.page.evaluate(SLIDE, ["pp", 1])
+    there.page.wait_for_selector("#answer[data-answered*='pp=2']")
+    again = opened(there.page.url)
+    again.page.wait_for_selector("#answer[data-answered*='pp=2']")
+    assert again.page.inner_text("h1") == there.page.inner_text("h1")
+    assert again.page.inner_text("#line") == there.page.inner_text("#line")
+
+
+def test_one_who_stays_gets_the_timeline_and_what_to_change(there: Any) -> None:
+    there.page.wait_for_selector("canvas[data-ready]", timeout=60_000)
+    assert there.page.locator("#what-to-change .verdict").count() == 1
+
+
+def test_what_is_wrong_is_told_and_goes_away(there: Any) -> None:
+    there.page.fill("#predict-tp", "3")
+    there.page.wait_for_selector("#problem:not([hidden])")
+    assert "multiple" in there.page.inner_text("#problem")
+    there.wrong[:] = [each for each in there.wrong if "400" not in each]  # the browser's own word for it
+    there.page.fill("#predict-tp", "4")
+    there.page.wait_for_selector("#problem", state="hidden")
+
+
+def test_a_dropped_trace_is_analysed(there: Any) -> None:
+    there.page.click("[data-view=analyze]")
+    there.page.set_input_files("#files", str(ROOT / "examples" / "megatron-rank7.txt"))
+    there.page.wait_for_selector("#answer[data-answered=analyze]")
+    there.page.wait_for_selector("canvas[data-ready]")
+    assert "Megatron run" in there.page.inner_text("#answer")
+
+
+def test_a_search_tells_how_far_it_is_and_what_it_found(there: Any) -> None:
+    page = there.page
+    page.click("[data-view=search]")
+    page.select_option("#search-model", "llama-3.2-1b")
+    for name, value in (("gpus", "8"), ("global_batch", "16"), ("seq", "2048"), ("top", "3")):
+        page.fill(f"#search-{name}", value)
+    page.click("#search-go")
+    page.get_by_text("done", exact=True).wait_for(timeout=60_000)
+    assert page.locator("table.sortable tr[data-row]").count() == 3
+    assert page.inner_text("#line").startswith("stepcast search")
+
+
+def test_two_that_were_kept_are_laid_side_by_side(there: Any) -> None:
+    page = there.page
+    page.click("#keep")
+    page.evaluate(SLIDE, ["tp", 3])
+    page.wait_for_selector("#answer[data-answered*='tp=8']")
+    page.click("#keep")
+    page.click("[data-view=saved]")
+    for box in page.query_selector_all("#saved-list input"):
+        box.check()
+    page.click("#compare")
+    page.wait_for_selector("#answer[data-answered=compare]")
+    assert "Parts of the step" in page.inner_text("#answer")
+
+
+def test_the_app_is_readable_at_400_pixels(app: str, opened: Any) -> None:
+    found = opened(app, width=400)
+    found.page.wait_for_selector("#answer[data-answered]")
+    assert found.page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_serious_barrier_in_the_app(app: str, scheme: str, opened: Any) -> None:
+    axe = pytest.importorskip(
+        "axe_playwright_python.sync_playwright",
+        reason="needs axe-playwright-python: pip install 'stepcast[browser]'",
+    )
+    page = opened(f"{app}#predict?{QUERY}", scheme=scheme, bypass_csp=True).page
+    page.wait_for_selector("#answer[data-answered]")
+    found = axe.Axe().run(page).response["violations"]
+    assert [
+        (each["id"], each["nodes"][0]["html"][:200])
+        for each in found
+        if each["impact"] in ("serious", "critical")
+    ] == []

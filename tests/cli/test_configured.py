@@ -1,0 +1,64 @@
+"""Runs that files describe: saved ones, and models or configurations named without an option."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_main import run, run_json
+
+CONFIGS = Path(__file__).parents[1] / "inputs" / "configs"
+WORDS = (
+    *("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "2", "--tp", "2", "--zero", "2"),
+    *("--no-sequence-parallel", "--set", "node.nics=4", "--recompute", "full", "--no-clipping"),
+)
+
+
+def test_a_saved_run_is_the_same_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "run.toml")
+    first = run_json(capsys, "predict", *WORDS, "--save", file)
+    again = run_json(capsys, "predict", file)
+    for name in ("strategy", "step_s", "memory_bytes", "breakdown_s", "framework"):
+        assert first[name] == again[name]
+    assert again["strategy"]["sequence_parallel"] is False
+    assert not any("--seq" in note for note in again["assumptions"])
+    other = run_json(capsys, "predict", file, "--tp", "4", "--sequence-parallel")
+    assert (other["strategy"]["tp"], other["strategy"]["dp"]) == (4, 4)
+
+
+def test_a_run_may_be_a_model_or_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "predict", "llama-3.2-1b", "--gpu", "h200")["model"] == "llama-3.2-1b"
+    found = run_json(capsys, "predict", str(CONFIGS / "nemo/llama3_8b.yaml"), "--cluster", "dgx-h100")
+    assert found["config"]["format"] == "nemo"
+    _, out, _ = run(capsys, "predict", str(CONFIGS / "nemo/llama3_8b.yaml"), "--cluster", "dgx-h100")
+    told = " ".join(out.split())
+    assert "32 keys understood; 12 change nothing here: run.time_limit" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("llama-3.1-8b", "--model", "llama-3.2-1b", "--gpu", "h200"), "leave one of them out"),
+        (
+            ("--config", str(CONFIGS / "accelerate/fsdp.yaml"), "--cluster", "dgx-h100"),
+            "give --model as well",
+        ),
+        (("--config", "nowhere.yaml", "--cluster", "dgx-h100"), "no such file"),
+        (("llama-3.1-8b", "--gpu", "h200", "--save", "run.txt"), "ends in .toml"),
+        (("lama-3.1-8b", "--gpu", "h200"), "did you mean llama-3.1-8b"),
+    ],
+)
+def test_mistakes_are_one_line(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], problem: str
+) -> None:
+    status, out, err = run(capsys, "predict", *words)
+    assert (status, out) == (2, "")
+    assert problem in err
+    assert err.count("\n") == 1
+
+
+def test_a_damaged_saved_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[predict]\nmodel = "llama-3.1-8b"\ngpu = "h200"\ntpp = 2\n')
+    status, _, err = run(capsys, "predict", str(file))
+    assert status == 2
+    assert "did you mean --tp" in err

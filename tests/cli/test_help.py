@@ -1,0 +1,60 @@
+"""Help: in groups, within a terminal, with two commands of each verb that run."""
+
+import contextlib
+import shlex
+from pathlib import Path
+
+import pytest
+
+from stepcast.cli.help import PAGES
+from stepcast.cli.main import VERBS, main
+from tests.cli.test_main import run
+from tests.shared import ROOT
+
+# Those that need what a test has not: a GPU, recorded runs, results of others, or a long while.
+ELSEWHERE = ("profile", "replay", "compare", "validate")
+
+
+@pytest.mark.parametrize("verb", PAGES)
+def test_help_ends_with_two_examples_and_fits(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    _, out, _ = run(capsys, verb, "--help")
+    for example in PAGES[verb].examples:
+        assert f"  stepcast {example}\n" in out
+        assert len(f"  stepcast {example}") <= 80
+    status, out, _ = run(capsys, "help", verb)
+    assert status == 0
+    assert f"stepcast {verb} --help" in out
+    assert (ROOT / "docs" / f"{PAGES[verb].page}.md").is_file()
+
+
+def test_pages_are_of_verbs() -> None:
+    assert set(PAGES) <= {verb.name for verb in VERBS}
+
+
+@pytest.mark.parametrize(
+    "command", [example for verb, page in PAGES.items() if verb not in ELSEWHERE for example in page.examples]
+)
+def test_examples_of_help_run(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    status = 2
+    with contextlib.suppress(SystemExit):
+        status = main(shlex.split(command))
+    assert status == 0, capsys.readouterr().err
+
+
+def test_predict_has_groups_with_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "predict", "--help")
+    for group in ("what runs, and where:", "layout (", "batch:", "execution:", "prices:", "the answer:"):
+        assert f"\n{group}" in out
+    assert "usage: stepcast predict [RUN] [options]" in out
+    told = " ".join(out.split())
+    for default in (
+        "(default: megatron-core)",
+        "ranks (default: 1)",
+        "(default: 8 micro-batches",
+        "(default 100)",
+    ):
+        assert default in told

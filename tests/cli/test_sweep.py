@@ -1,0 +1,197 @@
+"""``stepcast sweep`` from outside."""
+
+import csv
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stepcast.cli.sweep_points import command
+from stepcast.sweep.spec import read_spec
+from tests.cli.test_main import EXAMPLES, run, run_json
+from tests.shared import ROOT
+
+SPEC = str(EXAMPLES / "sweeps" / "small.toml")
+POINTS = 36
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = str(tmp_path_factory.mktemp("sweep") / "answers")
+    line = [sys.executable, "-m", "stepcast", "sweep", SPEC, "-o", folder, "--json", "--workers", "2"]
+    found = json.loads(subprocess.run(line, capture_output=True, check=True, cwd=ROOT).stdout)
+    assert (found["points"], found["answered"], found["errors"], found["new"]) == (POINTS, POINTS, 0, POINTS)
+    return folder
+
+
+def test_every_row_is_what_its_command_predicts(answers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = read_spec(Path(SPEC).read_text())
+    rows = run_json(capsys, "sweep", "show", answers, "--top", "100")["rows"]
+    assert len(rows) == POINTS
+    for row in rows[::6]:
+        words = shlex.split(command("predict", spec.at(row["position"])))[1:]
+        predicted = run_json(capsys, *words)
+        assert predicted["step_s"] == row["step_s"]
+        assert predicted["mfu"] == row["mfu"]
+        assert predicted["training"]["cost"] == row["cost"]
+        assert predicted["memory_bytes"]["total"] == row["memory_bytes"]
+        assert predicted["memory_bytes"]["fits"] == bool(row["fits"])
+
+
+def test_the_same_command_asks_nothing_again(answers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "sweep", SPEC, "-o", answers)["new"] == 0
+
+
+def test_rows_are_shown_filtered_and_sorted(answers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = run_json(
+        capsys, "sweep", "show", answers, "--where", "fits AND gpus = 32", "--sort", "mfu", "--reverse"
+    )["rows"]
+    assert rows
+    assert all(row["fits"] and row["gpus"] == 32 for row in rows)
+    assert [row["mfu"] for row in rows] == sorted((row["mfu"] for row in rows), reverse=True)
+    code, out, _ = run(capsys, "sweep", "show", answers, "--top", "3")
+    assert code == 0
+    assert "3 of 36 answered points" in out
+    assert "tokens/s/GPU" in out
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_exported_rows_are_those_shown(
+    answers: str, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = tmp_path / f"rows.{kind}"
+    assert run(capsys, "sweep", "export", answers, "--to-file", str(name))[0] == 0
+    rows = (
+        json.loads(name.read_text())
+        if kind == "json"
+        else list(csv.DictReader(io.StringIO(name.read_text())))
+    )
+    shown = run_json(capsys, "sweep", "show", answers, "--sort", "position", "--top", "100")["rows"]
+    assert [float(row["step_s"]) for row in rows] == [row["step_s"] for row in shown]
+
+
+def test_what_cannot_be_predicted_is_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        '[fixed]\nmodel = "llama-3.2-1b"\ncluster = "dgx-h100"\ngpus = 8\n[[axis]]\ntp = [1, 3, "two"]'
+    )
+    found = run_json(capsys, "sweep", str(spec), "-o", str(tmp_path / "answers"), "--workers", "1")
+    assert (found["answered"], found["errors"]) == (3, 2)
+    rows = run_json(capsys, "sweep", "show", str(tmp_path / "answers"), "--where", "error IS NOT NULL")[
+        "rows"
+    ]
+    assert [row["tp"] for row in rows] == [3, "two"]
+    assert "divide" in rows[0]["error"] or "multiple" in rows[0]["error"]
+    assert "whole number" in rows[1]["error"]
+
+
+def test_the_best_of_a_search_for_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        'ask = "search"\n[fixed]\nmodel = "llama-3.2-1b"\ncluster = "dgx-h100"\nglobal-batch = 16\n'
+        'fix = ["sharding=zero-1", "cp=1", "recompute=none", "schedule=1f1b"]\n'
+        'allow = ["micro-batch=1,2", "pp=1,2"]\n[[axis]]\ngpus = [8, 16]'
+    )
+    folder = str(tmp_path / "answers")
+    assert run_json(capsys, "sweep", str(spec), "-o", folder, "--workers", "1")["errors"] == 0
+    for row in run_json(capsys, "sweep", "show", folder)["rows"]:
+        assert run_json(capsys, *shlex.split(row["found"])[1:])["step_s"] == row["step_s"]
+
+
+def test_a_breakdown_is_told_where_it_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        '[fixed]\nmodel = "llama-3.2-1b"\ncluster = "dgx-h100"\ngpus = 8\nbreakdown = true\npp = 2'
+    )
+    run_json(capsys, "sweep", str(spec), "-o", str(tmp_path / "answers"), "--workers", "1")
+    row = run_json(capsys, "sweep", "show", str(tmp_path / "answers"))["rows"][0]
+    told = run_json(
+        capsys, *["predict", "--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--pp", "2"]
+    )
+    assert row["bubble"] == told["breakdown_s"]["bubble"] / told["step_s"]
+    assert (row["low_s"], row["high_s"]) == (told["uncertainty"]["low_s"], told["uncertainty"]["high_s"])
+
+
+def test_ctrl_c_keeps_what_was_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "answers"
+    line = [sys.executable, "-m", "stepcast", "sweep", SPEC, "-o", str(folder), "--workers", "1"]
+    driver = subprocess.Popen(line, cwd=ROOT, stderr=subprocess.PIPE, text=True, preexec_fn=_interruptible)
+    while driver.poll() is None:
+        time.sleep(0.2)
+        if (folder / "results.sqlite").exists() and _answered(folder):
+            driver.send_signal(signal.SIGINT)
+            break
+    _, said = driver.communicate()
+    if driver.returncode != 0:  # it may have been faster
+        assert driver.returncode == 130
+        assert "answers are kept; the same command goes on" in said
+        assert "Traceback" not in said
+    found = run_json(capsys, "sweep", SPEC, "-o", str(folder), "--workers", "1")
+    assert found["answered"] == POINTS
+
+
+def _interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _answered(folder: Path) -> int:
+    from stepcast.sweep.store import Store
+
+    try:
+        with Store(str(folder)) as store:
+            return store.counts()["answered"]
+    except ValueError:
+        return 0
+
+
+BAD = {
+    ("sweep", SPEC): "-o DIR is missing",
+    ("sweep", "status"): "needs the folder of a sweep",
+    ("sweep", "status", "{folder}"): "holds no sweep",
+    ("sweep", "{folder}/none.toml", "-o", "{folder}/x"): "none.toml",
+    ("sweep", SPEC, "{folder}"): "is one too many",
+    ("sweep", SPEC, "-o", "{folder}/x", "--where", "1"): "--where has no effect",
+    ("sweep", "show", "{folder}", "--workers", "2"): "--workers has no effect",
+    ("sweep", "export", "{folder}"): "export needs --to",
+    ("sweep", "export", "{folder}", "--to-file", "{folder}/rows.xls"): "ends in .csv, .parquet or .json",
+    ("sweep", SPEC, "-o", "{folder}/x", "--engine", "mesos"): "is not known",
+    ("sweep", SPEC, "-o", "{folder}/x", "--workers", "0"): "whole number",
+}
+
+
+@pytest.mark.parametrize("words", BAD, ids=" ".join)
+def test_what_is_wrong_is_one_line(
+    words: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, said = run(capsys, *(word.format(folder=tmp_path) for word in words))
+    assert code == 2
+    assert said.count("\n") == 1
+    assert BAD[words] in said
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [("tpp = 1", "did you mean tp?"), ("json = true", "is no option"), ('trace = "x"', "is no option")],
+)
+def test_words_that_no_point_can_have(
+    word: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(f"[fixed]\n{word}")
+    code, _, told = run(capsys, "sweep", str(spec), "-o", str(tmp_path / "x"))
+    assert code == 2
+    assert said in told
+    assert not os.path.exists(tmp_path / "x")
+
+
+def test_points_are_counted_before_they_are_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "sweep", SPEC, "--dry-run") == {"points": POINTS, "of": 48}

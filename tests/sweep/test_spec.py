@@ -1,0 +1,115 @@
+"""Specs: which points they are, and what is wrong with those that are none."""
+
+import contextlib
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepcast.inputs.errors import FormatError
+from stepcast.sweep.spec import read_spec
+from stepcast.sweep.where import Filter
+
+
+def points(text: str) -> list[dict[str, object]]:
+    return [words for _, words in read_spec(text).points()]
+
+
+def test_axes_multiply_and_lists_of_one_axis_vary_together() -> None:
+    text = (
+        '[[axis]]\ntp = [1, 2]\n[[axis]]\ncluster = ["x", "y"]\nprice = [2, 3.5]\n[fixed]\nglobal-batch = 64'
+    )
+    assert points(text) == [
+        {"global_batch": 64, "cluster": cluster, "price": price, "tp": tp}
+        for cluster, price in (("x", 2), ("y", 3.5))
+        for tp in (1, 2)
+    ]
+
+
+def test_rows_need_not_have_the_same_words() -> None:
+    assert points("[[axis]]\nrows = [{tp = 8, pp = 2}, {micro-batch = 4}]") == [
+        {"tp": 8, "pp": 2},
+        {"micro_batch": 4},
+    ]
+
+
+def test_a_range_doubles() -> None:
+    assert [each["gpus"] for each in points('[[axis]]\ngpus = "8..100"')] == [8, 16, 32, 64]
+
+
+def test_a_filter_leaves_points_out_and_keeps_their_places() -> None:
+    text = 'where = "tp * pp <= 4 and not tp == 3"\n[[axis]]\ntp = [1, 2, 3]\n[[axis]]\npp = [1, 2, 4]'
+    spec = read_spec(text)
+    kept = dict(spec.points())
+    assert [(each["tp"], each["pp"]) for each in kept.values()] == [(1, 1), (1, 2), (1, 4), (2, 1), (2, 2)]
+    assert all(spec.at(position) == words for position, words in kept.items())
+
+
+def test_no_axis_is_one_point() -> None:
+    assert points('[fixed]\nmodel = "a"') == [{"model": "a"}]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+def test_every_combination_has_a_position_of_its_own(lengths: Sequence[int]) -> None:
+    text = "".join(f"[[axis]]\nx{at} = {list(range(length))}\n" for at, length in enumerate(lengths))
+    found = [tuple(sorted(each.items())) for each in points(text)]
+    size = 1
+    for length in lengths:
+        size *= length
+    assert len(found) == len(set(found)) == size == read_spec(text).size
+
+
+BAD = {
+    "nothing = 1": "'nothing' is no part",
+    'ask = "guess"': "expected one of predict, search",
+    "fixed = 3": "fixed is no table",
+    "axis = 3": "axis is no list of tables",
+    "[[axis]]": "axis 1: has no values",
+    "[[axis]]\ntp = []": "axis 1: has no values",
+    '[[axis]]\ngpus = "64..8"': "axis 1: has no values",
+    '[[axis]]\ngpus = "0..8"': "axis 1: has no values",
+    "[[axis]]\ntp = [1, 2]\npp = [1]": "differ in length: 2 of tp, 1 of pp",
+    "[[axis]]\nrows = []": "axis 1: has no values",
+    "[[axis]]\nrows = [1]": "rows stand alone",
+    "[[axis]]\nrows = [{tp = 1}]\npp = [1]": "rows stand alone",
+    "[[axis]]\ntp = [[1]]": "is no text, number or truth",
+    "[fixed]\ntp = {a = 1}": "is no text, number or truth",
+    "[[axis]]\ntp = [1]\n[[axis]]\ntp = [2]": "two axes set 'tp'",
+    "where = 3": "where is no text",
+    'where = "tp"': "no point has 'tp'",
+    'where = "1 +"': "is no expression",
+    "where = \"__import__('os')\"": "call has no place there",
+    'where = "9 ** 9"': "binop has no place there",
+    "[[axis]]\n"
+    + "x = ["
+    + "1, " * 4000
+    + "1]\n[[axis]]\ny = ["
+    + "1, " * 4000
+    + "1]": "points of a sweep: more than 10,000,000",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_what_is_wrong_is_said(text: str) -> None:
+    with pytest.raises(FormatError, match=BAD[text].replace("[", r"\[").replace("(", r"\(")):
+        read_spec(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('tp * "a" == 1', "a text can be compared"),
+        ("tp / 0 > 1", "division by zero"),
+        ("tp < model", "not supported"),
+    ],
+)
+def test_what_a_filter_cannot_work_out_is_said(text: str, said: str) -> None:
+    with pytest.raises(FormatError, match=said):
+        Filter(text, ("tp", "model"))({"tp": 1, "model": "a"})
+
+
+@given(st.text("tp0123456789+-*/%()<>=! andorit\"',[]", max_size=30))
+def test_any_text_is_a_filter_or_told_why_not(text: str) -> None:
+    with contextlib.suppress(FormatError):
+        assert Filter(text, ("tp",))({"tp": 3}) in (True, False)
