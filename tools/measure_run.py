@@ -21,7 +21,7 @@ RUNS = {
     "mixtral-ep8": "--model mixtral-8x7b --cluster hgx-h200 --gpus 8 --ep 8 --seq 4096 --micro-batch 1 "
     "--global-batch 32 --rank 0",
 }
-STEPS, SKIP, SEEN = 60, 20, 5
+STEPS, SKIP, SEEN = 50, 20, 5
 
 
 def train(file: str) -> None:
@@ -67,7 +67,7 @@ def main() -> None:
     python = sys.executable
     for name, words in RUNS.items():
         command(
-            f"{python} -m stepcast run {words} --steps 8 -o {folder}/run_{name}.json",
+            f"{python} -m stepcast run {words} --steps 5 -o {folder}/run_{name}.json",
             env=environment,
             timeout=150,
         )

@@ -4,10 +4,11 @@
     python tools/trace_hf_steps.py FOLDER [--set traced] [--seconds 300]
 
 Models and settings are those of ``hf_steps.toml``, rows of its sets ``paced`` (few tokens, two counts of
-layers: what the host needs for a layer) and ``traced`` (kernels, after a second of the same steps, so that
-clocks are those of training). ``traced.jsonl.gz`` has a line per row: kernels as [phase, operator, its root,
-shapes, formats, kernel, microseconds, microseconds idle before], and the operators that the host dispatched,
-counted by phase. ``paced.jsonl.gz`` has milliseconds of each phase, on the GPU and on the host.
+layers: what the host needs for a layer), ``traced`` and ``late`` (kernels, after a second of the same steps)
+and ``hot`` (the same without a pause, without operators). ``traced.jsonl.gz`` has a line per row: kernels as
+[phase, operator, its root, shapes, formats, kernel, microseconds, microseconds idle before], and the
+operators that the host dispatched, counted by phase. ``paced.jsonl.gz`` has milliseconds of each phase, on
+the GPU and on the host.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from pathlib import Path
 from measure_hf_steps import PLAN, Trainer, config_keys, forget, row_name, timed
 
 PHASES = ("forward", "backward", "optimizer")
-WARM_S, PACED_S = 0.8, 0.5
+WARM_S, PACED_S, HOT_S = 0.8, 0.5, 2.0
 NEEDED_S = {"compile": 45, "": 12}
 LONGEST_NAME = 110
 
@@ -134,6 +135,38 @@ def kernels(events: list[dict]) -> dict:
     }
 
 
+def hot(plan, row, device: str) -> dict:
+    """Kernels of the last of steps that run for two seconds, the profiler on all the while."""
+    from torch.profiler import ProfilerActivity, profile
+
+    trainer = trainer_of(plan, row, device)
+    warm(trainer, WARM_S)
+    found, *_ = timed(trainer, 0.4)
+    activity = ProfilerActivity.CUDA if device == "cuda" else ProfilerActivity.CPU
+    file = Path(tempfile.mkdtemp()) / "trace.json"
+    with profile(activities=[activity]) as seen:
+        start, steps = time.perf_counter(), 0
+        while steps < 4 or time.perf_counter() - start < HOT_S:
+            trainer.step()
+            steps += 1
+            if steps % 2 == 0:
+                trainer.wait()  # the host would else be seconds ahead
+        trainer.wait()
+    seen.export_chrome_trace(str(file))
+    events = json.loads(file.read_text())["traceEvents"]
+    file.unlink()
+    on_gpu = [e for e in events if e.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    on_gpu.sort(key=lambda event: event["ts"])
+    last = on_gpu[-2 * (len(on_gpu) // steps) :]
+    rows = [[event["name"][:LONGEST_NAME], round(event["dur"], 2)] for event in last]
+    first = on_gpu[: 2 * (len(on_gpu) // steps)]
+    return found | {
+        "steps_seen": steps,
+        "kernels": rows,
+        "first": [[event["name"][:LONGEST_NAME], round(event["dur"], 2)] for event in first],
+    }
+
+
 def trainer_of(plan, row, device: str):
     name, batch, seq, setting = row
     return Trainer(config_keys(plan, name), batch, seq, set(setting.split()), device)
@@ -179,7 +212,7 @@ def main() -> None:
                 continue
             started, record = time.perf_counter(), {"name": row_name(row), "row": row}
             try:
-                record |= (paced if kind == "paced" else traced)(plan, row, device)
+                record |= {"paced": paced, "hot": hot}.get(kind, traced)(plan, row, device)
             except Exception as error:  # whatever a model does, the next one is traced
                 record["error"] = f"{type(error).__name__}: {str(error)[:400]}"
             record["took_s"] = round(time.perf_counter() - started, 1)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.cost.compute import compute_price
+from stepcast.cost.compute import SUSTAINED, compute_price
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
@@ -27,6 +27,9 @@ class FakeBackend:
     def seconds(self, work: Operator) -> float:
         type(self).asked += 1
         return 2.0 * compute_price(work, load_gpu("h200"), default_fit()).seconds
+
+    def sustained_s(self, work: Operator) -> float:
+        return 2.0 * compute_price(work, load_gpu("h200"), default_fit(), SUSTAINED).seconds
 
     def launch(self) -> dict[str, float]:
         return {"kernel_s": 3e-6}

@@ -158,7 +158,16 @@ def test_two_kinds_of_gpus_share_the_layers(tmp_path: Path, capsys: pytest.Captu
     cluster = tmp_path / "both.toml"
     cluster.write_text('base = "dgx-h100"\nnodes = 1\n[other]\ncluster = "dgx-a100"\nnodes = 1\n')
     question = ["--model", "llama-3.2-1b", "--cluster", str(cluster), "--gpus", "16", "--global-batch", "16"]
-    few = ("--fix", "schedule=1f1b", "--fix", "recompute=none", "--fix", "sequence-parallel=no", "--fix", "cp=1")
+    few = (
+        "--fix",
+        "schedule=1f1b",
+        "--fix",
+        "recompute=none",
+        "--fix",
+        "sequence-parallel=no",
+        "--fix",
+        "cp=1",
+    )
     found = run_json(capsys, "search", *question, *NARROW, *few, "--top", "2")
     best = found["rows"][0]
     assert "on h100-sxm" in best["kinds"]

@@ -138,7 +138,8 @@ def test_a_busy_gpu_is_slower_the_more_matrix_work_it_does() -> None:
 
 def test_the_duty_of_a_step_is_its_share_of_matrix_time() -> None:
     matrix, stream = Matmul(8192, 8192, 8192), Elementwise(ElementwiseKind.ADD, 8192, 8192, 1e9, 1e9)
-    assert step_load([matrix], H200, FIT) == SUSTAINED
+    alone = step_load([matrix], H200, FIT)
+    assert (alone.busy_s, alone.duty) == (SUSTAINED.busy_s, SUSTAINED.duty)
     assert 0.5 < step_load([matrix, stream], H200, FIT).duty < 1
     assert step_load([stream], H200, FIT).duty == 0
 
@@ -226,8 +227,11 @@ def test_a_recorded_time_is_its_own_price() -> None:
         (ElementwiseKind.CAST, 8, 4.0, 1.0, DType.FP8, "quantize"),
         (ElementwiseKind.SOFTMAX, 1024, 1.0, 1.0, DType.BF16, "softmax"),
         (ElementwiseKind.SOFTMAX, 2048, 1.0, 1.0, DType.BF16, "softmax-wide"),
-        (ElementwiseKind.SOFTMAX, 2049, 1.0, 1.0, DType.BF16, "softmax-registers"),
-        (ElementwiseKind.SOFTMAX, 9217, 1.0, 1.0, DType.BF16, "softmax-shared"),
+        (ElementwiseKind.SOFTMAX, 2050, 1.0, 1.0, DType.BF16, "softmax-registers"),
+        (ElementwiseKind.SOFTMAX, 9218, 1.0, 1.0, DType.BF16, "softmax-shared"),
+        (ElementwiseKind.SOFTMAX, 2049, 1.0, 1.0, DType.BF16, "softmax-odd"),
+        (ElementwiseKind.BROADCAST, 2048, 1.0, 1.0, DType.BF16, "broadcast"),
+        (ElementwiseKind.BROADCAST, 2048, 1.0, 1.0, DType.FP32, "broadcast-wide"),
     ],
 )
 def test_stream_keys(

@@ -91,3 +91,21 @@ def test_fp32_gradients_cost_more_to_add_up_than_bf16_ones() -> None:
 def test_a_single_micro_batch_adds_nothing_up() -> None:
     assert accumulated_bytes(MODEL, replace(STRATEGY, global_batch=1)) == 0
     assert accumulated_bytes(MODEL, STRATEGY, Framework(kernels=Kernels.COMPILED)) == 0
+
+
+def test_the_last_layers_may_stay_wide() -> None:
+    """Megatron-Core's num_layers_at_end_in_bf16, over stages and where a stage holds both kinds."""
+    model = load_model("llama-3.1-8b").with_layers(8)
+    strategy = Strategy(Layout(pp=2), 1, 4, TOKENS, precision=DType.MXFP8)
+    framework = replace(MEGATRON_CORE, wide_layers=3)
+    stages = generate(model, strategy, framework).stages
+
+    def formats(stage: int) -> list[str]:
+        works = [op.work for layer in stages[stage].body_layers() for op in layer.ops(Phase.FORWARD)]
+        return [str(work.dtype) for work in works if isinstance(work, Matmul)]
+
+    products = 4  # qkv, output, up, down
+    assert formats(0) == ["mxfp8"] * 4 * products
+    assert formats(1) == ["mxfp8"] * products + ["bf16"] * (3 * products + 1)  # and the logits
+    plain = replace(strategy, precision=DType.BF16)
+    assert generate(model, plain, framework).stages == generate(model, plain).stages

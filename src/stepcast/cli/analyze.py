@@ -1,7 +1,8 @@
 """``stepcast analyze FILE...``: where a measured run's time went."""
 
 import argparse
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,15 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.pages import add_page_argument, told_page, write_page
-from stepcast.inputs.table import FORMATS, Format, read_as_one
+from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
+from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth
     from stepcast.analyze.megatron.traffic import Traffic
+    from stepcast.inputs.source import Source
 
 Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
 Text = Callable[[dict[str, Any], int], str]
@@ -57,8 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:
-    """What is found in the files of *args*, and how to show it."""
-    entry, document = read_measured(args.files, args.format)
+    """What is found in the files of *args*, and how to show it; logs of several runs are told one by one."""
+    sources = open_sources(args.files, args.format)
+    if len(sources) > 1 and (logs := _logs(sources, args)):
+        return logs
+    entry, document = read_as_one(sources, args.format)
     analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
     check_applicable(args, format=entry.name, file=args.files[0])
     found = {"format": entry.name, **analyze(document, args)}
@@ -66,6 +72,28 @@ def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:
     timeline = document if isinstance(document, Timeline) else None
     write_page(args, lambda about: PAGES[entry.name](found, about, timeline))
     return found, text
+
+
+def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> tuple[dict[str, Any], Text] | None:
+    """Each of *sources* alone, where they are of a format that no two files of one run have."""
+    entry = recognise(sources[0])
+    if entry.joins or entry.name not in ANALYSES or any(recognise(each) is not entry for each in sources):
+        return None
+    if args.trace or args.html:
+        raise ValueError(f"{sources[0].path}: --trace and --html are of one run; name one of the files")
+    analyze, text = ANALYSES[entry.name]
+    check_applicable(args, format=entry.name, file=sources[0].path)
+    runs = []
+    for source in sources:
+        facts = analyze(read_as_one([source], args.format)[1], args)
+        facts["warnings"] = [*facts["warnings"], *doubts(facts)]
+        runs.append({"file": os.fspath(source.path), **facts})
+    warnings = [f"{each['file']}: {note}" for each in runs for note in each["warnings"]]
+
+    def shown(found: dict[str, Any], width: int) -> str:
+        return "\n\n".join(f"{visible(each['file'])}\n\n{text(each, width)}" for each in found["runs"])
+
+    return {"format": entry.name, "runs": runs, "warnings": warnings}, shown
 
 
 def run(args: argparse.Namespace) -> int:
@@ -138,7 +166,7 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
     ),
     "nccl-tests": (
         _loaded("stepcast.cli.sweeps", "sweep_facts"),
-        _loaded("stepcast.report.sweep", "sweep_text"),
+        _loaded("stepcast.report.logs", "sweep_text"),
     ),
     "nsys": (
         _facts_of("stepcast.analyze.streams", "analyze_streams"),

@@ -41,7 +41,8 @@ def run(args: argparse.Namespace) -> int:
     args.cluster, args.set, args.calibration = None, [], None
     trace, args.trace = args.trace, None
     sides = [_facts(path, args) for path in (args.predicted, args.measured)]
-    found = compare(*sides).facts()
+    told = [_side(path, side) for path, side in zip((args.predicted, args.measured), sides, strict=True)]
+    found: Any = {"sides": told, **compare(*sides).facts()}
     found["warnings"] = [
         *found["warnings"],
         *(
@@ -68,6 +69,14 @@ def run(args: argparse.Namespace) -> int:
     return status
 
 
+def _side(path: str, side: dict[str, Any]) -> dict[str, Any]:
+    """Which file a side is, and whether it was forecast or measured."""
+    kind = side.get("format") or ("replayed" if "measured_step_s" in side else "")
+    name = side.get("model") or side.get("workload") or ""
+    what = f"measured, {kind}" if side.get("format") else kind or "predicted"
+    return {"file": path, "what": f"{what}: {name}" if name else what}
+
+
 def _facts(path: str, args: argparse.Namespace) -> dict[str, Any]:
     """What *path* says of a step: printed by a verb, or analysed from a run."""
     printed = _printed(path)
@@ -79,7 +88,7 @@ def _facts(path: str, args: argparse.Namespace) -> dict[str, Any]:
             f"{path}: is {entry.name}; compare needs a measured run or the --json output of simulate, "
             "predict, analyze or replay"
         )
-    return ANALYSES[entry.name][0](document, args)
+    return {"format": entry.name, **ANALYSES[entry.name][0](document, args)}
 
 
 def _printed(path: str) -> dict[str, Any] | None:

@@ -55,11 +55,20 @@ def open_sources(
         if not path:
             raise ValueError("the name of a file is empty; is a variable of your shell not set?")
         if not os.path.isdir(path):
-            sources += map(open_source, set_files(path))
+            sources += map(open_source, _matching(path) or set_files(path))
             continue
         inside = [open_source(file) for file in folder_files(path)]
         sources += inside if format_name else _known_of(inside, path, recognised)
     return sources
+
+
+def _matching(pattern: str) -> list[str]:
+    """The files that a pattern names which the shell left as it was, as ``'ar.*.et'``."""
+    if not any(mark in pattern for mark in "*?[") or os.path.exists(pattern):
+        return []
+    from glob import glob
+
+    return sorted(file for file in glob(pattern) if os.path.isfile(file))
 
 
 def _known_of(sources: Sequence[Source], folder: str, recognised: Recognise) -> list[Source]:

@@ -37,11 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from stepcast.cost.calibration import Calibration
     from stepcast.cost.fits import default_fit
-    from stepcast.pytorch.profile.cases import gpu_cases
-    from stepcast.pytorch.profile.corrections import fit_classes
+    from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
+    from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
     from stepcast.pytorch.profile.document import Document
-    from stepcast.pytorch.profile.measure import Points, measure
+    from stepcast.pytorch.profile.measure import Points, measure, measure_sustained
     from stepcast.pytorch.profile.torch_backend import TorchBackend, load_torch
 
     torch = load_torch()
@@ -54,13 +55,18 @@ def run(args: argparse.Namespace) -> int:
     limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
     keep = _Keeper(args.output, document)
     points = measure(cases, backend, document.points, limit_s, time.monotonic, keep)
+    kept_up = sustained_cases(gpu, default_fit(), backend.formats)
+    points = measure_sustained(kept_up, backend, points)
     show_status("")
+    power = fit_energies(kept_up, points, gpu, default_fit())
     # Points of an earlier run with other options count too.
     every = {case.name: case for quick in (False, True)
              for case in gpu_cases(gpu, default_fit(), backend.formats, quick)}  # fmt: skip
-    fitted = fit_classes(tuple(every.values()), points.seconds, gpu, default_fit())
+    every |= {case.name: case for case in kept_up}
+    fit = Calibration(gpu.name, {}, power=power).told(gpu, default_fit())
+    fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
     document = replace(
-        document, points=points, corrections={entry.kind: entry.correction for entry in fitted}
+        document, points=points, power=power, corrections={entry.kind: entry.correction for entry in fitted}
     )
     document = _with_collectives(document, torch)
     _write(args.output, document)

@@ -218,4 +218,9 @@ VALIDATE = (
         lambda f: "nccl-tests" in f["sets"],
         "it says where nccl-tests ran; validate that set, with --set nccl-tests, or leave it out",
     ),
+    Rule(
+        ("calibration",),
+        lambda f: "transformers" in f["sets"],
+        "steps of the set transformers take it; validate that set, with --set transformers, or leave it out",
+    ),
 )

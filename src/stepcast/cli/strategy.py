@@ -205,6 +205,12 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         action=argparse.BooleanOptionalAction,
         help="attention multiplies in fp8 where linear layers do",
     )
+    how.add_argument(
+        "--wide-layers",
+        type=count(0, MOST_LAYERS),
+        metavar="N",
+        help="of the last layers, stay out of fp8 and fp4",
+    )
     how.add_argument("--loss", choices=LOSSES, help="how fused kernels come from logits to a loss")
     how.add_argument(
         "--deferred-gradients",
@@ -342,6 +348,7 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
         "loss": (args.loss, LossKernel),
         "fp8_activations": (args.fp8_activations, bool),
         "fp8_attention": (args.fp8_attention, bool),
+        "wide_layers": (args.wide_layers, int),
         "deferred_gradients": (args.deferred_gradients, int),
         "fused_experts": (args.fused_experts, bool),
         "bucket_bytes": (args.bucket_mb, lambda megabytes: round(megabytes * 1e6)),

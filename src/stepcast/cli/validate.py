@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cluster", metavar="C", help="nccl-tests: where the logs were taken (default: azure-nd-a100-v4)"
     )
     parser.add_argument(
+        "--calibration",
+        metavar="FILE",
+        help="transformers: what 'stepcast profile' measured of its GPU, an H200",
+    )
+    parser.add_argument(
         "-o", "--output", type=new_file, metavar="FILE", help="every row, measured and predicted, as csv"
     )
     add_page_argument(parser)
@@ -52,9 +57,8 @@ def run(args: argparse.Namespace) -> int:
     check_applicable(args, sets=[entry.name for entry, _ in places])
     for entry, found_at in places:
         _progress(entry.name)
-        options = {"cluster": args.cluster} if args.cluster and entry.name == "nccl-tests" else {}
         with watching(Bar(entry.name, " rows")):
-            found = entry.measure(*map(str, found_at), **options)
+            found = entry.measure(*map(str, found_at), **_options(args, entry.name))
         board = scoreboard(found)
         if args.data and board.summary is None:
             why = next(iter(board.skipped), "give a folder laid out like the set")
@@ -76,6 +80,14 @@ def run(args: argparse.Namespace) -> int:
         if args.html:
             print(told_page(args))
     return 0
+
+
+def _options(args: argparse.Namespace, name: str) -> dict[str, str]:
+    """What was asked for that the set *name* knows."""
+    known = {"cluster": "nccl-tests", "calibration": "transformers"}
+    return {
+        option: value for option, own in known.items() if name == own and (value := getattr(args, option))
+    }
 
 
 def _page(

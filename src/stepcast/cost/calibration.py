@@ -7,15 +7,18 @@ points are enough and cannot be followed one by one.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from stepcast.cost.compute import ALONE, Load, compute_price, stream_key
 from stepcast.cost.compute_fit import ComputeFit
+from stepcast.cost.power import ATTENTION
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.rates import Array, Number
+from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
@@ -23,6 +26,7 @@ from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Mat
 PIVOT_S = 1e-3  # the slope turns around this time, where factor alone counts
 SHARPNESS = 8  # of the smooth maximum of the model and the least time
 # What corrections of real measurements lie far within: seconds, and ratios of measured to predicted ones.
+ENERGIES = (1e-9, 10.0)  # the most joule per operation, and multiple of it in attention
 PLAUSIBLE = {"factor": (1e-3, 1e3), "least_s": (0.0, 10.0), "spread": (0.0, 100.0)}
 
 
@@ -67,22 +71,44 @@ class Calibration:
     corrections: Mapping[str, Correction] = field(hash=False)
     # Named constants of a run (latencies, bandwidths, ...): shown, not used by prices.
     constants: Mapping[str, float] = field(default_factory=dict, hash=False)
+    # Whether operators ran by themselves, as ``profile`` runs them, or within steps.
+    alone: bool = False
+    # Joule per operation by format, and of attention's as a multiple; where sustained work was measured.
+    power: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+    def told(self, gpu: Gpu, fit: ComputeFit) -> ComputeFit:
+        """*fit* with the clock that this GPU holds: corrections are those of cool operators."""
+        return _told(fit, gpu.architecture, tuple(self.power.items()))
 
     def price(self, work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
         """The corrected price, or the fitted one where the class was not measured.
 
         The least time is that of an operator by itself; inside a step launches overlap, and it does not hold.
+        There operators also differ from those by themselves as they do on the GPU of the fit.
         """
-        price = compute_price(work, gpu, fit, load)
+        price = compute_price(work, gpu, self.told(gpu, fit), load)
         correction = self.corrections.get(work_class(work))
         if correction is None:
             return price
         if load.busy_s > 0:
-            correction = Correction(correction.factor, correction.slope, 0.0, correction.spread)
+            factor, slope = reference().get(work_class(work), (1.0, 0.0)) if self.alone else (1.0, 0.0)
+            slope = min(0.5, max(-0.5, correction.slope - slope))
+            correction = Correction(correction.factor / factor, slope, 0.0, correction.spread)
         seconds = float(correction.applied_s(price.seconds))
         efficiency = min(1.0, price.efficiency * price.seconds / seconds) if seconds > 0 else 1.0
         low_s, high_s = seconds / (1.0 + correction.spread), seconds * (1.0 + correction.spread)
         return Price(seconds, PriceSource.CALIBRATED, price.bound, efficiency, low_s, high_s)
+
+
+@lru_cache(maxsize=1)
+def reference() -> dict[str, tuple[float, float]]:
+    """Factor and slope of each class by itself on the GPU whose steps prices are right for."""
+    return {name: (float(pair[0]), float(pair[1])) for name, pair in load_fit("profile")["class"].items()}
+
+
+@lru_cache(maxsize=8)
+def _told(fit: ComputeFit, architecture: str, energies: tuple[tuple[str, float], ...]) -> ComputeFit:
+    return replace(fit, power=fit.power.told(architecture, dict(energies)))
 
 
 def work_class(work: Compute) -> str:
@@ -161,4 +187,19 @@ def calibration(table: Mapping[str, Any], where: str = "calibration") -> Calibra
         isinstance(value, int | float) and math.isfinite(value) for value in constants.values()
     ):
         raise CalibrationError(f"{where}: [constants] holds names and finite numbers alone")
-    return Calibration(str(table["gpu"]), corrections, dict(constants))
+    alone = isinstance(table.get("launch"), Mapping)  # which only a profile has
+    return Calibration(str(table["gpu"]), corrections, dict(constants), alone, _energies(table, where))
+
+
+def _energies(table: Mapping[str, Any], where: str) -> dict[str, float]:
+    """What ``[power]`` says; nothing where there is none."""
+    power = table.get("power", {})
+    good = isinstance(power, Mapping) and all(
+        isinstance(value, int | float) and 0 < value <= ENERGIES[name == ATTENTION]
+        for name, value in power.items()
+    )
+    if not good:
+        raise CalibrationError(
+            f"{where}: [power] holds joule per operation of number formats, and of attention as a multiple"
+        )
+    return {str(name): float(value) for name, value in power.items()}

@@ -38,6 +38,8 @@ class Load:
     busy_s: float  # how long the work is kept up; 0: the operator by itself, cold caches, in short bursts
     duty: float = 1.0  # share of that time in matrix kernels, which draw the most power
     repeats: float = 1.0  # where busy_s is 0: how often in a row the operator runs
+    # Power that all of it asks for at full clock, of what the board may draw; None: duty tells it.
+    wanted: float | None = None
 
     def __post_init__(self) -> None:
         if not (self.busy_s >= 0 and 0 <= self.duty <= 1 and self.repeats >= 1):
@@ -55,16 +57,45 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float
 
 def counted_load(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
     """The same of operators that each run a number of times."""
-    total_s = matrix_s = 0.0
+    return load_of(*cool_seconds(works, gpu, fit), gpu, fit, busy_s)
+
+
+def cool_seconds(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
+    """Seconds of a cool GPU in matrix kernels and in all, and those that the energy of the former would last
+    at the power that the board may draw.
+    """
+    matrix_s = total_s = energy_s = 0.0
     products_of(gpu, fit).learn(works)
-    price = priced_once(gpu, fit, Load(math.inf, 0.0))
+    price, power = priced_once(gpu, fit, cool_load(gpu, fit)), fit.power.of(gpu.architecture)
     for work, count in works.items():
         seconds = count * price(work).seconds
         total_s += seconds
         if isinstance(work, Matmul | GroupedMatmul | Attention):
             matrix_s += seconds
-    # To a thousandth, so that steps of much the same mix share their prices.
-    return Load(busy_s, round(matrix_s / total_s, 3) if total_s > 0 else 1.0)
+            energy = power.energy(gpu.architecture, gpu.runs_as(work.dtype))
+            energy *= power.attention if isinstance(work, Attention) else 1.0
+            energy_s += count * work.flops * energy / gpu.power_w
+    return matrix_s, total_s, energy_s
+
+
+def load_of(
+    matrix_s: float, total_s: float, energy_s: float, gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf
+) -> Load:
+    """The load of what ``cool_seconds`` told; to a thousandth, so that steps of much the same mix share their
+    prices.
+    """
+    if total_s == 0:
+        return Load(busy_s)
+    duty, wanted = matrix_s / total_s, None
+    if gpu.architecture in fit.power.measured:
+        power = fit.power.of(gpu.architecture)
+        wanted = duty * power.idle_share + energy_s / total_s + (1.0 - duty) * power.memory_share
+    return Load(busy_s, round(duty, 3), wanted=None if wanted is None else round(wanted, 3))
+
+
+def cool_load(gpu: Gpu, fit: ComputeFit) -> Load:
+    """A step that leaves the GPU at full clock."""
+    return Load(math.inf, 0.0, wanted=0.0 if gpu.architecture in fit.power.measured else None)
 
 
 @lru_cache(maxsize=512)
@@ -139,9 +170,8 @@ def _loaded_s(seconds: Number, flops: Number, dtype: DType, gpu: Gpu, fit: Compu
     return seconds + _launch_s(matrix_of(gpu, dtype), fit_of(gpu, dtype, fit).latency_s, fit, load)
 
 
-# Attention by a mask, over that to all pairs without one: cuDNN's kernels in steps of Mistral, Phi-3 and
-# StarCoder2 on an H200 (tools/measure_hf_steps.py, profiled) take 1.8 to 1.9 times as long, both ways.
-MASKED_SLOWDOWN = 1.86
+# Heads wider than this run in kernels of other tiles.
+USUAL_HEAD = 192
 
 
 def attention_seconds(
@@ -167,6 +197,9 @@ def attention_seconds(
         own = replace(own, flops_per_score=own.flops_per_score * wider)
     sizes = (batch, query_len, key_len, heads, kv_heads, head_dim, value_dim)
     seconds = attention_s(*sizes, causal, backward, dtype.bytes, scaled(rates, gpu, fit), own)
+    seconds = seconds * np.where(np.asarray(head_dim) > USUAL_HEAD, own.wide, 1.0)
+    if load.busy_s > 0:
+        seconds = seconds * own.in_step
     if not fit.measured("attention", gpu.architecture):
         seconds = seconds * _held_back(gpu, dtype)
     square = batch * heads * query_len * key_len * (0.5 if causal else 1.0)
@@ -213,8 +246,17 @@ def stream_key(work: Elementwise) -> str:
             return "quantize"
         return "cast-up" if work.write_bytes > work.read_bytes else "cast"
     if work.kind is ElementwiseKind.SOFTMAX and not work.backward:
+        # Rows of narrow formats that start anywhere, which no wide load can read: GPT-OSS's of 2,049.
+        if work.columns > 1024 and work.columns % 2 and work.dtype.bytes < DType.FP32.bytes:
+            return "softmax-odd"
         return softmax_key(work.columns)
+    if work.kind in PLACED and work.dtype is DType.FP32:
+        return f"{work.kind}-wide"
     return f"{work.kind}-backward" if work.backward else str(work.kind)
+
+
+# Kernels with two elements a thread in fp32, and four in narrower formats.
+PLACED = (ElementwiseKind.BROADCAST, ElementwiseKind.STRIDED)
 
 
 def softmax_key(columns: int) -> str:
@@ -233,8 +275,8 @@ def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> 
         work.batch, work.query_len, work.key_len, work.heads, work.kv_heads, work.head_dim, work.value_dim
     )  # fmt: skip
     seconds = attention_seconds(*sizes, work.causal, work.backward, work.dtype, gpu, fit, load)
-    if work.masked:
-        seconds = seconds * MASKED_SLOWDOWN
+    own = fit.attention_backward if work.backward else fit.attention_forward
+    seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
     rates = matrix_of(gpu, work.dtype)
     return _priced("attention", float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
 
@@ -276,7 +318,15 @@ def _under_power(
     power = fit.power.of(gpu.architecture)
     energy = power.energy(gpu.architecture, gpu.runs_as(dtype)) * (power.attention if attention else 1.0)
     if energy > 0.0:
-        factor = slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
+        if load.wanted is not None and not attention:
+            # Products that want more than the board may draw were heated when the fit's were measured.
+            heating = power.idle_share + flops / seconds * energy / gpu.power_w > 1.0
+            seconds = np.where(heating, power.cool.get(gpu.name, 1.0), 1.0) * seconds
+        factor = (
+            slowdown(flops / seconds, energy, gpu.power_w, load.duty, power)
+            if load.wanted is None
+            else max(1.0, load.wanted) ** power.exponent
+        )
         busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
         seconds = heated_s(seconds, factor, busy_s, power)
     best = gpu.best_product_flops(dtype)

@@ -17,8 +17,9 @@ REPLACED = ("memory_efficiency",)
 @lru_cache(maxsize=1)
 def default_fit() -> ComputeFit:
     """Learnt on an H200 with current PyTorch, and for fp32 on five older GPUs."""
-    table, mamba = load_fit("compute"), load_fit("mamba")
-    table["stream"] |= mamba["stream"]
+    table, mamba, traced = load_fit("compute"), load_fit("mamba"), load_fit("transformers")
+    table["stream"] |= mamba["stream"] | traced["stream"]
+    table["attention"] = merged(table["attention"], traced["attention"])
     table["spread"]["scan"] = {**table["spread"]["attention"], "hopper": mamba["spread"]}
     fit = compute_fit(table | {"scan": mamba["scan"]})
     return replace(fit, power=replace(fit.power, measured=_measured_power()))
@@ -34,9 +35,11 @@ def _measured_power() -> dict[str, PowerFit]:
 
 
 @lru_cache(maxsize=4)
-def default_dispatch(modules: str = "torch") -> DispatchFit:
-    """The host of the measured H200, under PyTorch's own modules or those of transformers."""
-    return DispatchFit(**load_fit("compute" if modules == "torch" else modules)["dispatch"])
+def default_dispatch(modules: str = "torch", kind: str = "dispatch") -> DispatchFit:
+    """The host of the measured H200, under PyTorch's own modules or those of transformers, these eager or
+    compiled.
+    """
+    return DispatchFit(**load_fit("compute" if modules == "torch" else modules)[kind])
 
 
 @lru_cache(maxsize=1)

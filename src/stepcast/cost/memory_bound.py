@@ -25,6 +25,8 @@ class StreamFit:
     column_clocks: float = 0.0  # time of one element of a row within its thread block
     passes: float = 0.0  # further reads of a row that does not stay in the cache between passes
     latency_s: float = 0.0  # beyond the launch
+    serial_clocks: float = 0.0  # of each of the first serial_rows rows, which follow one another
+    serial_rows: float = float("inf")
 
     def __post_init__(self) -> None:
         if not 0 < self.bandwidth_efficiency <= 1:
@@ -47,6 +49,8 @@ def stream_s(
         issue_s = rows * columns / (fit.elements_per_clock * rates.sms * rates.clock_hz)
         memory_2, issue_2 = memory_s * memory_s, issue_s * issue_s
         memory_s = np.sqrt(np.sqrt(memory_2 * memory_2 + issue_2 * issue_2))
+    if fit.serial_clocks:
+        return memory_s + np.minimum(rows, fit.serial_rows) * fit.serial_clocks / rates.clock_hz
     if fit.row_clocks or fit.column_clocks:
         resident = np.ceil(rows / (rates.sms * BLOCKS_PER_SM))
         clocks = fit.column_clocks * columns * resident + fit.row_clocks * rows / rates.sms

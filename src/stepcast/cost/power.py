@@ -6,7 +6,7 @@ architecture and number format.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -23,6 +23,8 @@ class PowerFit:
     warm_up_s: float  # a burst much shorter than this runs at full clock
     joule_per_flop: Mapping[str, Mapping[str, float]] = field(hash=False)  # architecture -> format
     attention: float = 1.0  # energy of an operation of fused attention, as a multiple of a product's
+    # By GPU: what products of a cool one take of the fit's, whose operators others had heated.
+    cool: Mapping[str, float] = field(default_factory=dict, hash=False)
     # Architectures on which seconds of work were measured with their power, and their own constants.
     measured: "Mapping[str, PowerFit]" = field(default_factory=dict, hash=False)
 
@@ -38,6 +40,32 @@ class PowerFit:
     def energy(self, architecture: str, dtype: str) -> float:
         """Joule per operation; 0 (no limit known) where the table is silent."""
         return self.joule_per_flop.get(architecture, {}).get(dtype, 0.0)
+
+    def told(self, architecture: str, energies: Mapping[str, float]) -> "PowerFit":
+        """The same with the *energies* of one GPU: joule per operation by format, ``attention`` a multiple."""
+        own = self.of(architecture)
+        known = {**own.joule_per_flop.get(architecture, {}), **energies}
+        attention = known.pop(ATTENTION, own.attention)
+        own = replace(own, joule_per_flop={architecture: known}, attention=attention, cool={})
+        return replace(self, measured={**self.measured, architecture: own})
+
+
+ATTENTION = "attention"
+
+
+def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float, fit: PowerFit) -> float:
+    """Joule per operation that slow work kept up without a pause to *sustained_s* from *cool_s*.
+
+    ``slowdown`` the other way round; 0 where the work is hardly slower, since it then wants less power than
+    the board may draw, and how much less is not seen.
+    """
+    slower = sustained_s / cool_s
+    if slower < LEAST_SLOWDOWN:
+        return 0.0
+    return (slower ** (1.0 / fit.exponent) - fit.idle_share) * power_w * cool_s / flops
+
+
+LEAST_SLOWDOWN = 1.02  # what two measurements of the same differ by
 
 
 def slowdown(

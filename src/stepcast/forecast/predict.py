@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -283,14 +284,14 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
 
 
 def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
-    if framework.modules is Modules.TRANSFORMERS and framework.kernels is Kernels.PLAIN:
-        return _written_issue_s
+    if framework.modules is Modules.TRANSFORMERS:
+        return partial(_written_issue_s, "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
     return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
 
 
-def _written_issue_s(work: Work, backward: bool) -> float:
+def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
     """Modules of which every kernel is counted; all experts are one product."""
-    dispatch = default_dispatch("transformers")
+    dispatch = default_dispatch("transformers", kind)
     if isinstance(work, HostUpdate | Communication):
         return dispatch.backward_heavy_s if backward else dispatch.heavy_s
     return dispatch.issue_s(work, backward)

@@ -35,6 +35,7 @@ SPELLED: dict[str, Callable[[Any], list[str]]] = {
     "loss": _word("loss"),
     "fp8_activations": _flag("fp8-activations"),
     "fp8_attention": _flag("fp8-attention"),
+    "wide_layers": _word("wide-layers"),
     "deferred_gradients": _word("deferred-gradients"),
     "fused_experts": _flag("fused-experts"),
     "sharding": _word("sharding"),

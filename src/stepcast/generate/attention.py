@@ -13,12 +13,13 @@ from stepcast.generate.parts import (
     waiting,
     with_sums,
 )
+from stepcast.generate.rotated import written_joining, written_rotary, written_rotary_gradient
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, SCATTER, column_layer, column_waits, row_layer, tensor_bytes
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block, PositionKind, QkNorm
 from stepcast.ir.role import Role
-from stepcast.ir.work import streamed
+from stepcast.ir.work import ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
 
@@ -47,7 +48,7 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
         row_layer(sizes, Role.ATTENTION_OUTPUT, output),
     ]
     if model.post_norms:
-        layers.append(norm_layer(sizes, Role.ATTENTION_POST_NORM, sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.ATTENTION_POST_NORM, sizes.outer_tokens, branches=False))
     return tuple(layers)
 
 
@@ -57,7 +58,9 @@ def _qkv_layer(sizes: Sizes) -> Layer:
     width = sizes.qkv_width // sizes.tp
     linear = Linear("qkv", sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=sizes.model.biases.qkv)
     forward, backward = _on_heads(sizes)
-    if sizes.plain_gradients:
+    if sizes.by_operation:
+        backward = (*backward, *written_joining(sizes))
+    elif sizes.plain_gradients:
         # Autograd joins the gradients of queries, keys and values, which are slices of one result.
         joined = streamed(
             K.COPY, sizes.tokens, sizes.query_width + sizes.key_width + sizes.value_width, 1, 1, sizes.stored
@@ -108,23 +111,30 @@ def _on_heads(sizes: Sizes) -> tuple[Ops, Ops]:
     backward: list[Op] = []
     # Modules written in Python norm queries and keys one after the other.
     normed = turned if sizes.by_operation else {"query key ": width}
-    if model.qk_norm is not QkNorm.NONE:
-        for name, each in normed.items():
-            forward += norm_forward(sizes, f"{name}norm", tokens * each // model.head_dim, model.head_dim)
+    shapes = {
+        name: (tokens, each)
+        if model.qk_norm is QkNorm.WHOLE
+        else (tokens * each // model.head_dim, model.head_dim)
+        for name, each in normed.items()
+        if model.qk_norm is not QkNorm.NONE
+    }
+    for name, shape in shapes.items():
+        forward += norm_forward(sizes, f"{name}norm", *shape, heads=True)
     if model.position.kind is PositionKind.ROTARY:
         forward += (op for name, each in turned.items() for op in rotary(sizes, each, name))
         backward += (
             op for name, each in reversed(turned.items()) for op in rotary_gradient(sizes, each, name)
         )
-    if model.qk_norm is not QkNorm.NONE:
-        for name, each in normed.items():
-            backward += norm_backward(sizes, f"{name}norm", tokens * each // model.head_dim, model.head_dim)
+    for name, shape in shapes.items():
+        backward += norm_backward(sizes, f"{name}norm", *shape, heads=True)
     return tuple(forward), tuple(backward)
 
 
 def rotary(sizes: Sizes, width: int, name: str = "") -> Ops:
     """x cos + rotate(x) sin. Plain PyTorch writes every intermediate."""
     tokens, dtype = sizes.tokens, sizes.stored
+    if sizes.by_operation:
+        return written_rotary(sizes, width, name)
     if sizes.fused:
         return (Op("rotary", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
     half = max(1, width // 2)
@@ -140,6 +150,8 @@ def rotary(sizes: Sizes, width: int, name: str = "") -> Ops:
 def rotary_gradient(sizes: Sizes, width: int, name: str = "") -> Ops:
     """Each half goes back into a whole filled with zeros, the second with its sign turned."""
     tokens, dtype = sizes.tokens, sizes.stored
+    if sizes.by_operation:
+        return written_rotary_gradient(sizes, width, name)
     if sizes.fused:
         return (Op("rotary gradient", streamed(K.ROTARY, tokens, width, 1, 1, dtype)),)
     half = max(1, width // 2)
@@ -179,6 +191,10 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
     else:
         up.insert(0, Linear("query", sizes.tokens, hidden, sizes.query_width, dtype))
     rotated = (sizes.heads + 1) * latent.rope_dim
+    forward, backward = rotary(sizes, rotated), rotary_gradient(sizes, rotated)
+    if sizes.by_operation:
+        joined, parted = _written_heads(sizes)
+        forward, backward = forward + joined, parted + backward
     gradients = tuple(op for linear in down for op in linear.input_gradient(sizes))
     norms = norm_backward(sizes, "latent norm", outer, normed)
     lower = layer(
@@ -194,8 +210,32 @@ def _latent_layers(sizes: Sizes) -> tuple[Layer, ...]:
         sizes,
         Role.LATENT_UP,
         tuple(up),
-        rotary(sizes, rotated),
-        rotary_gradient(sizes, rotated),
+        forward,
+        backward,
         width=normed + latent.rope_dim + (0 if latent.query_rank else hidden),
     )
     return lower, upper
+
+
+def _written_heads(sizes: Sizes) -> tuple[Ops, Ops]:
+    """Queries and keys put together from what is turned and what is not, and their gradients taken apart,
+    joined with those of the values, and put into the order of their projections (modeling_deepseek_v2.py).
+    """
+    latent, tokens, dtype = sizes.model.latent, sizes.tokens, sizes.stored
+    assert latent is not None
+    query, up = sizes.query_width, sizes.heads * (latent.nope_dim + latent.value_dim)
+
+    def op(name: str, kind: ElementwiseKind, width: int) -> Op:
+        return Op(name, streamed(kind, tokens, width, 1, 1, dtype))
+
+    return (
+        (op("join queries", K.JOIN, query), op("keys", K.BROADCAST, query)),
+        (
+            op("keys gradient copy", K.COPY, 2 * query),
+            op("keys gradient", K.BROADCAST, query),
+            op("join kv gradients", K.JOIN, up),
+            op("swap kv gradients", K.BROADCAST, up),
+            op("join query gradients", K.JOIN, query),
+            op("swap query gradients", K.BROADCAST, query),
+        ),
+    )

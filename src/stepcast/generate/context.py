@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 from stepcast.generate.parts import K, Ops, cast, collective, dropped, dropped_gradient, layer
 from stepcast.generate.sizes import Sizes
-from stepcast.ir.coded import fuses_attention, masks_window, widens_softmax
+from stepcast.generate.written_attention import WrittenCore
+from stepcast.ir.coded import fuses_attention, masks_window
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Modules
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block
 from stepcast.ir.role import Role
 from stepcast.ir.strategy import ContextKind
 from stepcast.ir.work import Attention, CollectiveKind, Direction, Matmul, Transfer, streamed
 from stepcast.ir.workload import Layer, Op
-
-FP32 = DType.FP32
 
 
 def core_layer(sizes: Sizes, block: Block) -> Layer:
@@ -69,13 +69,13 @@ class _Core:
     def forward(self, name: str = "core") -> Ops:
         if self._fused:
             return (*self._by_mask(), Op(name, self._flash(False)))
-        return self._written() if self.sizes.by_operation else self._unfused()
+        return self._written.forward() if self.sizes.by_operation else self._unfused()
 
     def backward(self, name: str = "core gradient") -> Ops:
         if self._fused:
-            back = self._repeated("repeat gradient", 1, 0) if self._by_mask() else ()
+            back = self._written.repeated_gradient() if self._by_mask() else ()
             return (Op(name, self._flash(True)), *back)
-        return self._written_gradient() if self.sizes.by_operation else self._unfused_gradient()
+        return self._written.backward() if self.sizes.by_operation else self._unfused_gradient()
 
     @property
     def _fused(self) -> bool:
@@ -100,83 +100,25 @@ class _Core:
             backward=backward,
             dtype=DType.FP8 if self._narrow else self.sizes.unquantised,
             masked=self.masked,
+            drops=model.drops_attention and self.sizes.framework.dropout,
         )
 
     def _by_mask(self) -> Ops:
-        """The mask as numbers to add, and keys and values for each head, which go with it."""
-        if not (self.masked and self.sizes.by_operation):
-            return ()
-        rows = self.sizes.strategy.micro_batch * self.query_len
-        mask = Op("mask", streamed(K.COPY, rows, self.key_len, 1, 1, self.sizes.unquantised))
-        return (*self._repeated("repeat", 1, 1), mask)
+        """Keys and values for each head, and the mask as numbers to add: what a tensor of pairs needs.
 
-    def _written(self) -> Ops:
-        """transformers' eager_attention_forward: keys and values repeated for every head, a mask added, the
-        softmax in fp32.
+        A compiler makes the mask once for all layers.
         """
-        sizes, dtype = self.sizes, self.sizes.unquantised
-        batch = sizes.strategy.micro_batch * self.heads
-        rows, columns = batch * self.query_len, self.key_len
-        scores = Matmul(self.query_len, columns, sizes.model.head_dim, batch, dtype)
-        values = Matmul(self.query_len, sizes.model.value_dim, columns, batch, dtype)
-        softmax: Ops = (
-            Op("scale", streamed(K.MUL, rows, columns, 1, 1, dtype)),
-            Op("mask", streamed(K.ADD, rows, columns, 1, 1, dtype)),
-            Op("softmax", streamed(K.SOFTMAX, rows, columns, 1, 1, dtype)),
-        )
-        if widens_softmax(sizes.model) and dtype is not FP32:
-            softmax = (
-                *softmax[:-1],
-                Op("softmax", streamed(K.SOFTMAX, rows, columns, dtype.bytes / FP32.bytes, 1, FP32)),
-                cast(sizes, "softmax cast", rows, columns, FP32, dtype),
-            )
-        if sizes.framework.dropout:
-            softmax += (dropped(sizes, "dropout", rows, columns),)
-        return (
-            *self._repeated("repeat", 1, 1),
-            Op("scores", scores),
-            *softmax,
-            Op("values", values),
-            *self._heads_joined(""),
-        )
-
-    def _written_gradient(self) -> Ops:
-        sizes, dtype = self.sizes, self.sizes.unquantised
-        batch = sizes.strategy.micro_batch * self.heads
-        rows, columns = batch * self.query_len, self.key_len
-        head, value = sizes.model.head_dim, sizes.model.value_dim
-        softmax: Ops = (
-            Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, 2, 1, dtype, backward=True)),
-        )
-        if widens_softmax(sizes.model) and dtype is not FP32:
-            narrow = dtype.bytes / FP32.bytes
-            softmax = (
-                cast(sizes, "softmax gradient cast", rows, columns, dtype, FP32),
-                Op("softmax gradient", streamed(K.SOFTMAX, rows, columns, 2, narrow, FP32, backward=True)),
-            )
-        softmax += (Op("scale gradient", streamed(K.MUL, rows, columns, 1, 1, dtype)),)
-        if sizes.framework.dropout:
-            softmax = (dropped_gradient(sizes, "dropout gradient", rows, columns), *softmax)
-        return (
-            *self._heads_joined(" gradient"),
-            Op("probability gradient", Matmul(self.query_len, columns, value, batch, dtype)),
-            Op("value gradient", Matmul(columns, value, self.query_len, batch, dtype)),
-            *softmax,
-            Op("query gradient", Matmul(self.query_len, head, columns, batch, dtype)),
-            Op("key gradient", Matmul(columns, head, self.query_len, batch, dtype)),
-            *self._repeated("repeat gradient", 1, 0),
-        )
-
-    def _repeated(self, name: str, reads: int, writes: int) -> Ops:
-        """Of keys and of values, as wide as queries; where heads share them."""
-        if self.heads == self.kv_heads:
+        if not self.masked or self.sizes.framework.modules is not Modules.TRANSFORMERS:
             return ()
-        rows = self.sizes.strategy.micro_batch * self.key_len
-        model, dtype = self.sizes.model, self.sizes.unquantised
-        return tuple(
-            Op(f"{what} {name}", streamed(K.COPY, rows, self.heads * width, reads, writes, dtype))
-            for what, width in (("key", model.head_dim), ("value", model.value_dim))
-        )
+        if not self.sizes.by_operation:
+            return self._written.repeated()
+        rows = self.sizes.strategy.micro_batch * self.query_len
+        mask = Op("mask", streamed(K.MASK, rows, self.key_len, 0.5, 1, self.sizes.unquantised))
+        return (*self._written.repeated(), mask)
+
+    @property
+    def _written(self) -> WrittenCore:
+        return WrittenCore(self.sizes, self.query_len, self.key_len, self.heads, self.kv_heads)
 
     def _unfused(self) -> Ops:
         """The whole square is computed and stored; a mask hides the future."""

@@ -7,6 +7,7 @@ two all-gathers and a reduce-scatter for every micro-batch, half as much again. 
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -92,7 +93,8 @@ def as_issued(sizes: Sizes, filled: Iterable[Buckets]) -> Iterator[Buckets]:
             times, run = times - run, 2 * run
 
 
-def buckets(limit: int | None, shards: Sequence[Shard]) -> list[tuple[int, Buckets]]:
+@lru_cache(maxsize=4096)
+def buckets(limit: int | None, shards: tuple[Shard, ...]) -> list[tuple[int, Buckets]]:
     """(index of the last of its shards, contents) of each bucket of at most *limit* parameters or one
     shard's, filled in the given order.
 

@@ -1,5 +1,6 @@
 """Embedding before the first layer; norm, output projection and loss after the last."""
 
+from stepcast.generate.by_operation import capped
 from stepcast.generate.parts import (
     K,
     Linear,
@@ -14,6 +15,7 @@ from stepcast.generate.parts import (
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import GATHER, REDUCE, SCATTER, column_layer, column_waits
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Kernels
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.role import Role
@@ -21,12 +23,19 @@ from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import Elementwise, streamed
 from stepcast.ir.workload import Layer, Op
 
+# What an eager host could issue while it makes positions, masks and angles before the first layer of a model
+# of transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): in traced
+# forwards the GPU is idle for 1.2 to 1.7 ms.
+BEGINNING_KERNELS = 80
+
 
 def embedding_layers(sizes: Sizes) -> tuple[Layer, ...]:
     """Rows looked up where this rank holds them, summed over tp; positions and norm where there are any."""
     model, dtype = sizes.model, sizes.stream
     width = model.embedding_width or model.hidden
-    forward: list[Op] = [Op("lookup", streamed(K.EMBEDDING, sizes.tokens, width, 1, 1, dtype))]
+    begins = BEGINNING_KERNELS if sizes.by_operation else 0
+    lookup = streamed(K.EMBEDDING, sizes.tokens, width, 1, 1, dtype)
+    forward: list[Op] = [Op("lookup", lookup, kernels=1 + begins)]
     weight: list[Op] = []
     backward: list[Op] = []
     if sizes.tp > 1:
@@ -96,8 +105,14 @@ def _loss(sizes: Sizes) -> Layer:
     Source: Shoeybi et al. 2019, section 3: scalars per token travel instead of logits.
     """
     tokens, vocab = sizes.tokens, sizes.vocab
+    if sizes.framework.kernels is Kernels.COMPILED and sizes.tp == 1:
+        return _compiled_loss(sizes)
     forward: list[Op] = []
     backward: list[Op] = []
+    caps: tuple[Ops, Ops] = ((), ())
+    if sizes.by_operation and sizes.model.logit_softcap:
+        caps = capped("logits", tokens, vocab, sizes.stored)
+    forward += caps[0]
     if sizes.stored is not DType.FP32:
         forward.append(Op("cast", _cast(sizes, sizes.element, 4)))
     forward.append(Op("cross entropy", streamed(K.CROSS_ENTROPY, tokens, vocab, 3, 1, DType.FP32)))
@@ -113,7 +128,23 @@ def _loss(sizes: Sizes) -> Layer:
     )
     if sizes.stored is not DType.FP32:
         backward.append(Op("cast gradient", _cast(sizes, 4, sizes.element)))
+    backward += caps[1]
     return layer(Role.LOSS, tuple(forward), tuple(backward))
+
+
+def _compiled_loss(sizes: Sizes) -> Layer:
+    """One pass over the logits, which it widens on the way; backward another, which writes their gradient
+    over zeros that are filled in first (PyTorch Inductor's kernels of log_softmax and nll_loss).
+    """
+    tokens, vocab, dtype = sizes.tokens, sizes.vocab, sizes.stored
+    return layer(
+        Role.LOSS,
+        (Op("cross entropy", streamed(K.FUSED_LOSS, tokens, vocab, 1, 0, dtype)),),
+        (
+            Op("loss gradient fill", streamed(K.FILL, tokens, vocab, 0, 1, dtype)),
+            Op("cross entropy gradient", streamed(K.FUSED_LOSS, tokens, vocab, 1, 1, dtype, backward=True)),
+        ),
+    )
 
 
 def _reductions(sizes: Sizes) -> Ops:

@@ -83,7 +83,7 @@ def mamba_layers(sizes: Sizes) -> tuple[Layer, ...]:
         row_layer(sizes, Role.MAMBA_OUT, output),
     ]
     if model.post_norms:
-        layers.append(norm_layer(sizes, Role.MAMBA_POST_NORM, sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.MAMBA_POST_NORM, sizes.outer_tokens, branches=False))
     return tuple(layers)
 
 

@@ -2,7 +2,13 @@
 
 from dataclasses import replace
 
-from stepcast.generate.by_operation import grouped_masks, written_gelu
+from stepcast.generate.by_operation import (
+    clamped_gate,
+    expert_bias,
+    grouped_masks,
+    written_gate,
+    written_gelu,
+)
 from stepcast.generate.expert_bias import clamped, weighted_bias
 from stepcast.generate.parts import K, Linear, Ops, add, collective, layer, norm_layer, with_sums
 from stepcast.generate.sizes import Sizes
@@ -46,7 +52,7 @@ def dense_layers(sizes: Sizes) -> tuple[Layer, ...]:
         *_mlp(sizes, (Role.MLP_UP, Role.MLP_DOWN), sizes.model.ffn, ends=True),
     ]
     if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, Role.MLP_POST_NORM, sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.MLP_POST_NORM, sizes.outer_tokens, branches=False))
     return tuple(layers)
 
 
@@ -80,31 +86,19 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
             (_activated("activation", streamed(kind, rows, inner, 1, 1, dtype)),),
             (Op("activation gradient", streamed(kind, rows, inner, 2, 1, dtype, backward=True)),),
         )
+    if not sizes.fused:
+        if sizes.by_operation and weighted and sizes.model.biases.mlp:
+            return clamped_gate(rows, inner, dtype)
+        return written_gate(kind, rows, inner, dtype, sliced=weighted or sizes.model.joined)
     if sizes.framework.kernels is Kernels.FUSED:
         passes = GATE_BACKWARD_PASSES + (GATE_WEIGHT_PASSES if weighted else 0)
         return (
             (_activated("activation", streamed(K.MUL, rows, inner, 2, 1, dtype)),),
             (Op("activation gradient", streamed(K.MUL, rows, inner, passes - 2, 2, dtype)),),
         )
-    if sizes.fused:
-        return (
-            (_activated("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
-            (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
-        )
-    joined: Ops = (Op("join gradients", streamed(K.COPY, rows, 2 * inner, 1, 1, dtype)),)
-    if sizes.separate:
-        joined = ()
     return (
-        (
-            _activated("activation", streamed(K.SWIGLU, rows, inner, 1, 1, dtype)),
-            _activated("gate", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
-        ),
-        (
-            Op("gate gradient", streamed(K.MUL, rows, inner, 2, 1, dtype)),
-            Op("up gradient", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
-            Op("activation gradient", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),
-            *joined,
-        ),
+        (_activated("activation", streamed(K.SWIGLU, rows, inner, 2, 1, dtype)),),
+        (Op("activation gradient", streamed(K.SWIGLU, rows, inner, 3, 2, dtype, backward=True)),),
     )
 
 
@@ -131,7 +125,7 @@ def expert_layers(sizes: Sizes) -> tuple[Layer, ...]:
         layers += _mlp(sizes, (Role.SHARED_UP, Role.SHARED_DOWN), experts.shared_ffn, ends=False)
         layers.append(_sum(sizes))
     if sizes.model.post_norms:
-        layers.append(norm_layer(sizes, Role.EXPERTS_POST_NORM, sizes.outer_tokens))
+        layers.append(norm_layer(sizes, Role.EXPERTS_POST_NORM, sizes.outer_tokens, branches=False))
     return tuple(layers)
 
 
@@ -155,7 +149,9 @@ def dispatch_bytes(sizes: Sizes) -> int:
 def _router(sizes: Sizes, experts: Experts) -> Layer:
     """Scores in fp32, their softmax and the choice of the best."""
     rows = sizes.outer_tokens
-    linear = Linear("router", rows, sizes.model.hidden, experts.count, DType.FP32, adapted=False)
+    wide = not sizes.by_operation or sizes.model.latent is not None
+    dtype = DType.FP32 if wide else sizes.stored
+    linear = Linear("router", rows, sizes.model.hidden, experts.count, dtype, adapted=False)
     forward, backward, weight = (
         _router_products(sizes, linear)
         if sizes.fused
@@ -224,6 +220,18 @@ def _permute(sizes: Sizes, name: str, backward: bool = False) -> Op:
     return Op(name, streamed(K.COPY, routed_rows(sizes), expert_width(sizes), 1, 1, sizes.stored, backward))
 
 
+def _permute_gradient(sizes: Sizes) -> Ops:
+    """Rows of a token summed; plain PyTorch finds their places in zeros, and adds the router's gradient."""
+    if not sizes.by_operation:
+        return (_permute(sizes, "permute gradient", backward=True),)
+    tokens, width, rows = sizes.outer_tokens, expert_width(sizes), routed_rows(sizes)
+    return (
+        Op("permute gradient fill", streamed(K.FILL, tokens, width, 0, 1, sizes.stored)),
+        Op("permute gradient", streamed(K.BROADCAST, rows, width, 1, 1, sizes.stored)),
+        Op("router gradient sum", streamed(K.ADD, tokens, width, 2, 1, sizes.stored)),
+    )
+
+
 def _sort(sizes: Sizes, experts: Experts, name: str, backward: bool = False) -> Ops:
     """What arrives from each rank is brought into the order of this rank's experts, where it has several."""
     ep = sizes.strategy.layout.ep
@@ -244,7 +252,7 @@ def _dispatch(sizes: Sizes, experts: Experts) -> Layer:
             *_sort(sizes, experts, "sort gradient", backward=True),
             *_split_experts(sizes, "dispatch gradient expert-tp", scatter),
             *_exchange(sizes, "ep all-to-all dispatch gradient"),
-            _permute(sizes, "permute gradient", backward=True),
+            *_permute_gradient(sizes),
         ),
     )
 
@@ -265,22 +273,7 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
     forward, backward = _activation(sizes, rows, inner, weighted=True)
     added: tuple[Ops, Ops] = ((), ())
     if sizes.by_operation:
-        masks = grouped_masks(sizes, rows, width, sides * inner)
-        (before, between, after), gradients = masks
-        return (
-            Layer(
-                "experts up",
-                (*before, *up.forward(sizes), *between, *forward),
-                (*backward, *gradients[1], *up.input_gradient(sizes), *gradients[0]),
-                up.weight_gradient(sizes),
-            ),
-            Layer(
-                "experts down",
-                (*down.forward(sizes), *after),
-                (*gradients[2], *down.input_gradient(sizes)),
-                down.weight_gradient(sizes),
-            ),
-        )
+        return _written_experts(sizes, experts, up, down, (forward, backward))
     if sizes.model.biases.mlp and sizes.fused:
         if sizes.model.gated:
             clamp, clamp_gradient = clamped(sizes, rows, inner)
@@ -298,6 +291,36 @@ def _routed(sizes: Sizes, experts: Experts) -> tuple[Layer, Layer]:
             down.forward(sizes) + added[0],
             added[1] + down.input_gradient(sizes),
             down.weight_gradient(sizes),
+        ),
+    )
+
+
+def _written_experts(
+    sizes: Sizes, experts: Experts, up: Linear, down: Linear, gate: tuple[Ops, Ops]
+) -> tuple[Layer, Layer]:
+    """transformers' grouped products, with what stands around them."""
+    (before, between, after), gradients = grouped_masks(
+        sizes, up.rows, up.inputs, up.outputs, experts.wide_weights
+    )
+    first, last = up.weight_gradient(sizes), down.weight_gradient(sizes)
+    if sizes.model.biases.mlp:
+        groups, dtype = up.groups, sizes.stored
+        added, summed = expert_bias("up", up.rows, up.outputs, groups, dtype)
+        between, first = (*added, *between), (*first, summed)
+        added, summed = expert_bias("down", down.rows, down.outputs, groups, dtype)
+        after, last = (*added, *after), (*last, summed)
+    return (
+        layer(
+            Role.EXPERTS_UP,
+            (*before, *up.forward(sizes), *between, *gate[0]),
+            (*gate[1], *gradients[1], *up.input_gradient(sizes), *gradients[0]),
+            first,
+        ),
+        layer(
+            Role.EXPERTS_DOWN,
+            (*down.forward(sizes), *after),
+            (*gradients[2], *down.input_gradient(sizes)),
+            last,
         ),
     )
 
@@ -339,13 +362,13 @@ def _combine(sizes: Sizes, experts: Experts) -> Layer:
             *_sort(sizes, experts, "unsort"),
             *_split_experts(sizes, "combine expert-tp", scatter),
             *_exchange(sizes, "ep all-to-all combine"),
-            _permute(sizes, "unpermute"),
+            *(() if sizes.by_operation else (_permute(sizes, "unpermute"),)),
             *(up.forward(sizes) if up else ()),
             add(sizes, "residual", outer, hidden, OpPart.RESIDUAL),
         ),
         (
             *(up.input_gradient(sizes) if up else ()),
-            _permute(sizes, "unpermute gradient", backward=True),
+            *(() if sizes.by_operation else (_permute(sizes, "unpermute gradient", backward=True),)),
             *_exchange(sizes, "ep all-to-all combine gradient"),
             *_split_experts(sizes, "combine gradient expert-tp", gather),
             *_sort(sizes, experts, "unsort gradient", backward=True),

@@ -11,46 +11,67 @@ from stepcast.ir.work import Elementwise, ElementwiseKind, streamed
 from stepcast.ir.workload import Op
 
 K = ElementwiseKind
+Ops = tuple[Op, ...]
 WIDE = DType.FP32
 # Kernels over one number for each row: the mean's epsilon and its root; of the backward, the root's gradient
-# (two products and a power) and the mean's share of it.
-ROW_KERNELS, ROW_GRADIENT_KERNELS = 2, 4
+# (two products and a power).
+ROW_KERNELS, ROW_GRADIENT_KERNELS = 2, 3
+# On a weight that multiplies in fp32: a cast, and the 1 that Gemma adds.
+WEIGHT_KERNELS = 2
 
 
-def written_norm(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Op, ...]:
+def written_norm(sizes: Sizes, name: str, rows: int, width: int, narrow: DType) -> Ops:
+    """*narrow*: the format of what is normed and of the result."""
+    weighted = _weighted(sizes, narrow)
     ops = [
         Op(f"{name} square", streamed(K.MUL, rows, width, 1, 1, WIDE)),
-        Op(f"{name} mean", streamed(K.OTHER, rows, width, 1, 0, WIDE)),
+        Op(f"{name} mean", streamed(K.ROW_SUM, rows, width, 1, 0, WIDE)),
         _on_rows(f"{name} root", rows, ROW_KERNELS),
-        Op(f"{name} scale", streamed(K.MUL, rows, width, 1, 1, WIDE)),
-        Op(f"{name} weight", streamed(K.MUL, rows, width, 1, 1, sizes.stream)),
+        Op(f"{name} scale", streamed(K.BROADCAST, rows, width, 1, 1, WIDE)),
+        Op(f"{name} weight", streamed(K.BROADCAST, rows, width, 1, 1, weighted)),
     ]
-    if sizes.stream is not WIDE:
-        ops.insert(0, _cast(f"{name} widen", rows, width, sizes.stream, WIDE))
-        ops.insert(-1, _cast(f"{name} narrow", rows, width, WIDE, sizes.stream))
+    if weighted is WIDE:
+        ops.insert(
+            -1, Op(f"{name} weight widen", streamed(K.MUL, 1, width, 1, 1, WIDE), kernels=WEIGHT_KERNELS)
+        )
+    if narrow is not WIDE:
+        ops.insert(0, _cast(f"{name} widen", rows, width, narrow, WIDE))
+        at = len(ops) if weighted is WIDE else -1
+        ops.insert(at, _cast(f"{name} narrow", rows, width, WIDE, narrow))
     return tuple(ops)
 
 
-def written_norm_gradient(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Op, ...]:
+def _weighted(sizes: Sizes, narrow: DType) -> DType:
+    """The format in which the norm is multiplied by its weight."""
+    return WIDE if sizes.model.wide_norms else narrow
+
+
+def written_norm_gradient(
+    sizes: Sizes, name: str, rows: int, width: int, narrow: DType, swapped: bool = False
+) -> Ops:
     """Of the weight: a product, summed over all rows. Of the input: through the scale, and through the root
-    of the mean of squares, whose gradient each element gets a share of; the two added up.
+    of the mean of squares, whose gradient each element gets a share of; the two added up. *swapped*: the
+    gradient arrives with tokens and heads in another order than the input.
     """
-    narrow = sizes.stream
+    weighted, product = _weighted(sizes, narrow), K.STRIDED if swapped else K.MUL
     ops = [
-        Op(f"{name} weight product", streamed(K.MUL, rows, width, 2, 1, narrow)),
-        Op(f"{name} weight gradient", streamed(K.OTHER, rows, width, 1, 0, narrow)),
-        Op(f"{name} gradient weighted", streamed(K.MUL, rows, width, 1, 1, narrow)),
-        Op(f"{name} gradient scaled", streamed(K.MUL, rows, width, 1, 1, WIDE)),
-        Op(f"{name} root product", streamed(K.MUL, rows, width, 2, 1, WIDE)),
-        Op(f"{name} root gradient", streamed(K.OTHER, rows, width, 1, 0, WIDE)),
+        Op(f"{name} gradient weighted", streamed(K.BROADCAST, rows, width, 1, 1, weighted)),
+        Op(f"{name} weight product", streamed(product, rows, width, 2, 1, weighted)),
+        Op(f"{name} weight gradient", streamed(K.COLUMN_SUM, rows, width, 1, 0, weighted)),
+        Op(f"{name} root product", streamed(product, rows, width, 2, 1, WIDE)),
+        Op(f"{name} gradient scaled", streamed(K.BROADCAST, rows, width, 1, 1, WIDE)),
+        Op(f"{name} root gradient", streamed(K.ROW_SUM, rows, width, 1, 0, WIDE)),
         _on_rows(f"{name} root gradient rows", rows, ROW_GRADIENT_KERNELS),
-        Op(f"{name} mean gradient", streamed(K.FILL, rows, width, 0, 1, WIDE)),
+        Op(f"{name} mean gradient", streamed(K.MASK, rows, width, 0, 1, WIDE)),
+        # The square's own power, 1, is a copy.
+        Op(f"{name} square gradient power", streamed(K.COPY, rows, width, 1, 1, WIDE)),
         Op(f"{name} square gradient", streamed(K.MUL, rows, width, 1, 1, WIDE)),
         Op(f"{name} square gradient product", streamed(K.MUL, rows, width, 2, 1, WIDE)),
-        Op(f"{name} gradient sum", streamed(K.ADD, rows, width, 2, 1, WIDE)),
+        Op(f"{name} gradient sum", streamed(K.STRIDED if swapped else K.ADD, rows, width, 2, 1, WIDE)),
     ]
     if narrow is not WIDE:
-        ops.insert(3, _cast(f"{name} gradient widen", rows, width, narrow, WIDE))
+        at = 0 if weighted is WIDE else 3
+        ops.insert(at, _cast(f"{name} gradient widen", rows, width, narrow, WIDE))
         ops.append(_cast(f"{name} gradient narrow", rows, width, WIDE, narrow))
     return tuple(ops)
 

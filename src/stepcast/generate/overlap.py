@@ -90,7 +90,7 @@ def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
     """The gradients of one unit, in buckets of its own."""
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece=False)
-    return _reductions(sizes, [filled for _, filled in buckets(limit, [unit.trained])])
+    return _reductions(sizes, [filled for _, filled in buckets(limit, (unit.trained,))])
 
 
 def _reductions(sizes: Sizes, filled: Sequence[Buckets]) -> Ops:
@@ -141,7 +141,7 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Onc
     # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not plan.splits_gradients)
     filled: dict[int, tuple[Buckets, ...]] = {}
-    for index, each in buckets(limit, [unit.trained for unit in reversed(units)]):
+    for index, each in buckets(limit, tuple([unit.trained for unit in reversed(units)])):
         unit = len(units) - 1 - index
         filled[unit] = (*filled.get(unit, ()), each)
     first: dict[int, Layer] = {}

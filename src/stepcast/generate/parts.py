@@ -136,7 +136,8 @@ class Linear:
         """The sum over all rows; Transformer Engine's matmul and compilers do it on the way."""
         if not self.bias or not sizes.plain_gradients:
             return ()
-        work = streamed(K.OTHER, self.rows, self.outputs, 1, 0, sizes.stored)
+        kind = K.COLUMN_SUM if sizes.by_operation else K.OTHER
+        work = streamed(kind, self.rows, self.outputs, 1, 0, sizes.stored)
         added = vector_accumulated(sizes, f"{self.name} bias", self.outputs)
         return (Op(f"{self.name} bias gradient", work), *added)
 
@@ -215,10 +216,16 @@ def norm_layer(
     """A norm over the hidden width; *after* names what its backward waits for.
 
     *products* read what it makes. Where the stream *branches* before it, its backward ends with the sum of
-    both gradients: the norm's and the residual's.
+    both gradients: the norm's and the residual's. Models without norms before their halves branch there, too.
     """
     width = sizes.model.hidden
-    forward, gradient = norm_forward(sizes, "norm", rows, width), norm_backward(sizes, "norm", rows, width)
+    forward: Ops = ()
+    gradient: Ops = ()
+    if sizes.model.pre_norms or not branches:
+        forward, gradient = (
+            norm_forward(sizes, "norm", rows, width),
+            norm_backward(sizes, "norm", rows, width),
+        )
     if sizes.casts:
         # The input of each product is cast by itself, and each gradient back before they are added up.
         copies = products if sizes.separate else 1
@@ -232,16 +239,18 @@ def norm_layer(
     return layer(role, forward, waiting(gradient, after))
 
 
-def norm_forward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+def norm_forward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
+    """Of the stream, or of *heads*, which are as narrow as products make them."""
     if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
-        return written_norm(sizes, name, rows, width)
+        return written_norm(sizes, name, rows, width, sizes.stored if heads else sizes.stream)
     return (Op(name, streamed(norm_kind(sizes), rows, width, 1, 1, sizes.stream)),)
 
 
-def norm_backward(sizes: Sizes, name: str, rows: int, width: int) -> Ops:
+def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = False) -> Ops:
     """Plain PyTorch reads input and gradient again to sum the weight's gradient."""
     if sizes.by_operation and norm_kind(sizes) is K.RMS_NORM:
-        return written_norm_gradient(sizes, name, rows, width)
+        narrow = sizes.stored if heads else sizes.stream
+        return written_norm_gradient(sizes, name, rows, width, narrow, swapped=heads)
     ops = [Op(f"{name} gradient", streamed(norm_kind(sizes), rows, width, 2, 1, sizes.stream, backward=True))]
     if not sizes.fused:
         ops.append(
@@ -261,7 +270,9 @@ def residual(sizes: Sizes, rows: int, width: int) -> Op:
     elements, stream = rows * width, sizes.stream
     read, write = elements * (stream.bytes + sizes.element), elements * stream.bytes
     if not sizes.framework.dropout or sizes.by_operation:
-        work = Elementwise(K.ADD, rows, width, read, write, dtype=stream)
+        # A branch of another format than the stream keeps PyTorch from reading several elements at once.
+        kind = K.STRIDED if sizes.by_operation and stream is not sizes.stored else K.ADD
+        work = Elementwise(kind, rows, width, read, write, dtype=stream)
     else:
         work = Elementwise(K.DROPOUT, rows, width, read, write + elements * MASK_BYTES, dtype=stream)
     return Op("residual", work, part=OpPart.RESIDUAL)

@@ -58,12 +58,10 @@ def run_again(layers: tuple[Layer, ...], stops_early: bool) -> tuple[Layer, ...]
     if stops_early:
         needed = next(at for at in reversed(range(len(ops))) if not _adds(ops[at]))
         ops = ops[: needed + (not isinstance(ops[needed].work, Matmul | GroupedMatmul))]
-    first = layers[0].forward[0]
-    entered = replace(
-        layers[0],
-        forward=(replace(first, kernels=CHECKPOINT_KERNELS + first.kernels), *layers[0].forward[1:]),
-    )
-    layers = (entered, *layers[1:])
+    at = next(at for at, layer in enumerate(layers) if layer.forward)
+    first, *rest = layers[at].forward
+    entered = replace(layers[at], forward=(replace(first, kernels=CHECKPOINT_KERNELS + first.kernels), *rest))
+    layers = (*layers[:at], entered, *layers[at + 1 :])
     return (*layers[:-1], before(layers[-1], renamed("recompute", ops)))
 
 

@@ -51,17 +51,22 @@ class StageMaker:
         self.model, self.strategy, self.framework = model, strategy, framework
         self.sizes = Sizes(model, strategy, framework)
         self._alike = layer_view(strategy)
-        self._known: dict[tuple[Kind, bool, bool], Unit] = {}
+        self._known: dict[tuple[Kind, bool, bool, bool], Unit] = {}
         self._blocks = model.blocks
-        self._stages: dict[tuple[tuple[int, ...], bool, bool], Stage] = {}
+        self._stages: dict[tuple[tuple[int, ...], int, bool, bool], Stage] = {}
 
     def stage(self, piece: Piece) -> Stage:
         # Blocks of a kind are one object.
         blocks = tuple(map(id, self._blocks[piece.layers.start : piece.layers.stop]))
-        key = (blocks, piece.embedding, piece.head)
+        key = (blocks, len(piece.layers) - self._narrow(piece), piece.embedding, piece.head)
         if key not in self._stages:
             self._stages[key] = self._made(piece)
         return self._stages[key]
+
+    def _narrow(self, piece: Piece) -> int:
+        """Layers of *piece* that multiply in the training precision; the model's last may stay wide."""
+        wide = self.framework.wide_layers if self.strategy.precision.scaled else 0
+        return min(len(piece.layers), max(0, self.model.layers - wide - piece.layers.start))
 
     def _made(self, piece: Piece) -> Stage:
         units = self._units(piece)
@@ -93,7 +98,8 @@ class StageMaker:
         on_host = self.strategy.offload.layers(len(piece.layers))
         blocks = self.model.blocks[start : piece.layers.stop]
         # Most layers are like the one before.
-        kinds = ((kind, at < whole, at < on_host) for at, kind in enumerate(blocks))
+        narrow = self._narrow(piece)
+        kinds = ((kind, at < whole, at < on_host, at >= narrow) for at, kind in enumerate(blocks))
         for key, run in groupby(kinds):
             units += [self._block(*key)] * len(list(run))
         if piece.head:
@@ -111,17 +117,20 @@ class StageMaker:
                 units += [self._further()] * self.strategy.further_tokens
         return units
 
-    def _block(self, kind: Kind, again: bool, on_host: bool) -> Unit:
-        """A layer of *kind*, recomputed as a whole or not, its activations sent to the host or not."""
-        if (kind, again, on_host) not in self._known:
-            layers = block_layers(self.model, self._alike, self.framework, kind, again)
+    def _block(self, kind: Kind, again: bool, on_host: bool, wide: bool) -> Unit:
+        """A layer of *kind*, recomputed as a whole or not, its activations sent to the host or not, its
+        products in the training precision or as *wide* as activations.
+        """
+        if (kind, again, on_host, wide) not in self._known:
+            view = replace(self._alike, precision=self._alike.stored) if wide else self._alike
+            layers = block_layers(self.model, view, self.framework, kind, again)
             at = self.model.blocks.index(kind)
             unit = self._unit(layers, Piece(range(at, at + 1), False, False))
             if on_host:
                 kept = layer_kept(self.model, self.strategy, kind, self.framework)
                 unit = replace(unit, leaving=round(kept.after(again)))
-            self._known[kind, again, on_host] = unit
-        return self._known[kind, again, on_host]
+            self._known[kind, again, on_host, wide] = unit
+        return self._known[kind, again, on_host, wide]
 
     def _further(self) -> Unit:
         """One further token; the head's unit holds the module's weights, which all of them share."""

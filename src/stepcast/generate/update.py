@@ -6,12 +6,14 @@ that and back (microsoft/dion, ``dion/muon.py``). Tensor ranks make their own pa
 default --muon-tp-mode blockwise).
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from stepcast.generate.offload import updated_on_host
 from stepcast.generate.parts import K, Ops, collective
 from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Modules
 from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
 from stepcast.ir.sharding import Partition, gathered_bytes, plan_of
 from stepcast.ir.trainable import Matrices
@@ -56,11 +58,22 @@ def _streamed(
     copied: float,
     passes_of: Optimizer | None = None,
 ) -> Op:
-    """Reads and writes of *elements* weights."""
+    """Reads and writes of *elements* weights; a host that issues it goes through all tensors first."""
     read, write = _moved(sizes, optimizer, copied, passes_of)
-    return Op(
-        name, Elementwise(K.OPTIMIZER, 1, elements, read * elements, write * elements, dtype=DType.FP32)
-    )
+    listed = optimizer.kind is OptimizerKind.ADAMW and not optimizer.fused
+    kind = K.LISTED_OPTIMIZER if listed else K.OPTIMIZER
+    work = Elementwise(kind, 1, elements, read * elements, write * elements, dtype=DType.FP32)
+    return Op(name, work, kernels=_tensors(sizes))
+
+
+def _tensors(sizes: Sizes) -> int:
+    """Of the weights of a rank, as far as transformers' modules go, whose lists were measured."""
+    if sizes.framework.modules is not Modules.TRANSFORMERS:
+        return 1
+    model = sizes.model
+    blocks = Counter(model.blocks)
+    inside = sum(count * len(model.block_weights(block)) for block, count in blocks.items())
+    return max(1, inside // sizes.strategy.layout.pp)
 
 
 def _moved(

@@ -19,11 +19,14 @@ WORKS = {each.__name__.lower(): each for each in (Matmul, GroupedMatmul, Attenti
 ENUMS: dict[str, Any] = {"dtype": DType, "kind": ElementwiseKind}
 
 
+Row = list[Any]  # name, number of its work, and its kernels where they are several
+
+
 class _Layer(msgspec.Struct):
     name: str
-    forward: list[tuple[str, int]]
-    input_gradient: list[tuple[str, int]] = msgspec.field(name="input-gradient")
-    weight_gradient: list[tuple[str, int]] = msgspec.field(name="weight-gradient")
+    forward: list[Row]
+    input_gradient: list[Row] = msgspec.field(name="input-gradient")
+    weight_gradient: list[Row] = msgspec.field(name="weight-gradient")
 
 
 class _File(msgspec.Struct):
@@ -105,9 +108,15 @@ def _layer(found: _Layer, works: list[Work]) -> Layer:
         Phase.INPUT_GRADIENT: found.input_gradient,
         Phase.WEIGHT_GRADIENT: found.weight_gradient,
     }
-    forward, inputs, weights = (tuple(Op(name, _at(works, at)) for name, at in rows) for rows in ops.values())
+    forward, inputs, weights = (tuple(_op(row, works) for row in rows) for rows in ops.values())
     role = Role.OPTIMIZER if found.name == Role.OPTIMIZER else None
     return Layer(found.name, forward, inputs, weights, role=role)
+
+
+def _op(row: list[Any], works: list[Work]) -> Op:
+    if len(row) not in (2, 3) or not isinstance(row[0], str) or not all(type(each) is int for each in row[1:]):
+        raise FormatError(f"no op: {row}")
+    return Op(row[0], _at(works, row[1]), kernels=row[2] if len(row) > 2 else 1)
 
 
 def _at(values: list[Any], at: int) -> Any:

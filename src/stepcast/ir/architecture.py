@@ -37,13 +37,15 @@ class Architecture:
     key/value heads of grouped-query attention, *max_seq* the longest sequence the model is meant for.
 
     *parallel_block* runs attention and MLP beside each other on the same input; *shared_norm* says that
-    they then share one norm. *post_norms* adds a norm after each of them. *embedding_width* is the width
+    they then share one norm. *post_norms* adds a norm after each of them, and without *pre_norms* these are
+    the only ones (OLMo 2). *embedding_width* is the width
     of the word embedding where a projection leads from it to the hidden width (OPT-350M); 0 = hidden.
     *next_token_layers* are DeepSeek-V3's multi-token-prediction modules: they are not part of
     ``parameters``. *vocab_multiple* pads the vocabulary to a multiple of itself times the tensor-parallel
     size, as Megatron does with 128; 0 keeps it as it is. *joined*: queries, keys and values come from one
     matrix in the model's own code, and so do gate and up. *wide_norms*: norms multiply by their weight in
-    fp32. *dropout*: of its branches in training, where its code decides that.
+    fp32. *dropout*: of its branches in training, where its code decides that; *drops_attention*: of the
+    attention's probabilities, too.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Architecture:
     position: Position = ROTARY
     parallel_block: bool = False
     shared_norm: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     qk_norm: QkNorm = QkNorm.NONE
     embedding_norm: bool = False
@@ -80,6 +83,7 @@ class Architecture:
     joined: bool = False
     wide_norms: bool = False
     dropout: float = 0.0
+    drops_attention: bool = False
     source: str = ""
 
     def __post_init__(self) -> None:
@@ -95,6 +99,7 @@ class Architecture:
             self.heads % self.kv_heads == 0,
             f"heads {self.heads} is not a multiple of kv_heads {self.kv_heads}",
         )
+        require(self.pre_norms or self.post_norms, "a model has norms before its halves, after them or both")
         require(self.parallel_block or not self.shared_norm, "only a parallel block can share its norm")
         self._check_parts()
 

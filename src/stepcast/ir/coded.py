@@ -5,25 +5,33 @@ Sources: transformers 5.17, integrations/sdpa_attention.py, masking_utils.py and
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Modules
-from stepcast.ir.model_parts import NormKind
+from stepcast.ir.framework import Framework, Kernels, Modules
+from stepcast.ir.model_parts import NormKind, PositionKind
 from stepcast.ir.strategy import Strategy
 
 
 def fuses_attention(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
-    """Whether one kernel does it: none knows sinks, and none heads that share keys in fp32."""
+    """Whether one kernel does it: none knows sinks, none heads that share keys in fp32, and models whose
+    scores are biased by distance never ask for one.
+    """
     if framework.modules is Modules.TRANSFORMERS:
         shared = model.heads != model.kv_heads and strategy.stored is DType.FP32
-        if model.attention_sinks or shared:
+        if model.attention_sinks or shared or model.position.kind is PositionKind.ALIBI:
             return False
     return framework.flash_attention
 
 
 def masks_window(window: int | None, strategy: Strategy, framework: Framework) -> bool:
-    """Whether a mask says what a window leaves, since PyTorch's attention knows none."""
-    return framework.modules is Modules.TRANSFORMERS and window is not None and window <= strategy.seq
+    """Whether a mask says which pairs count: of a window, which PyTorch's attention does not know, and of any
+    model whose code is compiled, where a mask cannot be left out for what is in it.
+    """
+    if framework.modules is not Modules.TRANSFORMERS:
+        return False
+    compiled = framework.kernels is Kernels.COMPILED
+    return compiled or (window is not None and window <= strategy.seq)
 
 
 def widens_softmax(model: Architecture) -> bool:
-    """Attention that is written out has its softmax in fp32, but for older models and GPT-OSS."""
-    return model.norm.kind is NormKind.RMS and not model.attention_sinks
+    """Attention that is written out has its softmax in fp32, but for GPT-2, OPT, GPT-NeoX and GPT-OSS."""
+    biased = model.position.kind is PositionKind.ALIBI
+    return (model.norm.kind is NormKind.RMS or biased) and not model.attention_sinks

@@ -149,6 +149,8 @@ class Framework:
     # Whether fused attention multiplies in fp8 where linear layers do (Transformer Engine's fp8_dpa,
     # Megatron-Core's fp8_dot_product_attention).
     fp8_attention: bool = False
+    # How many of the last layers stay out of fp8 and fp4 (Megatron-Core's num_layers_at_end_in_bf16).
+    wide_layers: int = 0
     # Micro-batches whose gradient of the output projection is made when the pipeline empties, and which keep
     # that of their logits until then (Megatron-Core's defer_embedding_wgrad_compute); 0: none.
     deferred_gradients: int = 0
@@ -175,7 +177,7 @@ class Framework:
             self.bucket_bytes is None or self.bucket_bytes >= 0,
             f"gradient buckets hold at least 1 byte, or 0 for one bucket, not {self.bucket_bytes}",
         )
-        require_counts(self, 0, "deferred_gradients")
+        require_counts(self, 0, "deferred_gradients", "wide_layers")
 
     def __hash__(self) -> int:
         """Of what most often differs: hashes are asked for far more often than values are made."""

@@ -149,7 +149,7 @@ def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Hal
     # A norm's input and its output, which the projection needs; the input of a norm at the end.
     norm_output = _norm_output(shape, outer) * (3 if shape.copies else 1)
     normed = _normed_bytes(model, shape)
-    norms = outer * (normed * (2 if model.post_norms else 1) + shape.mask) + norm_output
+    norms = outer * (normed * (model.pre_norms + model.post_norms) + shape.mask) + norm_output
     match block.mixer:
         case Mixer.ATTENTION:
             freed = _attention_freed(model, shape)
@@ -172,7 +172,7 @@ def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) 
     norm_output = 0.0
     if not (model.shared_norm and block.mixer is Mixer.ATTENTION):
         norm_output = _norm_output(shape, outer) * (2 if shape.copies and model.gated else 1)
-        norms += outer * normed + norm_output
+        norms += outer * normed * model.pre_norms + norm_output
     if block.feed_forward is FeedForward.DENSE:
         inner = model.ffn / shape.tp
         kept = _mlp(model, shape, shape.tokens, inner)

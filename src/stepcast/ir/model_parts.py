@@ -32,6 +32,7 @@ class QkNorm(StrEnum):
     NONE = "none"
     HEAD = "head"  # one weight vector of head_dim for all heads (Qwen 3, Gemma 3)
     PLAIN = "plain"  # no weights at all (Llama 4)
+    WHOLE = "whole"  # all heads of a token together, a weight for each element (OLMo 2)
 
 
 class Mixer(StrEnum):
@@ -76,13 +77,19 @@ class Biases:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How a model knows where a token stands; *count* rows of weights where positions are learned."""
+    """How a model knows where a token stands; *count* rows of weights where positions are learned.
+
+    Of each head a *share* is turned; *tailed*: code that joins what is turned and what is not.
+    """
 
     kind: PositionKind = PositionKind.ROTARY
     count: int = 0
+    share: float = 1.0
+    tailed: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "count")
+        require(0 < self.share <= 1, f"a share between 0 and 1 of each head is turned, not {self.share!r}")
         learned = self.kind is PositionKind.LEARNED
         require(learned == (self.count > 0), "count is given for learned positions and only for them")
 
@@ -120,6 +127,7 @@ class Experts:
     latent: int = 0
     first_dense: int = 0
     pattern: tuple[bool, ...] = (True,)
+    wide_weights: bool = False  # its code weighs what experts return in fp32
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "count", "top_k", "ffn")

@@ -214,7 +214,7 @@ def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) 
         case FeedForward.EXPERTS:
             weights += _experts(model)
     halves = (mixer is not Mixer.NONE) + (feed_forward is not FeedForward.NONE)
-    norms = 1 if model.shared_norm else halves
+    norms = (1 if model.shared_norm else halves) if model.pre_norms else 0
     weights += [_norm(model, f"norm.{index}", model.hidden) for index in range(norms)]
     if model.post_norms:
         weights += [_norm(model, f"post_norm.{index}", model.hidden) for index in range(halves)]
@@ -230,8 +230,13 @@ def _attention(model: Architecture) -> list[Weight]:
     weights += _linear(
         "attention.output", part, model.query_width, model.hidden, output, Split.TENSOR, by_rows=True
     )
-    if model.qk_norm is QkNorm.HEAD:
-        weights += [_norm(model, f"attention.{side}_norm", model.head_dim) for side in ("query", "key")]
+    if model.qk_norm in (QkNorm.HEAD, QkNorm.WHOLE):
+        whole = model.qk_norm is QkNorm.WHOLE
+        widths = {"query": model.query_width, "key": model.kv_width}
+        weights += [
+            _norm(model, f"attention.{side}_norm", width if whole else model.head_dim)
+            for side, width in widths.items()
+        ]
     if model.attention_sinks:
         weights.append(Weight("attention.sinks", part, (model.heads,), Split.TENSOR))
     return weights

@@ -66,6 +66,7 @@ class Attention:
     dtype: DType = DType.BF16
     # A tensor says which pairs count: all of them are worked on, and the mask is read.
     masked: bool = False
+    drops: bool = False  # some of the probabilities, drawn in the kernel
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "batch", "query_len", "key_len", "heads", "kv_heads", "head_dim", "value_dim")
@@ -102,9 +103,19 @@ class ElementwiseKind(StrEnum):
     CONVOLUTION = "convolution"  # causal, along the sequence, each channel by itself
     GROUP_NORM = "group-norm"  # a row in several parts
     OPTIMIZER = "optimizer"
+    LISTED_OPTIMIZER = "listed-optimizer"  # operation by operation, over lists of tensors
     CAST = "cast"
     COPY = "copy"
     FILL = "fill"
+    # PyTorch's kernels that work out where each element lies: with an operand that is repeated along rows or
+    # columns, or a part of a tensor; with one whose dimensions are swapped; and its torch.cat of such parts.
+    BROADCAST = "broadcast"
+    STRIDED = "strided"
+    JOIN = "join"
+    ROW_SUM = "row-sum"  # of the elements of each row
+    COLUMN_SUM = "column-sum"  # of each column, over all rows
+    SCATTER_SUM = "scatter-sum"  # of rows that a few others get, each *columns* wide, in turn
+    FUSED_LOSS = "fused-loss"  # the logarithm of a sum of exponentials over each row, by a compiler
     OTHER = "other"
 
 

@@ -224,12 +224,21 @@ LONGEST_PATTERN = 12
 
 def folded(units: Sequence[Sequence[Layer]]) -> list[Block]:
     """Units of the same layer objects as blocks: at each place the repeating pattern that covers most."""
-    keys = [tuple(map(id, unit)) for unit in units]
+    own = {id(unit): unit for unit in units}  # most are one object
+    number: dict[tuple[int, ...], int] = {}
+    known = {key: number.setdefault(tuple(map(id, unit)), len(number)) for key, unit in own.items()}
+    keys = [known[id(unit)] for unit in units]
     blocks: list[Block] = []
-    at = 0
-    while at < len(units):
-        best, times = 1, 1
-        for length in range(1, min(LONGEST_PATTERN, (len(units) - at) // 2) + 1):
+    at, end = 0, len(units)
+    while at < end:
+        best, run = 1, at + 1
+        while run < end and keys[run] == keys[at]:
+            run += 1
+        times = run - at
+        # A pattern that covers more than equal ones is longer than they are.
+        for length in range(times + 1, min(LONGEST_PATTERN, (end - at) // 2) + 1):
+            if keys[at + length] != keys[at]:
+                continue
             pattern, count = keys[at : at + length], 1
             while keys[at + count * length : at + (count + 1) * length] == pattern:
                 count += 1

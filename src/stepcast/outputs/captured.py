@@ -18,7 +18,8 @@ def write(captured: Captured) -> bytes:
     rows: list[dict[str, Any]] = []
 
     def op_row(op: Op) -> list[Any]:
-        return [op.name, works.setdefault(op.work, len(works))]
+        row = [op.name, works.setdefault(op.work, len(works))]
+        return [*row, op.kernels] if op.kernels > 1 else row
 
     def number(layer: Layer) -> int:
         if layer not in layers:

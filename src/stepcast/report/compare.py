@@ -14,7 +14,7 @@ SMALLEST_SHARE = 5e-4
 
 def compare_text(found: Facts, width: int) -> str:
     """The step first, then its parts, stages and operations; errors only where both are of the same run."""
-    blocks = [facts(_head(found), width)]
+    blocks = [facts([*_sides(found), *_head(found)], width)]
     if found["parts"]:
         blocks.append(_table("part of the step", found["parts"], found, width))
     if found["stages"]:
@@ -27,6 +27,13 @@ def compare_text(found: Facts, width: int) -> str:
     if found["operations"]:
         blocks.append(_table("operation", found["operations"], found, width))
     return "\n\n".join(blocks)
+
+
+def _sides(found: Facts) -> list[tuple[str, object]]:
+    """What is compared with what."""
+    names = ("predicted", "measured") if found["same_run"] else ("first", "second")
+    sides = found.get("sides", ())
+    return [(name, f"{side['file']} ({side['what']})") for name, side in zip(names, sides, strict=False)]
 
 
 def _head(found: Facts) -> list[tuple[str, object]]:

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepcast.cost.compute import cool_load
+from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.schedules import SCHEDULES, Pairs, Placement
 from stepcast.searching.columns import LAYER, LAYOUT, PIECES, STATES, Bools, Columns, Floats
 from stepcast.searching.exchanges import exchanges
 from stepcast.searching.fitting import Fitting
-from stepcast.searching.layers import ROUNDED, TAKES, kinds_of, part_costs, part_layers, part_loads
+from stepcast.searching.layers import TAKES, kinds_of, least_load, part_costs, part_layers, part_loads
 from stepcast.searching.legal import legal, pipeline_of
 from stepcast.searching.parts import counts_of
 from stepcast.searching.space import Ints, Space
@@ -119,18 +121,13 @@ class Bounding:
     def _cost(self, at: int) -> Floats:
         strategy = self.space.strategy(at)
         parts = part_layers(self.model, self.framework, strategy)
-        duty, kinds = 0.0, len(self.kinds)
-        heat = int(self.columns.further["heat"][at])
+        load, heat = cool_load(self.cluster.gpu, default_fit()), int(self.columns.further["heat"][at])
         if heat != COOL:
-            matrix_s, total_s = part_loads(self.cluster, parts).T
-            if heat == ALONE:
-                # A mixture of kinds has no smaller share than its least.
-                duty = float((matrix_s[:kinds] / total_s[:kinds]).min())
-            else:
-                lies = counts_of(self.space, at)[-1]
-                duty = float((lies @ matrix_s) / (lies @ total_s))
-        duty = max(0.0, duty - ROUNDED)
-        return part_costs(self.model, self.cluster, self.framework, strategy, parts, duty)
+            loads = part_loads(self.cluster, parts)
+            # A mixture of kinds is no cooler than its coolest.
+            mixtures = loads[: len(self.kinds)] if heat == ALONE else counts_of(self.space, at)[-1:] @ loads
+            load = least_load(self.cluster, mixtures)
+        return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
 
     # ---- pipelines -----------------------------------------------------------------------------------
 

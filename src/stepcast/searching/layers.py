@@ -2,16 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.cost.compute import Load, priced_once
+from stepcast.cost.compute import Load, cool_seconds, load_of, priced_once
 from stepcast.cost.fits import default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.pricing import Pricer
-from stepcast.cost.products import products_of
 from stepcast.generate.stage import block_layers, end_layers, layer_view
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Dispatcher, Framework
@@ -20,13 +20,10 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block
 from stepcast.ir.strategy import RecomputeKind, Strategy
 from stepcast.ir.work import (
-    Attention,
     Collective,
     Communication,
     Compute,
-    GroupedMatmul,
     HostUpdate,
-    Matmul,
     Transfer,
 )
 from stepcast.ir.workload import Layer, Op
@@ -74,20 +71,24 @@ def part_layers(model: Model, framework: Framework, strategy: Strategy) -> list[
 
 
 def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> Floats:
-    """Of each part, seconds of a cool GPU in matrix kernels, and in all kernels."""
-    gpu, fit = cluster.gpu, default_fit()
-    price = priced_once(gpu, fit, Load(float("inf"), 0.0))
-    found = np.zeros((len(parts), 2))
+    """Of each part, seconds of a cool GPU in matrix kernels and in all, and what their energy would last."""
+    found = np.zeros((len(parts), 3))
     for part, layers in enumerate(parts):
         ops = (op.work for layer in layers for op in layer.all_ops)
         works = Counter(work for work in ops if isinstance(work, Compute))
-        products_of(gpu, fit).learn(works)
-        for work, count in works.items():
-            seconds = count * price(work).seconds
-            found[part, 1] += seconds
-            if isinstance(work, Matmul | GroupedMatmul | Attention):
-                found[part, 0] += seconds
+        found[part] = cool_seconds(works, cluster.gpu, default_fit())
     return found
+
+
+def least_load(cluster: Cluster, mixtures: Floats) -> Load:
+    """A load that is no more than that of any of *mixtures*, nor of what they are mixed from."""
+    gpu, fit = cluster.gpu, default_fit()
+    loads = [
+        load_of(matrix_s, total_s, energy_s, gpu, fit) for matrix_s, total_s, energy_s in mixtures.tolist()
+    ]
+    duty = max(0.0, min(load.duty for load in loads) - ROUNDED)
+    wanted = [load.wanted for load in loads if load.wanted is not None]
+    return replace(loads[0], duty=duty, wanted=max(0.0, min(wanted) - ROUNDED) if wanted else None)
 
 
 def part_costs(
@@ -96,15 +97,14 @@ def part_costs(
     framework: Framework,
     strategy: Strategy,
     parts: Sequence[Sequence[Layer]],
-    duty: float,
+    load: Load,
 ) -> Floats:
     """parts x takes: the least that any strategy with such layers spends on them.
 
-    Whatever else a strategy adds comes on top. Matrix products fill *duty* of a GPU's time at least, which
-    heats it.
+    Whatever else a strategy adds comes on top. The GPU has *load* at least, which heats it.
     """
     forwards = model.experts if framework.dispatcher is Dispatcher.FORWARDING else None
-    seconds = _Seconds(cluster, strategy, framework, duty, forwards.top_k if forwards else None)
+    seconds = _Seconds(cluster, strategy, framework, load, forwards.top_k if forwards else None)
     found = np.zeros((len(parts), ALL_TAKES))
     for part, layers in enumerate(parts):
         forward = [op for layer in layers for op in layer.forward]
@@ -140,12 +140,12 @@ class _Seconds:
         cluster: Cluster,
         strategy: Strategy,
         framework: Framework,
-        duty: float,
+        load: Load,
         once_per_node: int | None,
     ) -> None:
         gpu = cluster.gpu
         self.attention, self.architecture = framework.attention, gpu.architecture
-        self.price = priced_once(gpu, default_fit(), Load(float("inf"), duty))
+        self.price = priced_once(gpu, default_fit(), load)
         self.pricer = Pricer(cluster, strategy.layout, once_per_node=once_per_node)
         self.alone = {group for group in LANES if strategy.layout.size(group) == 1}
 

@@ -12,6 +12,8 @@ from heapq import nsmallest
 
 import numpy as np
 
+from stepcast.cost.compute import cool_load
+from stepcast.cost.fits import default_fit
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.forecast.simulate import DEFAULTS
@@ -166,7 +168,12 @@ class _Mixing:
             model = part.space.model
             layers = part_layers(model, part.framework, strategy)[:-2]
             costs = np.stack(
-                [part_costs(model, each, part.framework, strategy, layers, 0.0) for each in self.alone]
+                [
+                    part_costs(
+                        model, each, part.framework, strategy, layers, cool_load(each.gpu, default_fit())
+                    )
+                    for each in self.alone
+                ]
             )
             halves = costs[:, :, TAKES.inputs] + costs[:, :, TAKES.weights]
             takes = costs[:, :, TAKES.forward] + np.minimum(costs[:, :, TAKES.whole], halves)

@@ -4,11 +4,12 @@ import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from threading import Lock
+from queue import SimpleQueue
+from threading import Lock, Thread
 from time import sleep
 from typing import Any, Protocol
 
@@ -55,11 +56,37 @@ class Answers(Protocol):
         """All of it where *rest* is given, which is called between its parts; else what is known at once."""
         ...
 
-    def search(self, words: Sequence[str], told: Told, rest: Rest) -> Answer: ...
+    def search(self, words: Sequence[str], told: Told) -> Answer:
+        """*told* hears how far it is, of nothing too, and ends it by a KeyboardInterrupt."""
+        ...
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answer: ...
 
     def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None) -> Answer: ...
+
+
+class Workers:
+    """Threads that do what they are given in turn, and end with the program: none waits for a long search."""
+
+    def __init__(self, count: int) -> None:
+        self.given: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
+        for _ in range(count):
+            Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            future, work = self.given.get()
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(work())
+            except BaseException as error:  # told to who asked
+                future.set_exception(error)
+
+    def submit(self, work: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        self.given.put((future, work))
+        return future
 
 
 class Turns:
@@ -123,8 +150,7 @@ class _Routes:
     def __init__(self, answers: Answers) -> None:
         self.answers = answers
         self.turns = Turns()
-        self.quick = ThreadPoolExecutor(2, "answer")
-        self.slow = ThreadPoolExecutor(2, "search")
+        self.quick, self.slow = Workers(2), Workers(2)
         self.predicted = lru_cache(KEPT_ANSWERS)(self._predicted)
 
     def _predicted(self, words: tuple[str, ...]) -> bytes:
@@ -183,7 +209,7 @@ class _Routes:
 
         return await self._answered(found, self.slow)
 
-    async def _answered(self, found: Callable[[], bytes], pool: ThreadPoolExecutor) -> Response:
+    async def _answered(self, found: Callable[[], bytes], pool: Workers) -> Response:
         try:
             return Response(await _run(pool, found), media_type="application/json")
         except MISTAKES as error:
@@ -203,12 +229,14 @@ class _Routes:
         def told(progress: dict[str, Any]) -> None:
             if gone:
                 raise KeyboardInterrupt
-            loop.call_soon_threadsafe(events.put_nowait, ("progress", progress))
+            if progress:
+                loop.call_soon_threadsafe(events.put_nowait, ("progress", progress))
 
         def work() -> None:
             try:
-                with self.turns:
-                    event = ("done", self.answers.search(words, told, self.turns.rest).facts())
+                event = ("done", self.answers.search(words, told).facts())
+            except KeyboardInterrupt:
+                return
             except MISTAKES as error:
                 event = ("failed", {"error": message(str(error))})
             loop.call_soon_threadsafe(events.put_nowait, event)
@@ -228,8 +256,8 @@ def _encoded(answer: Answer) -> bytes:
     return msgspec.json.encode(_plain(answer.facts()))
 
 
-async def _run(pool: ThreadPoolExecutor, work: Callable[[], Any]) -> Any:
-    return await asyncio.get_running_loop().run_in_executor(pool, work)
+async def _run(workers: Workers, work: Callable[[], Any]) -> Any:
+    return await asyncio.wrap_future(workers.submit(work))
 
 
 def _words(verb: str, given: Request | Mapping[str, str]) -> tuple[str, ...]:

@@ -82,7 +82,7 @@ class Program:
     made: Calls
 
     def __post_init__(self) -> None:
-        if any(segment.lanes != len(self.lanes) for segment in self.segments):
+        if any(segment.lanes != len(self.lanes) for segment in self._own):
             raise ProgramError(f"every segment must have the {len(self.lanes)} lanes of the program")
         asked = self.made.asked
         if len(asked) > len(self.segments):
@@ -131,12 +131,17 @@ class Program:
     @cached_property
     def inputs(self) -> int:
         """The most inputs of any segment."""
-        return max((segment.inputs for segment in self.segments), default=0)
+        return max((segment.inputs for segment in self._own), default=0)
+
+    @cached_property
+    def _own(self) -> list[Segment]:
+        """Each segment once."""
+        return list({id(segment): segment for segment in self.segments}.values())
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """Each piece once."""
-        return tuple(dict.fromkeys(piece for segment in self.segments for piece, _ in segment.chain))
+        return tuple(dict.fromkeys([piece for segment in self._own for piece, _ in segment.chain]))
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
@@ -171,13 +176,14 @@ class Program:
     def chain_of(self) -> Ints:
         """For each segment the number of its chain: segments may differ in their names alone."""
         number: dict[object, int] = {}
-        return np.array([number.setdefault(each.chain, len(number)) for each in self.segments], np.int64)
+        of = {id(each): number.setdefault(each.chain, len(number)) for each in self._own}
+        return np.array([of[id(each)] for each in self.segments], np.int64)
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:
         """Each chain once, its pieces by their number."""
         number = {piece: at for at, piece in enumerate(self.pieces)}
-        chains = dict.fromkeys(segment.chain for segment in self.segments)
+        chains = dict.fromkeys([segment.chain for segment in self._own])
         return tuple(tuple([(number[piece], repeat) for piece, repeat in chain]) for chain in chains)
 
     @cached_property

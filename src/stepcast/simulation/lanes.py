@@ -1,8 +1,8 @@
 """The lanes of every rank, and the registers through which the pieces of a slot hand times on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 from stepcast.ir.group import Channel, Group
@@ -116,32 +116,38 @@ class Facts(NamedTuple):
 
     groups: frozenset[Channel]
     """That communicate."""
-    named: Mapping[Kind, frozenset[str]]
-    """What ops wait for, by the kind of slot, that was issued before these layers."""
+    waits: bool
+    """Whether some op waits for others by their names."""
 
 
 _FACTS: ByIdentity[Facts] = ByIdentity(8192)
+_AWAITED: ByIdentity[frozenset[str]] = ByIdentity(8192)
 
 
 def facts_of(layers: Sequence[Layer]) -> Facts:
-    return _FACTS.get(layers, lambda: _facts(layers))
+    return _FACTS.get(layers, partial(_facts, layers))
+
+
+def awaited_by(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
+    """What ops wait for that was issued before these layers."""
+    if not facts_of(layers).waits:
+        return frozenset()
+    return _AWAITED.get(layers, partial(_awaited, layers, kind), kind)
 
 
 def _facts(layers: Sequence[Layer]) -> Facts:
     ops = [op for layer in layers for op in layer.all_ops]
-    groups = frozenset(op.work.group for op in ops if isinstance(op.work, Communication))
-    if not any(op.after for op in ops):
-        return Facts(groups, dict.fromkeys(Kind, frozenset()))
-    return Facts(groups, {kind: _open_names(layers, kind) for kind in Kind})
+    groups = frozenset([op.work.group for op in ops if isinstance(op.work, Communication)])
+    return Facts(groups, any(op.after for op in ops))
 
 
-def _open_names(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
+def _awaited(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
     issued: set[str] = set()
     found: set[str] = set()
     for layer in layers if kind is Kind.FORWARD else reversed(layers):
         for phase in HANDED_ON[kind]:
             for op in layer.ops(phase):
                 if op.after:
-                    found.update(name for name in op.after if name not in issued)
+                    found.update([name for name in op.after if name not in issued])
                 issued.add(op.name)
     return frozenset(found)

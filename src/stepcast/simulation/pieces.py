@@ -9,7 +9,7 @@ op of a lane starts at 0. Nothing here knows what ops do.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import TypeAlias
@@ -194,14 +194,18 @@ class Segment:
 
     name: str
     chain: tuple[tuple[Piece, int], ...]
+    outputs: int = field(init=False)
 
     def __post_init__(self) -> None:
+        given = 0
         for at, (piece, repeat) in enumerate(self.chain):
             inputs, outputs = piece.shape.inputs, len(piece.shape.outputs)
+            given += outputs
             if repeat < 1 or (inputs and at) or ((inputs or outputs) and repeat > 1):
                 raise ProgramError(
                     f"segment {self.name}: inputs belong to its first piece, and pieces with ports run once"
                 )
+        object.__setattr__(self, "outputs", given)
 
     @classmethod
     def of(
@@ -217,10 +221,6 @@ class Segment:
     @property
     def inputs(self) -> int:
         return self.chain[0][0].shape.inputs
-
-    @cached_property
-    def outputs(self) -> int:
-        return len(self.output_places)
 
     @cached_property
     def output_places(self) -> list[tuple[int, int]]:

@@ -179,16 +179,36 @@ def skeleton_of(
         build.slots(stage)
         build.rounds(stage, len(before), after)
         build.close_rank(f"stage {stage}")
+    build.bind()
     if mode is Send.RENDEZVOUS:
         build.channels()
     return build.skeleton((*before, *after))
 
 
+class _Bound(NamedTuple):
+    """A wire, and the place of which it carries a signal, of all calls or of each."""
+
+    wire: Wire
+    stage: int | Ints
+    chunk: int | Ints
+
+
+class _Alike(NamedTuple):
+    """Kinds of calls around whose segments the same messages stand, by one of them."""
+
+    number: int
+    passes: object
+    phases: tuple[Phase, ...]
+    before: tuple[Phase, ...]
+    after: tuple[Phase, ...]
+    framed: Framed
+
+
 @dataclass(frozen=True)
 class _Group:
-    """Calls of one stage that share a segment."""
+    """Calls that are bound alike."""
 
-    wires: tuple[tuple[Wire, Place] | None, ...]
+    wires: tuple[_Bound | None, ...]
     calls: Ints
     batches: Ints
     """calls x phases: the micro-batches of the calls."""
@@ -208,7 +228,11 @@ class _Build:
         self.calls = 0
         self.groups: list[_Group] = []
         self.round_calls: dict[tuple[int, int], int] = {}
-        self.framed: dict[object, tuple[int, Framed]] = {}
+        self.alike: dict[object, _Alike] = {}
+        # Of the calls of slots, stage by stage: which they are, their stage and the number of their kind; the
+        # micro-batches of the call before, of their own, and of the one after.
+        self.slot_calls: list[Ints] = []
+        self.slot_batches: list[Ints] = []
         self.looks: dict[object, int] = {}
         size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
         self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
@@ -241,30 +265,56 @@ class _Build:
         _, first, group = distinct(key)
         used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
         first_call = self.add(len(self.parts) + group.astype(np.int64), np.where(used, batches, -1))
-        before = np.concatenate([batches[:1], batches[:-1]])
-        frame = Frame(self.schedule, stage, _MESSAGE_LANES, Messages(_anything, self.mode))
-        for number, at in enumerate(first.tolist()):
+        frame = self.frame(stage)
+        numbers = []
+        for at in first.tolist():
             around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
             near = (phases[code[at]], around[0], around[1])
             passes = frame.key(*near)
-            if passes not in self.framed:
-                self.framed[passes] = len(self.framed), _placeholder(frame, *near)
-            alike, framed = self.framed[passes]
-            look = self.looks.setdefault((near[0], alike), len(self.looks))
-            part = Slots(stage, *near, alike, look, _passes(passes))
-            self.parts.append(part)
-            calls = np.flatnonzero(group == number)
-            wires = tuple(
-                (wire, frame.place(wire, part.phases, part.before)) if wire else None for wire in framed.wires
-            )
-            self.groups.append(_Group(wires, first_call + calls, batches[calls], before[calls]))
-            for which, ports, shift in ((Which.READY, framed.ready, 0), (Which.POSTED, framed.posted, 1)):
-                owners = part.phases if shift == 0 else part.after
+            found = self.alike.get(passes)
+            if found is None:
+                framed = _placeholder(frame, *near)
+                found = self.alike[passes] = _Alike(len(self.alike), _passes(passes), *near, framed)
+            look = self.looks.setdefault((near[0], found.number), len(self.looks))
+            self.parts.append(Slots(stage, *near, found.number, look, found.passes))
+            numbers.append(found.number)
+        calls = first_call + np.arange(len(code))
+        kinds_of = np.array(numbers, np.int64)[group]
+        self.slot_calls.append(np.stack([calls, np.full_like(calls, stage), kinds_of]))
+        before, after = (
+            np.concatenate([batches[:1], batches[:-1]]),
+            np.concatenate([batches[1:], batches[-1:]]),
+        )
+        self.slot_batches.append(np.stack([before, batches, after]))
+
+    def frame(self, stage: int) -> Frame:
+        return Frame(self.schedule, stage, _MESSAGE_LANES, Messages(_anything, self.mode))
+
+    def bind(self) -> None:
+        """Which signals the calls of slots give, and which they wait for: for all that are alike together."""
+        slots, batches = np.concatenate(self.slot_calls, axis=1), np.concatenate(self.slot_batches, axis=1)
+        order = np.argsort(slots[2], kind="stable")
+        bounds = np.searchsorted(slots[2][order], np.arange(len(self.alike) + 1)).tolist()
+        for each, start, stop in zip(self.alike.values(), bounds, bounds[1:], strict=False):
+            members = order[start:stop]
+            calls, stages = slots[:2, members]
+            before, own, after = batches[:, members]
+            for which, ports, owners, batch in (
+                (Which.READY, each.framed.ready, each.phases, own),
+                (Which.POSTED, each.framed.posted, each.after, after),
+            ):
                 for phase, port in ports.items():
-                    place = int(owners[phase].backward), stage, owners[phase].chunk
-                    batch = batches[calls + shift, phase]
-                    self.signal[which][0][place][batch] = first_call + calls
-                    self.signal[which][1][place][batch] = port
+                    place = int(owners[phase].backward), stages, owners[phase].chunk, batch[:, phase]
+                    self.signal[which][0][place] = calls
+                    self.signal[which][1][place] = port
+            wires = tuple(self.bound(wire, each, stages) if wire else None for wire in each.framed.wires)
+            self.groups.append(_Group(wires, calls, own, before))
+
+    def bound(self, wire: Wire, each: _Alike, stages: Ints) -> _Bound:
+        places = np.zeros((2, self.schedule.stages), np.int64)
+        for stage in set(stages.tolist()):
+            places[:, stage] = self.frame(stage).place(wire, each.phases, each.before)
+        return _Bound(wire, *places[:, stages])
 
     def channels(self) -> None:
         """Every message between two stages, in the order of its sender, as a call of its own."""
@@ -292,8 +342,8 @@ class _Build:
         for number, (source, target) in enumerate(routes):
             self.parts.append(Message(kind, source, target))
             wires = (
-                (Wire(Which.READY, direction, End.SOURCE, False, 0), source),
-                (Wire(Which.POSTED, direction, End.TARGET, False, 0), target),
+                _Bound(Wire(Which.READY, direction, End.SOURCE, False, 0), *source),
+                _Bound(Wire(Which.POSTED, direction, End.TARGET, False, 0), *target),
             )
             at = np.flatnonzero(route == number)
             self.groups.append(_Group(wires, first + at, batch[at, None], batch[at, None]))
@@ -308,11 +358,12 @@ class _Build:
         for group in self.groups:
             for port, bound in enumerate(group.wires):
                 if bound is not None:
-                    wire, (stage, chunk) = bound
+                    wire, stage, chunk = bound
                     batch = (group.batches_before if wire.of_previous else group.batches)[:, wire.phase]
-                    calls, ports = (part[wire.direction, stage, chunk] for part in self.signal[wire.which])
-                    source_call[group.calls, port] = calls[batch]
-                    source_port[group.calls, port] = ports[batch]
+                    place = wire.direction, stage, chunk, batch
+                    calls, ports = self.signal[wire.which]
+                    source_call[group.calls, port] = calls[place]
+                    source_port[group.calls, port] = ports[place]
         for number, each in enumerate(meetings):
             awaited = number if each.in_turn else number - 1
             for stage, others in each.waits:

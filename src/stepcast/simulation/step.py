@@ -12,7 +12,7 @@ from stepcast.ir.workload import Stage, Workload, written
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
 from stepcast.simulation.costs import Prices
-from stepcast.simulation.lanes import Lanes, facts_of
+from stepcast.simulation.lanes import Lanes, awaited_by, facts_of
 from stepcast.simulation.messages import Messages, Phase, Send
 from stepcast.simulation.outline import Terms
 from stepcast.simulation.pieces import Cost, Floats, Piece, Segment
@@ -90,7 +90,7 @@ def build_step(
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send, alike=True)
     once = _once(workload, schedule)
-    rounds = _Rounds(replace(terms, eager=False, contention=False), conditions.slow_stages)
+    rounds = _Rounds(replace(terms, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
     program = pipeline_program(
         schedule,
@@ -114,9 +114,8 @@ def _lanes_of(
     kinds = schedule.kinds
     bodies = {id(body): body for chunk in chunks for body in (chunk.usual, *chunk.varied.values())}
     layers = {id(block.layers): block.layers for body in bodies.values() for block in body}
-    facts = [facts_of(each) for each in layers.values()]
-    groups = set().union(*(each.groups for each in facts))
-    named = set().union(*(each.named[kind] for each in facts for kind in kinds))
+    groups = set().union(*(facts_of(each).groups for each in layers.values()))
+    named = set().union(*(awaited_by(each, kind) for each in layers.values() for kind in kinds))
     for stage in {id(stage): stage for stage in workload.stages}.values():
         groups |= facts_of((*stage.prologue, *stage.epilogue)).groups
     return tuple(each for each in (*Group, *HostWay) if each in groups), tuple(sorted(named))

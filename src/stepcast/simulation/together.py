@@ -53,17 +53,18 @@ def _makespans_s(programs: Sequence[Priced]) -> list[float]:
     maps, lanes = _decisive(maps, fold.read, [len(program.chains) for program, _ in programs])
     columns, _, rows = maps.shape
     order = _Joined([program for program, _ in programs], columns - lanes)
-    given = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
+    entries = np.empty((columns, len(order.chain)), np.int64)
+    entries[:lanes] = order.previous * rows + np.arange(lanes)[:, None]
+    entries[lanes:] = np.where(order.sources > 0, order.sources * rows + lanes + order.ports, 0)
     # What each call leaves behind, in this order, the first row being the start of the step.
     values = np.zeros((len(order.chain) + 1, rows))
-    done, latest = values[1:], np.maximum.reduce
-    matrices, stand, found = maps.take, values.take, values.take
+    done, chain, latest = values[1:], order.chain, np.maximum.reduce
+    matrices, found = maps.take, values.take
     for start, stop in pairwise(level_bounds(order.level)):
-        terms = matrices(order.chain[start:stop], 1)
-        terms[:lanes] += stand(order.previous[start:stop], 0).T[:lanes, :, None]
-        terms[lanes:] += found(given[:, start:stop])[:, :, None]
+        terms = matrices(chain[start:stop], 1)
+        terms += found(entries[:, start:stop, None])
         latest(terms, 0, out=done[start:stop])
-    last_s = np.empty(len(order.chain))
+    last_s = np.empty(len(chain))
     last_s[order.calls] = latest(done, 1)
     ends: list[float] = np.maximum(np.maximum.reduceat(last_s, order.starts), 0.0).tolist()
     return ends

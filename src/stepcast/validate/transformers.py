@@ -15,10 +15,13 @@ from typing import Any
 import numpy as np
 
 from stepcast.cost.band import kind_of
+from stepcast.cost.calibration import Calibration
+from stepcast.cost.calibration import calibration as calibration_of
 from stepcast.forecast.predict import predict
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
+from stepcast.inputs.toml import read_toml
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
@@ -27,10 +30,11 @@ from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
+from stepcast.validate.phases import PHASES, phases_s
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
 
 Record = Mapping[str, str]
-CLUSTER = "hgx-h200"
+CLUSTER, GPU = "hgx-h200", "h200"
 NEEDED = ("model", "batch", "seq", "setting", "step_ms")
 WORDS = {
     "compile", "autocast", "fp32", "checkpoint", "attn-eager", "experts-eager", "cache", "fused",
@@ -59,7 +63,7 @@ class Setting:
         self.said_model = f"{path}:layers={record['layers']}" if record.get("layers") else str(path)
         self.model: Model = load_model(self.said_model)
         profile = load_profile("transformers-compiled" if "compile" in words else "transformers")
-        settled = settle(profile, self.model, "h200", Layout(), self._given(profile.framework.optimizer))
+        settled = settle(profile, self.model, GPU, Layout(), self._given(profile.framework.optimizer))
         self.framework: Framework = settled.framework
         self.strategy: Strategy = settled.strategy(Layout(), self.batch, self.batch, self.seq)
         self.profile_name = profile.name
@@ -94,9 +98,11 @@ class Setting:
         return shlex.join(words)
 
 
-def measure_folder(folder: str) -> Measurements:
-    """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside."""
-    path = Path(folder)
+def measure_folder(folder: str, calibration: str = "") -> Measurements:
+    """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside; *calibration* names a
+    profile of the GPU.
+    """
+    path, own = Path(folder), _loaded(calibration)
     files = sorted(path.glob("steps*.csv")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
         raise ValueError(f"{path}: expected steps_eager.csv, steps_compiled.csv, or a csv with their columns")
@@ -106,13 +112,22 @@ def measure_folder(folder: str) -> Measurements:
     for file in files:
         for record in watched(_records(file)):
             try:
-                rows += _rows(record, Setting(record, file.parent), peaks)
+                rows += _rows(record, Setting(record, file.parent), peaks, own)
             except ValueError as error:
                 skipped[f"{file.name}: {error}"] += 1
     table = columns(rows)
     kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
-    selections = {name: kind == name for name in ("step", "forward", "backward", "optimizer")} if rows else {}
+    selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
     return Measurements(table, skipped, selections, dict(_figures(peaks)), NOTES, details=(COMMAND,))
+
+
+def _loaded(path: str) -> Calibration | None:
+    if not path:
+        return None
+    found = calibration_of(read_toml(path), path)
+    if found.gpu != GPU:
+        raise ValueError(f"{path} was measured on {found.gpu}; these steps ran on an {GPU}")
+    return found
 
 
 def _records(file: Path) -> Iterator[Record]:
@@ -120,8 +135,11 @@ def _records(file: Path) -> Iterator[Record]:
         yield from csv.DictReader(lines)
 
 
-def _rows(record: Record, setting: Setting, peaks: list[tuple[float, float]]) -> Iterator[Row]:
-    prediction = predict(setting.model, load_cluster(CLUSTER), setting.strategy, setting.framework)
+def _rows(
+    record: Record, setting: Setting, peaks: list[tuple[float, float]], own: Calibration | None
+) -> Iterator[Row]:
+    cluster = load_cluster(CLUSTER)
+    prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
     name = f"{record['model']}{'@' if record.get('layers') else ''}{record.get('layers') or ''}"
     name = f"{name} {setting.batch} x {setting.seq} {record['setting']}".strip()
     tags = {
@@ -131,11 +149,10 @@ def _rows(record: Record, setting: Setting, peaks: list[tuple[float, float]]) ->
         "size": "host-bound" if setting.batch * setting.seq <= 1024 else "usual",
         COMMAND: setting.command,
     }
-    measured = {"step": float(record["step_ms"]) * 1e-3}
-    predicted = {"step": prediction.step_s}
-    optimizer_s = prediction.report.breakdown_s.get("optimizer", 0.0)
-    if record.get("optimizer_ms"):
-        measured["optimizer"], predicted["optimizer"] = float(record["optimizer_ms"]) * 1e-3, optimizer_s
+    measured = {
+        phase: float(record[f"{phase}_ms"]) * 1e-3 for phase in ("step", *PHASES) if record.get(f"{phase}_ms")
+    }
+    predicted = {"step": prediction.step_s, **phases_s(prediction)}
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
     for phase, measured_s in measured.items():

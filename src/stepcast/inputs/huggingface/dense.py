@@ -89,6 +89,11 @@ def qwen3(keys: Keys, name: str) -> Model:
     return replace(model, head_dim=dim, qk_norm=QkNorm.HEAD, window=window)
 
 
+def olmo2(keys: Keys, name: str) -> Model:
+    """Norms after each half alone, and of all queries and all keys of a token (OLMo 2, 2025, section 2)."""
+    return replace(llama(keys, name), pre_norms=False, post_norms=True, qk_norm=QkNorm.WHOLE)
+
+
 def phi3(keys: Keys, name: str) -> Model:
     model = llama(keys, name)
     return replace(model, biases=Biases(), window=keys.window(model.layers))

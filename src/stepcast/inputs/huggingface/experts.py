@@ -87,6 +87,19 @@ def deepseek(keys: Keys, name: str) -> Model:
     )
 
 
+def glm4_moe(keys: Keys, name: str) -> Model:
+    """GLM 4.5: grouped attention with biases, DeepSeek's experts (transformers Glm4MoeForCausalLM)."""
+    model = llama(keys, name)
+    return replace(
+        model,
+        head_dim=keys.count("head_dim", default=128),
+        biases=Biases(qkv=keys.flag("attention_bias", default=False)),
+        qk_norm=QkNorm.HEAD if keys.flag("use_qk_norm", default=False) else model.qk_norm,
+        experts=_deepseek_experts(keys),
+        next_token_layers=keys.count("num_nextn_predict_layers", default=0, least=0),
+    )
+
+
 def _deepseek_experts(keys: Keys) -> Experts:
     ffn = keys.count("moe_intermediate_size")
     every = min(keys.count("moe_layer_freq", default=1), MOST_LAYERS)

@@ -27,6 +27,7 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "gpt_neox": dense.gpt_neox,
     "gpt_oss": experts.gpt_oss,
     "gptj": dense.gptj,
+    "glm4_moe": experts.glm4_moe,
     "granite": dense.llama,
     "granitemoehybrid": hybrid.granite_hybrid,
     "grok": experts.grok,
@@ -43,13 +44,23 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "mpt": dense.mpt,
     "nemotron": dense.nemotron,
     "nemotron_h": hybrid.nemotron_h,
+    "olmo2": dense.olmo2,
     "opt": dense.opt,
     "phi": dense.phi,
     "phi3": dense.phi3,
     "qwen2": dense.qwen2,
+    "qwen2_5_vl": dense.qwen2,
+    "qwen2_5_vl_text": dense.qwen2,
     "qwen2_moe": experts.qwen2_moe,
+    "qwen2_vl": dense.qwen2,
+    "qwen2_vl_text": dense.qwen2,
     "qwen3": dense.qwen3,
     "qwen3_moe": experts.qwen3_moe,
+    "qwen3_vl": dense.qwen3,
+    "qwen3_vl_moe": experts.qwen3_moe,
+    "qwen3_vl_moe_text": experts.qwen3_moe,
+    "qwen3_vl_text": dense.qwen3,
+    "smollm3": dense.llama,
     "starcoder2": dense.starcoder2,
 }
 
@@ -67,6 +78,32 @@ DROPOUTS: dict[str, tuple[str, float]] = {
     "phi3": ("resid_pdrop", 0.0),
     "starcoder2": ("residual_dropout", 0.0),
 }
+
+# Families that also drop attention probabilities, unless their config says otherwise.
+DROPPING = ("gpt2", "gpt_bigcode")
+# Families whose code joins the part of a head that is turned and the part that is not: how much is turned.
+TAILED: dict[str, tuple[str, float]] = {
+    "gpt_neox": ("rotary_pct", 0.25),
+    "phi": ("partial_rotary_factor", 0.5),
+    "phi3": ("partial_rotary_factor", 1.0),
+}
+# Families whose routers weigh experts in fp32, whatever the format of the tokens.
+WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "mixtral")
+# Of types that are often asked for, what their layers have and ours do not.
+LACKING: dict[str, str] = {
+    "falcon_mamba": "Mamba-1 blocks",
+    "jamba": "Mamba-1 blocks",
+    "mamba": "Mamba-1 blocks",
+    "minimax": "lightning attention",
+    "mllama": "layers of cross-attention to images",
+    "qwen3_next": "gated delta-net attention",
+    "recurrent_gemma": "linear recurrences",
+    "rwkv": "linear recurrences",
+    "t5": "an encoder beside the decoder",
+    "bert": "an encoder and a masked loss",
+}
+# Where configs of several modalities keep their language model.
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
 SIZE_KEYS = re.compile(
     r'"(hidden_size|num_hidden_layers|num_attention_heads|n_layers?|n_embd|n_heads?|d_model|vocab_size)"\s*:'
@@ -107,8 +144,17 @@ def _as_coded(model: Model, keys: Keys) -> Model:
     """*model* with what transformers' code of its family does."""
     key, usual = DROPOUTS.get(keys.kind, ("", 0.0))
     dropout = keys.number(key, usual) if key else 0.0
-    wide = keys.kind.startswith("gemma")
-    return replace(model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout)
+    wide = keys.kind.startswith("gemma") or keys.kind in ("olmo2", "gpt_oss")
+    position = model.position
+    if keys.kind in TAILED:
+        share = keys.number(*TAILED[keys.kind])
+        position = replace(position, share=share if 0 < share < 1 else 1.0, tailed=True)
+    experts = model.experts and replace(model.experts, wide_weights=keys.kind in WIDE_ROUTERS)
+    drops = keys.kind in DROPPING and keys.number("attn_pdrop", 0.1) > 0
+    model = replace(
+        model, joined=keys.kind in JOINED, wide_norms=wide, dropout=dropout, drops_attention=drops
+    )
+    return replace(model, position=position, experts=experts)
 
 
 def _decode(data: bytes) -> object:
@@ -146,18 +192,27 @@ def _why(error: Exception) -> str:
 
 
 def _text_keys(keys: Keys) -> Keys:
-    """The keys of the language model, which multimodal configs hold in text_config, with their type."""
+    """The keys of the language model, which multimodal configs hold in a part, with their type."""
     kind = _kind(keys)
-    if kind in FAMILIES and not keys.has("text_config"):
+    part = next((name for name in TEXT_PARTS if keys.has(name)), None)
+    if kind in FAMILIES and part is None:
         return Keys(keys.table, kind)
-    if keys.has("text_config"):
-        inner = keys.inner("text_config")
+    if part is not None:
+        inner = keys.inner(part)
         inner_kind = _kind(inner) or kind
         if inner_kind in FAMILIES:
             return Keys(inner.table, inner_kind)
         kind = inner_kind
-    said = f"unknown model_type {shown(kind)}" if kind else "names no model_type"
-    raise FormatError(f"{said}; known: {', '.join(FAMILIES)}")
+    raise FormatError(_unknown(kind))
+
+
+def _unknown(kind: str) -> str:
+    """What is missing, and the way that needs no family."""
+    if not kind:
+        return f"names no model_type; known: {', '.join(FAMILIES)}"
+    why = f": it has {LACKING[kind]}, which are not modelled" if kind in LACKING else ""
+    other = "'stepcast capture' takes it as PyTorch runs it, where transformers knows it"
+    return f"unknown model_type {shown(kind)}{why}; {other}; known: {', '.join(FAMILIES)}"
 
 
 def _kind(keys: Keys) -> str:

@@ -18,14 +18,14 @@ def attention_operators() -> Any:
 
     library = torch.library.Library(NAMESPACE, "DEF")
     library.define(
-        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal) -> (Tensor, Tensor)"
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) -> (Tensor, Tensor)"
     )
     library.define(
         "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, "
-        "Tensor sums, bool causal) -> (Tensor, Tensor, Tensor)"
+        "Tensor sums, bool causal, bool drops) -> (Tensor, Tensor, Tensor)"
     )
 
-    def forward(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> Any:
+    def forward(query: Any, key: Any, value: Any, mask: Any, causal: bool, drops: bool) -> Any:
         # Laid out in memory as the queries are (aten/src/ATen/native/cudnn/MHA.cpp).
         shape = (*query.shape[:3], value.shape[-1])
         order = sorted(range(4), key=lambda at: (-query.stride(at), at))
@@ -41,17 +41,17 @@ def attention_operators() -> Any:
     library.impl("attention_backward", backward, "Meta")
 
     def keep(ctx: Any, inputs: Any, output: Any) -> None:
-        query, key, value, mask, causal = inputs
+        query, key, value, mask, causal, drops = inputs
         ctx.save_for_backward(query, key, value, mask, *output)
-        ctx.causal = causal
+        ctx.options = (causal, drops)
         ctx.set_materialize_grads(False)
 
     def gradients(context: Any, grad: Any, _: Any) -> Any:
         query, key, value, mask, out, sums = context.saved_tensors
         found = torch.ops.stepcast.attention_backward(
-            grad, query, key, value, mask, out, sums, context.causal
+            grad, query, key, value, mask, out, sums, *context.options
         )
-        return (*found, None, None)
+        return (*found, None, None, None)
 
     torch.library.register_autograd(f"{NAMESPACE}::attention", gradients, setup_context=keep, lib=library)
     return library
@@ -85,4 +85,4 @@ def fused_attention(
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         # Each call writes it as numbers to add (transformers/attention.cpp, convert_boolean_attn_mask).
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
-    return torch.ops.stepcast.attention(query, key, value, attn_mask, is_causal)[0]
+    return torch.ops.stepcast.attention(query, key, value, attn_mask, is_causal, dropout_p > 0)[0]

@@ -1,29 +1,51 @@
 """A traced step as a Captured: layers in the order of the forward, repeats found by what they do."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from stepcast.ir.captured import Captured, CapturedMemory, Part
 from stepcast.ir.dtype import DType
 from stepcast.ir.role import Role
+from stepcast.ir.work import Compute, Elementwise
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.pytorch.capture.events import Event, Moment, Trace
+from stepcast.pytorch.capture.fuse import Fusion
 from stepcast.pytorch.capture.kernels import works_of
 
-Kernel = tuple[str, object]
+LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
 SHORTEST_REPEAT = 2
+Works = Callable[[Event], tuple[Compute, ...]]
 
 
 def captured(
-    trace: Trace, *, name: str, tokens: int, batch: int, precision: str, facts: Iterable[tuple[str, str]]
+    trace: Trace,
+    *,
+    name: str,
+    tokens: int,
+    batch: int,
+    precision: str,
+    facts: Iterable[tuple[str, str]],
+    compiled: bool = False,
 ) -> Captured:
-    """The program of *trace*."""
+    """The program of *trace*; *compiled* joins kernels as torch.compile does."""
+    works: Works = works_of
+    if compiled:
+        fusion = Fusion(trace)
+        for storage in fusion.unwritten:
+            trace.storages[storage].size_bytes = 0
+        numbers = {id(event): at for at, event in enumerate(trace.events)}
+
+        def works(event: Event) -> tuple[Compute, ...]:
+            at = numbers[id(event)]
+            return fusion.works.get(at, () if at in fusion.joined else works_of(event))
+
     places = _segments(trace)
-    segments = _Segments(trace, places)
+    segments = _Segments(trace, places, works)
     layers, parts = segments.layers(), segments.parts()
     kept = [at for at, layer in enumerate(layers) if layer.all_ops or parts[at].parameters]
     updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
-    optimizer = Layer(str(Role.OPTIMIZER), _ops(updates), role=Role.OPTIMIZER)
+    optimizer = Layer(str(Role.OPTIMIZER), _update(updates), role=Role.OPTIMIZER)
     body = _folded([layers[at] for at in kept])
     workload = Workload(
         (Stage(tuple(body), epilogue=(optimizer,) if optimizer.forward else ()),),
@@ -38,6 +60,7 @@ def captured(
         tokens=tokens,
         batch=batch,
         precision=DType(precision),
+        compiled=compiled,
         facts=tuple(facts),
     )
 
@@ -74,8 +97,8 @@ def _segments(trace: Trace) -> list[int]:
 class _Segments:
     """What each segment runs and has."""
 
-    def __init__(self, trace: Trace, places: Sequence[int]) -> None:
-        self._trace, self._places = trace, places
+    def __init__(self, trace: Trace, places: Sequence[int], works: Works) -> None:
+        self._trace, self._places, self._works = trace, places, works
         self.count = max(places, default=-1) + 1
         self._of: list[tuple[list[Event], list[Event], list[Event]]] = [
             ([], [], []) for _ in range(self.count)
@@ -97,10 +120,11 @@ class _Segments:
         known: dict[object, Layer] = {}
         found = []
         for events in self._of:
-            ops = (_ops(events[0]), _ops(events[1]), _ops(events[2]))
+            ops = tuple(_ops(each, self._works) for each in events)
+            forward, inputs, weights = ops
             if ops not in known:
                 module = events[0][0].module if events[0] else 0
-                known[ops] = Layer(_shown(self._trace.modules[module]), *ops)
+                known[ops] = Layer(_shown(self._trace.modules[module]), forward, inputs, weights)
             found.append(known[ops])
         return found
 
@@ -160,16 +184,33 @@ def _shown(module: str) -> str:
     return ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
 
 
-def _ops(events: Sequence[Event]) -> tuple[Op, ...]:
+def _ops(events: Sequence[Event], works: Works = works_of) -> tuple[Op, ...]:
     counts: dict[str, int] = defaultdict(int)
     ops = []
     for event in events:
         name = event.name.strip("_")
-        for work in works_of(event):
+        for work in works(event):
             counts[name] += 1
             shown = name if counts[name] == 1 else f"{name} {counts[name]}"
             ops.append(Op(shown, work))
     return tuple(ops)
+
+
+def _update(events: Sequence[Event]) -> tuple[Op, ...]:
+    """The optimizer: its passes over lists of tensors as one op, whose kernels are counted by tensor."""
+    listed = [event for event in events if event.name.startswith(LISTED)]
+    ops = _ops([event for event in events if not event.name.startswith(LISTED)])
+    works = [work for event in listed for work in works_of(event) if isinstance(work, Elementwise)]
+    if not works:
+        return ops
+    lists = [each for event in listed for each in event.options if isinstance(each, int)]
+    largest = max(works, key=lambda work: work.columns)
+    work = replace(
+        largest,
+        read_bytes=sum(each.read_bytes for each in works),
+        write_bytes=sum(each.write_bytes for each in works),
+    )
+    return (*ops, Op("update", work, kernels=max(lists, default=1)))
 
 
 def _folded(layers: Sequence[Layer]) -> list[Block]:

@@ -7,6 +7,7 @@ element that is there once. A view, whose result lies in its operand's storage, 
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import pairwise
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import (
@@ -38,8 +39,9 @@ KINDS: dict[str, ElementwiseKind] = {
     "native_dropout": K.DROPOUT, "native_dropout_backward": K.DROPOUT,
     **dict.fromkeys(("masked_fill", "where", "tril", "triu"), K.MASK),
     **dict.fromkeys(
-        ("clone", "copy", "cat", "stack", "repeat", "index", "index_select", "gather", "flip", "roll"), K.COPY
+        ("clone", "copy", "repeat", "index", "index_select", "gather", "flip", "roll"), K.COPY
     ),
+    "cat": K.JOIN, "stack": K.JOIN,
     **dict.fromkeys(
         ("fill", "zero", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like", "new_zeros",
          "new_full", "new_ones", "arange", "scalar_tensor"),
@@ -58,6 +60,10 @@ WRITES_INTO = (
     "index_copy",
     "scatter_reduce",
 )
+ADDS_UP = ("index_put", "_index_put_impl", "index_add", "scatter_add")
+SUMS = ("sum", "mean")
+# Kernels of PyTorch's TensorIterator: one output for as many inputs, element by element.
+POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 FILLS_FIRST = ("slice_backward", "select_backward", "constant_pad_nd")
 # What the library sorts or scans takes several kernels (radix sort: a histogram, a scan, a pass per digit).
 SEVERAL = {"sort": 4, "topk": 4, "argsort": 4, "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
@@ -148,16 +154,16 @@ def _grouped(
 
 
 def _attention(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[bool, bool], backward: bool
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[bool, bool, bool], backward: bool
 ) -> tuple[Compute, ...]:
     gradient = len(writes) == 3
     query, key, value = reads[1:4] if gradient else reads[:3]
-    masked, causal = options
+    masked, causal, drops = options
     batch, heads, length, width = query.shape
     return (
         Attention(
             batch, length, key.shape[2], heads, key.shape[1], width, value.shape[-1], causal=causal,
-            backward=gradient, dtype=_dtype(query), masked=masked,
+            backward=gradient, dtype=_dtype(query), masked=masked, drops=drops,
         ),
     )  # fmt: skip
 
@@ -262,7 +268,7 @@ def _listed(
     else:
         write = sum(_bytes(each) for each in (first if name.endswith("_") else writes))
     elements = max(1, sum(each.elements for each in first))
-    kind = K.OPTIMIZER if name.startswith("_fused_") else K.MUL
+    kind = K.OPTIMIZER if name.startswith("_fused_") else K.LISTED_OPTIMIZER
     return (Elementwise(kind, 1, elements, read, write, dtype=DType.FP32),)
 
 
@@ -270,32 +276,96 @@ def _streamed(
     name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], backward: bool
 ) -> tuple[Compute, ...]:
     plain, inplace = name.rstrip("_") if name.endswith("_") else name, name.endswith("_")
+    out = reads[:1] if inplace else writes
+    if plain in WRITES_INTO:
+        return (_written_into(plain, reads, out[0]),)
     largest = max((*reads, *writes), key=lambda each: each.elements)
-    out = list(reads[:1] if inplace else writes)
     written = sum(_bytes(each) for each in out)
+    read = sum(_bytes(each) for each in reads)
     if plain in LOOKUPS:
         read = written + sum(_bytes(each) for each in reads[1:])
-    elif plain in WRITES_INTO:
-        values = reads[-1] if len(reads) > 1 else reads[0]
-        written = read = _bytes(values)
-        largest = values
     elif plain in ("fill", "zero", "copy"):
         read = sum(_bytes(each) for each in reads[1:])
-    else:
-        read = sum(_bytes(each) for each in reads)
-    kind = KINDS.get(plain, K.OTHER)
-    if plain == "embedding":
-        kind = K.EMBEDDING
-    if plain == "_to_copy" or plain == "copy":
-        kind = K.CAST if reads and reads[-1].dtype != out[0].dtype else K.COPY
+    kind = _kind(plain, reads, out[0], inplace)
     if kind in (K.ADD, K.MUL) and read < NEXT_TO_NOTHING * written:
-        kind = K.FILL
+        kind = K.MASK  # a number for each row, written over it
     dtype = _dtype(reads[-1] if kind is K.CAST and reads else largest)
     gradient = backward and kind in GRADIENT_KINDS and "backward" in name
     columns = max(1, largest.shape[-1] if largest.shape else 1)
     rows = max(1, largest.elements // columns)
     one = Elementwise(kind, rows, columns, read, written, gradient, dtype)
     return (one,) * SEVERAL.get(plain, 1)
+
+
+def _kind(plain: str, reads: tuple[Tensor, ...], out: Tensor, inplace: bool) -> ElementwiseKind:
+    if plain == "embedding":
+        return K.EMBEDDING
+    if plain in SUMS and reads:
+        whole = len(out.shape) == 0 or out.numel == 1
+        along = out.shape[-1:] == reads[0].shape[-1:] and reads[0].shape[-1:] != (1,)
+        return K.OTHER if whole else K.COLUMN_SUM if along else K.ROW_SUM
+    kind = KINDS.get(plain, K.OTHER)
+    if plain in ("_to_copy", "copy", "clone"):
+        kind = K.CAST if reads and reads[-1].dtype != out.dtype else K.COPY
+    if kind in POINTWISE:
+        sources = reads[1:] if plain == "copy" else reads
+        return _placed(kind, (*sources, out), mixed=kind is not K.CAST)
+    return kind
+
+
+def _placed(kind: ElementwiseKind, tensors: tuple[Tensor, ...], mixed: bool) -> ElementwiseKind:
+    """*kind* where all operands lie alike, one after another; else kernels that work out each place.
+
+    PyTorch's TensorIterator joins dimensions that all operands step through alike; one that is left over has
+    vector loads and no arithmetic for places (aten/src/ATen/native/cuda/CUDALoops.cuh).
+    """
+    large = [each for each in tensors if each.numel > 1]
+    if len(large) < 2:
+        return kind
+    shape = max((each.shape for each in large), key=lambda each: (len(each), math.prod(each)))
+    steps = [_steps(each, shape) for each in large]
+    formats = {each.dtype for each in large if each.dtype in FLOATS}
+    if all(each == steps[0] for each in steps) and _dense(shape, steps[0]):
+        return K.STRIDED if mixed and len(formats) > 1 else kind
+    if any(not _in_order(shape, each) for each in steps) or (mixed and len(formats) > 1):
+        return K.STRIDED
+    return kind if kind is K.CAST else K.BROADCAST
+
+
+def _steps(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of *tensor* along *shape*: none where it is repeated, or where there is one element."""
+    missing = len(shape) - len(tensor.shape)
+    own = [0] * missing + [
+        stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride, strict=True)
+    ]
+    return tuple(stride if size > 1 else 0 for size, stride in zip(shape, own, strict=True))
+
+
+def _dense(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """Whether the elements fill one stretch of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(steps, shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _in_order(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
+    """Whether later dimensions are nearer in memory."""
+    real = [stride for stride in steps if stride]
+    return all(earlier >= later for earlier, later in pairwise(real))
+
+
+def _written_into(plain: str, reads: tuple[Tensor, ...], target: Tensor) -> Compute:
+    """Values to places of *target*; where many meet, each place takes its own in turn."""
+    values = max(reads[1:], key=_bytes) if len(reads) > 1 else reads[0]
+    size, width = _bytes(values), max(1, values.shape[-1] if values.shape else 1)
+    if plain in ADDS_UP:
+        places = max(1, target.numel // width)
+        rows = max(1, values.numel // width // places)
+        return Elementwise(K.SCATTER_SUM, rows, width * places, size, _bytes(target), dtype=_dtype(values))
+    return Elementwise(K.COPY, max(1, values.numel // width), width, size, size, dtype=_dtype(values))
 
 
 # Kinds whose gradient is a kernel of its own.

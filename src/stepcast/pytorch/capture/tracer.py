@@ -296,7 +296,8 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         elif packet.startswith(OPTIONS):
             options = tuple(each for each in args if isinstance(each, int))
             if packet.startswith("attention"):
-                options = (args[3] is not None if packet == "attention" else args[4] is not None, args[-1])
+                masked = args[3 if packet == "attention" else 4] is not None
+                options = (masked, *args[-2:])
         self.trace.events.append(Event(packet, reads, writes, options, self.moment, module, again, source))
 
     def _tensor(self, tensor: Any) -> Tensor:

@@ -38,6 +38,9 @@ QUICK_HEADS, QUICK_LENGTHS = ((32, 8, 128), (16, 16, 64)), ((4, 512), (4, 2048),
 SHAPES = ((64, 1024), (1024, 1024), (8192, 1024), (4096, 4096), (16384, 4096), (8192, 14336))
 QUICK_SHAPES = ((64, 1024), (2048, 2048), (8192, 8192))
 EXPERTS = ((8, 512), (8, 4096), (64, 4096), (64, 32768))  # groups, rows in all
+# Kept up for a second each, to see which clock the power limit leaves: products, attention.
+KEPT_UP = ((16384, 4096, 4096), (16384, 14336, 4096))
+KEPT_UP_ATTENTION = (2, 4096, 32, 8, 128)
 LONGEST_S = 0.05  # larger operators are left to the model
 MEMORY_SHARE = 0.4  # of the GPU's memory that one case may take
 
@@ -82,6 +85,18 @@ def gpu_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType], quick: bool =
         turns.append(turn)
     order = sorted(range(len(fitting)), key=lambda at: (turns[at], at))
     return tuple(fitting[at] for at in order)
+
+
+def sustained_cases(gpu: Gpu, fit: ComputeFit, formats: Sequence[DType]) -> tuple[Case, ...]:
+    """What is run again and again: products in the formats that training multiplies in, and attention."""
+    used = [dtype for dtype in (DType.BF16, DType.FP8, DType.FP16) if dtype in formats]
+    works: list[Operator] = [Matmul(*size, 1, dtype) for dtype in used for size in KEPT_UP]
+    half = next((dtype for dtype in used if dtype is not DType.FP8), None)
+    if half is not None:
+        batch, length, heads, kv_heads, dim = KEPT_UP_ATTENTION
+        for backward in (False, True):
+            works.append(Attention(batch, length, length, heads, kv_heads, dim, dim, True, backward, half))
+    return tuple(Case(work) for work in works if _fits(work, gpu, fit))
 
 
 def _works(formats: Sequence[DType], quick: bool) -> Iterator[Operator]:

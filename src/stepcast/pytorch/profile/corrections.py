@@ -8,9 +8,12 @@ import numpy as np
 from stepcast.cost.calibration import PLAUSIBLE, CalibrationError, Correction, fit_correction, shows_slope
 from stepcast.cost.compute import ALONE, compute_price
 from stepcast.cost.compute_fit import ComputeFit
+from stepcast.cost.power import ATTENTION, energy_seen
 from stepcast.cost.rates import Array
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.work import Attention, Matmul
 from stepcast.pytorch.profile.cases import Case
+from stepcast.pytorch.profile.measure import Points
 
 FEWEST = 3  # points that a class needs for a correction with all its constants
 PARTS = 4
@@ -34,6 +37,28 @@ class Fitted:
     def helps(self) -> bool:
         """Whether points that a correction has not seen come closer with it; of one point it is not known."""
         return self.left_out is None or self.left_out < self.before
+
+
+def fit_energies(cases: Sequence[Case], points: Points, gpu: Gpu, fit: ComputeFit) -> dict[str, float]:
+    """Joule per operation by format, and attention's as a multiple, of what was slower without a pause."""
+    law = fit.power.of(gpu.architecture)
+    seen: dict[str, list[float]] = {}
+    for case in cases:
+        work = case.work
+        if case.name not in points.sustained or not isinstance(work, Matmul | Attention):
+            continue
+        times = points.seconds[case.name], points.sustained[case.name]
+        energy = energy_seen(*times, work.flops, gpu.power_w, law)
+        if energy > 0:
+            own = ATTENTION if isinstance(work, Attention) else gpu.runs_as(work.dtype)
+            seen.setdefault(own, []).append(energy)
+    found = {name: float(np.exp(np.mean(np.log(energies)))) for name, energies in seen.items()}
+    if ATTENTION in found:
+        half = next((found[name] for name in ("bf16", "fp16") if name in found), 0.0)
+        own = found.pop(ATTENTION)
+        if half:
+            found[ATTENTION] = own / half
+    return found
 
 
 def fit_classes(

@@ -20,6 +20,7 @@ class Document:
     corrections: Mapping[str, Correction] = field(default_factory=dict)
     launch: Mapping[str, float] = field(default_factory=dict)  # seconds of the host and of an empty kernel
     collectives: Sequence[Mapping[str, Any]] = ()
+    power: Mapping[str, float] = field(default_factory=dict)  # see Calibration
 
 
 def to_toml(document: Document, verb: str = "profile") -> str:
@@ -32,6 +33,7 @@ def to_toml(document: Document, verb: str = "profile") -> str:
     for kind, correction in document.corrections.items():
         lines += ["", f"[class.{_text(kind)}]"]
         lines += [f"{key} = {_number(value)}" for key, value in asdict(correction).items()]
+    lines += _section("power", {name: _number(value) for name, value in document.power.items()})
     lines += _section("launch", {name: _number(value) for name, value in document.launch.items()})
     for row in document.collectives:
         values = {
@@ -40,6 +42,9 @@ def to_toml(document: Document, verb: str = "profile") -> str:
         lines += ["", "[[collective]]", *(f"{key} = {value}" for key, value in values.items())]
     lines += _section(
         "points", {_text(name): _number(value) for name, value in document.points.seconds.items()}
+    )
+    lines += _section(
+        "sustained", {_text(name): _number(value) for name, value in document.points.sustained.items()}
     )
     lines += _section("failed", {_text(name): _text(why) for name, why in document.points.failed.items()})
     return "\n".join(lines) + "\n"
@@ -54,18 +59,20 @@ def read_document(text: str, where: str) -> Document:
     try:
         table = parse_toml(text)
         points = {str(name): float(value) for name, value in table.get("points", {}).items()}
+        sustained = {str(name): float(value) for name, value in table.get("sustained", {}).items()}
         failed = {str(name): str(why) for name, why in table.get("failed", {}).items()}
         return Document(
             gpu=str(table["gpu"]),
             device=str(table["device"]),
             software=str(table["software"]),
-            points=Points(points, failed),
+            points=Points(points, failed, sustained=sustained),
             corrections={
                 kind: Correction(**{key: float(value) for key, value in entry.items()})
                 for kind, entry in table.get("class", {}).items()
             },
             launch={name: float(value) for name, value in table.get("launch", {}).items()},
             collectives=tuple(table.get("collective", ())),
+            power={name: float(value) for name, value in table.get("power", {}).items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{error} is missing" if isinstance(error, KeyError) else str(error)

@@ -1,5 +1,6 @@
 """The loop that measures: cases in order, what is known already left out, failures noted, time kept."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,6 +16,9 @@ class Backend(Protocol):
 
     def seconds(self, work: Operator) -> float:
         """The median of repeated runs with cold caches; any exception is a failed case."""
+
+    def sustained_s(self, work: Operator) -> float:
+        """The same of runs without a pause, once the clock has settled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,24 @@ class Points:
     seconds: Mapping[str, float] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)  # name -> reason
     left: tuple[str, ...] = ()  # not reached in time; a rerun measures them
+    sustained: Mapping[str, float] = field(default_factory=dict)  # run again and again
+
+
+def measure_sustained(cases: Sequence[Case], backend: Backend, known: Points) -> Points:
+    """*known* with the time of each case by itself, all of these first, and then without a pause."""
+    points = measure(cases, backend, known, math.inf, lambda: 0.0)
+    sustained, failed = dict(known.sustained), dict(points.failed)
+    for case in cases:
+        if case.name in sustained or case.name not in points.seconds:
+            continue
+        try:
+            found = backend.sustained_s(case.work)
+            if not found > 0:
+                raise ValueError(f"measured {found} s")
+            sustained[case.name] = found
+        except Exception as error:  # as below
+            failed[f"{case.name} sustained"] = " ".join(str(error).split())[:200] or type(error).__name__
+    return Points(points.seconds, {**known.failed, **failed}, known.left, sustained)
 
 
 def measure(
@@ -65,6 +87,6 @@ def measure(
             seconds[case.name] = found
         except Exception as error:  # whatever a driver or library raises, the other cases go on
             failed[case.name] = " ".join(str(error).split())[:200] or type(error).__name__
-        so_far = Points(dict(seconds), dict(failed))
+        so_far = Points(dict(seconds), dict(failed), sustained=known.sustained)
         report(Progress(done, len(todo), case, found, clock() - start, so_far))
-    return Points(seconds, failed, tuple(left))
+    return Points(seconds, failed, tuple(left), known.sustained)

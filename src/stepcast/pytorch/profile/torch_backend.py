@@ -5,6 +5,7 @@ spinning while the host issues the operator, so that a time between two events i
 random: zeros draw less power and run faster.
 """
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ Call = Callable[[], Any]
 
 WARM_UP = 3
 FEWEST, MOST = 7, 25  # runs of a case
+KEPT_UP_S = 1.2  # of one operator without a pause; the second half counts
 CASE_S = 0.15  # GPU time that the runs of one case may take together
 SPIN_CYCLES = 600_000  # about 0.3 ms: longer than the host needs to issue a backward call
 HOST_CALLS = 300
@@ -77,6 +79,27 @@ class TorchBackend:
         finally:
             self._torch.backends.cuda.matmul.allow_tf32 = False
             self._torch.cuda.empty_cache()
+
+    def sustained_s(self, work: Operator) -> float:
+        """Runs in batches of about 20 ms, the host one batch ahead."""
+        torch = self._torch
+        try:
+            call = self._call(work)
+            runs = max(1, round(0.02 / self._median_s(call)))
+            events, start = [], time.monotonic()
+            while time.monotonic() - start < KEPT_UP_S or len(events) < 4:
+                events.append(torch.cuda.Event(enable_timing=True))
+                events[-1].record()
+                for _ in range(runs):
+                    call()
+                if len(events) > 2:
+                    events[-2].synchronize()
+            torch.cuda.synchronize()
+            spans = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
+            return statistics.median(spans[len(spans) // 2 :]) * 1e-3 / runs
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+            torch.cuda.empty_cache()
 
     def _median_s(self, call: Call) -> float:
         for _ in range(WARM_UP):

@@ -61,6 +61,21 @@ class Executor:
 
     def step(self, number: int) -> list[Record]:
         """One whole step; when each of its ops ran."""
+        self._walk()
+        times = self.clock.read([(begin, end) for _, _, begin, end, _, _ in self._rows])
+        return [
+            Record(self.rank, lane, name, begin, end - begin, micro_batch, number, work)
+            for (lane, name, _, _, micro_batch, work), (begin, end) in zip(self._rows, times, strict=True)
+        ]
+
+    def elapsed_s(self) -> float:
+        """Seconds of one step in which ops are not marked."""
+        self.clock.quiet = True
+        self._walk()
+        self.clock.quiet = False
+        return float(self.clock.elapsed_s())
+
+    def _walk(self) -> None:
         self._rows.clear()
         self.clock.start()
         first = self.plan.stage_of(self.stage, 0)
@@ -73,11 +88,6 @@ class Executor:
             handle.wait()
         self._waiting.clear()
         self.exchange.finish()
-        times = self.clock.read([(begin, end) for _, _, begin, end, _, _ in self._rows])
-        return [
-            Record(self.rank, lane, name, begin, end - begin, micro_batch, number, work)
-            for (lane, name, _, _, micro_batch, work), (begin, end) in zip(self._rows, times, strict=True)
-        ]
 
     def _turn(self, turn: Turn) -> None:
         plan, backward = self.plan, turn.kind != "forward"

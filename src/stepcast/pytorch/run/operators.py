@@ -141,9 +141,8 @@ class Operators:
             return attend(*inputs, **options)
 
     def _updated(self, work: Elementwise) -> Call:
-        """AdamW in one kernel, over as many fp32 weights as move as much."""
-        torch = self._torch
-        elements = (work.read_bytes + work.write_bytes) / ADAM_BYTES
+        """AdamW in one kernel, over as many weights, in fp32."""
+        torch, elements = self._torch, work.elements
         pieces = max(1, math.ceil(elements * ADAM_BYTES / PIECE_BYTES))
         weight = torch.nn.Parameter(self._random(max(1, int(elements / pieces)), dtype=DType.FP32))
         weight.grad = torch.zeros_like(weight)

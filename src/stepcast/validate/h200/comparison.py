@@ -26,6 +26,7 @@ from stepcast.validate.folds import Family, load_folds
 from stepcast.validate.h200.blocks import block_time
 from stepcast.validate.h200.ops import operator_s
 from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
+from stepcast.validate.phases import PHASES, phases_s
 from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns, summary
 
 Record = dict[str, str]
@@ -144,7 +145,7 @@ def _step(record: Record) -> Iterator[Row]:
     if float(record.get("experts") or 0):
         return  # a Python loop over experts that waits for the GPU in each
     strategy, framework = row_strategy(record), row_framework(record)
-    predicted_s = predict(row_model(record), load_cluster("hgx-h200"), strategy, framework).step_s
+    prediction = predict(row_model(record), load_cluster("hgx-h200"), strategy, framework)
     how = [
         record["attention"],
         f"recompute {record['recompute']}",
@@ -152,7 +153,13 @@ def _step(record: Record) -> Iterator[Row]:
     ]
     name = f"{record['model']} step, {record['batch']} x {record['seq']}, {record['dtype']}, {', '.join(how)}"
     tags = {"kind": "step", "model": record["model"]}
-    yield Row(name.removesuffix(", "), float(record["step_ms"]) * 1e-3, predicted_s, tags)
+    name = name.removesuffix(", ")
+    yield Row(name, float(record["step_ms"]) * 1e-3, prediction.step_s, tags)
+    predicted = phases_s(prediction)
+    for phase, column in zip(PHASES, ("fwd_ms", "bwd_ms", "opt_ms"), strict=True):
+        if record.get(column):
+            measured_s = float(record[column]) * 1e-3
+            yield Row(f"{name} {phase}", measured_s, predicted[phase], {**tags, "kind": f"step {phase}"})
 
 
 def _no_times(record: Record) -> Iterator[Row]:
@@ -190,7 +197,7 @@ def _selections(table: Columns) -> dict[str, Mask]:
     linear = kind == "linear bf16"
     matrix = np.isin(kind, [f"{op} {d}" for op in ("linear", "bmm", "grouped_linear") for d in DType])
     attention = np.char.startswith(kind, "sdpa")
-    whole = np.char.startswith(kind, "block") | (kind == "step")
+    whole = np.char.startswith(kind, "block") | np.char.startswith(kind, "step")
     memory_bound: Mask = ~(matrix | attention | whole)
     return {
         "operators": ~whole,
@@ -204,6 +211,7 @@ def _selections(table: Columns) -> dict[str, Mask]:
         "blocks forward": kind == "block forward",
         "blocks backward": kind == "block backward",
         "training steps": kind == "step",
+        **{f"{phase} of training steps": kind == f"step {phase}" for phase in PHASES},
     }
 
 
