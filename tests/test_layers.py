@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cost": {"units", "ir", "hardware"},
     "frameworks": {"units", "ir", "hardware", "inputs"},
     "goodput": {"units", "ir", "hardware", "inputs", "pages"},
-    "pytorch": {"units", "ir", "hardware", "inputs", "cost"},
+    "pytorch": {"units", "ir", "hardware", "inputs", "outputs", "cost"},
     "simulation": {"units", "ir"},
     "analyze": {"units", "ir", "hardware", "cost", "simulation", "pages"},
     "report": {"units", "ir"},
