@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'stepcast[torch]'")
 
-from stepcast.cli.main import main  # noqa: E402
+from stepcast.cli.main import main
 
 MODEL = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
