@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.colour import RULES, painted
-from stepcast.cli.progress import Bar, bar_text
+from stepcast.cli.progress import BAR_WIDTH, Bar, bar_text, moving_text
 from stepcast.ir.watched import watched, watching
 from tests.cli.test_main import EXAMPLES
 from tests.faults.test_hostile_text import HOSTILE
@@ -98,6 +98,14 @@ def test_rules_do_not_overlap() -> None:
 
 def test_bars_say_how_far_and_how_long() -> None:
     assert bar_text("rows", 1, 4, "1 of 4", 30.0) == "rows [#######.......................] 1 of 4, 30 s left"
+
+
+def test_work_without_a_known_end_moves() -> None:
+    shown = [moving_text("search", at, "best 1 s") for at in range(100)]
+    assert shown[0] == "search [###...........................] best 1 s"
+    assert shown[1] != shown[0]
+    assert all(each.count("#") == 3 and len(each) == len(shown[0]) for each in shown)
+    assert BAR_WIDTH == 30
 
 
 def test_a_bar_shows_nothing_in_the_first_second(monkeypatch: pytest.MonkeyPatch) -> None:

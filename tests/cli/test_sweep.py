@@ -18,7 +18,7 @@ from stepcast.sweep.spec import read_spec
 from tests.cli.test_main import EXAMPLES, run, run_json
 from tests.shared import ROOT
 
-SPEC = str(EXAMPLES / "sweep-small.toml")
+SPEC = str(EXAMPLES / "sweeps" / "small.toml")
 POINTS = 36
 
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+pytest.importorskip("starlette", reason="needs the extra web")
+
 from stepcast.cli.serve import Verbs
 from stepcast.cli.strategy import PRECISIONS
 from stepcast.serve import fields

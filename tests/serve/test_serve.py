@@ -42,6 +42,7 @@ class Server:
     port: int
     token: str
     folder: Path
+    process: int
 
     def ask(
         self,
@@ -71,6 +72,20 @@ class Server:
         return self.ask(f"/analyze?cluster={cluster}", "POST", data, X_Files=files)
 
 
+def children(process: int) -> list[str]:
+    """Searches that run beside the server."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            parent, words = (
+                path.read_text().rpartition(")")[2].split()[1],
+                (path.parent / "cmdline").read_bytes(),
+            )
+            if int(parent) == process and b"spawn_main" in words:
+                found.append(path.parent.name)
+    return found
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
@@ -83,7 +98,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         assert running.stdout
         found = re.fullmatch(r"open http://127\.0\.0\.1:(\d+)/([\w-]{32})/\n", running.stdout.readline())
         assert found
-        yield Server(int(found[1]), found[2], folder)
+        yield Server(int(found[1]), found[2], folder, running.pid)
         running.terminate()
     assert sorted(path.name for path in folder.iterdir()) == ["secret.txt"], "the app writes no files"
 
@@ -146,9 +161,15 @@ def test_a_search_that_nobody_waits_for_ends(server: Server) -> None:
     query = "model=llama-3.1-405b&cluster=dgx-h100&gpus=4096&global_batch=4096&seq=8192&top=50"
     connection.request("GET", f"/{server.token}/search?{query}", headers={"Host": f"127.0.0.1:{server.port}"})
     answer = connection.getresponse()
-    answer.read(30)
+    deadline = time.monotonic() + 60
+    while not children(server.process) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children(server.process)
     answer.close()
     connection.close()
+    while children(server.process) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not children(server.process)
     assert server.ask(f"/answer?{QUERY}").status == 200
 
 

@@ -166,7 +166,7 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
     ),
     "nccl-tests": (
         _loaded("stepcast.cli.sweeps", "sweep_facts"),
-        _loaded("stepcast.report.logs", "sweep_text"),
+        _loaded("stepcast.report.link_sweep", "sweep_text"),
     ),
     "nsys": (
         _facts_of("stepcast.analyze.streams", "analyze_streams"),

@@ -14,6 +14,7 @@ from stepcast.ir.limits import PIPE
 SMALLEST_BYTES = 32 * 2**20
 EVERY_S = 0.1
 LONG_S = 1.0
+MOVING = "###"
 BAR_WIDTH = 30
 
 
@@ -58,6 +59,12 @@ def bar_text(label: str, done: float, total: float, told: str, left_s: float | N
     filled = int(BAR_WIDTH * done / total) if total else 0
     left = "" if left_s is None else f", {left_s:,.0f} s left"
     return f"{label} [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {told}{left}"
+
+
+def moving_text(label: str, ticks: int, told: str) -> str:
+    """The same of work whose end nobody knows: a search ends when its bounds say that nothing is left."""
+    at = ticks % (BAR_WIDTH - len(MOVING) + 1)
+    return f"{label} [{'.' * at}{MOVING}{'.' * (BAR_WIDTH - len(MOVING) - at)}] {told}"
 
 
 def _bar(path: str) -> Progress | None:

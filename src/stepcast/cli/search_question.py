@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import allowed
-from stepcast.cli.progress import bar_text
+from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ class _Watching:
             rate = counts.simulated / max(now - self.began, EVERY_S)
             told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
             words = f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
-            show_status(bar_text("search", counts.simulated, counts.simulated + counts.pruned, words))
+            show_status(moving_text("search", round((now - self.began) / EVERY_S), words))
 
     def _catch(self) -> None:
         import signal

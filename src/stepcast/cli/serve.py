@@ -7,16 +7,19 @@ import re
 import secrets
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from stepcast import __version__
 from stepcast.cli.main import Parser
 from stepcast.cli.numbers import count
 
 if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
     from stepcast.searching.best import Counts, Found
     from stepcast.serve.app import Answer, Rest, Told
 
@@ -209,22 +212,30 @@ class Verbs:
         page = compare_page(found, About("compare", commands, __version__), (names[0], names[1]))
         return Answer(page, {"title": page.title, "words": "", "step_s": found["step_s"]})
 
-    def search(self, words: Sequence[str], told: "Told", rest: "Rest") -> "Answer":
-        import shlex
+    def search(self, words: Sequence[str], told: "Told") -> "Answer":
+        """In a process of its own, so that live answers do not wait for it, and it ends when nobody does."""
+        import multiprocessing
 
-        from stepcast.cli.search import result_page
-        from stepcast.cli.search_facts import search_facts
-        from stepcast.cli.search_question import question_of
-        from stepcast.pages.document import About
-        from stepcast.serve.app import Answer
-
-        args = self.searching.parse_args(list(words[1:]))
-        command = shlex.join(["stepcast", *words])
-        asked = question_of(args)
-        result = asked.answer(watch=_Progress(told, rest))
-        found = search_facts(asked, result)
-        page = result_page(found, result, About("search", command, __version__))
-        return Answer(page, {"title": page.title, "words": "", "step_s": None})
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe(duplex=False)
+        process = context.Process(target=search_apart, args=(list(words), theirs), daemon=True)
+        process.start()
+        theirs.close()
+        try:
+            while True:
+                while not ours.poll(EVERY_S):
+                    told({})
+                kind, value = ours.recv()
+                if kind == "answer":
+                    return cast("Answer", value)
+                if kind == "mistake":
+                    raise ValueError(value)
+                told(value)
+        except EOFError:
+            raise ValueError("the search ended without an answer") from None
+        finally:
+            ours.close()
+            process.terminate()
 
     def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None) -> "Answer":
         from stepcast.cli.analyze import ANALYSES, PAGES
@@ -251,23 +262,33 @@ class Verbs:
         return Answer(page, {"title": page.title, "words": "", "step_s": found.get("step_s")})
 
 
-class _Progress:
-    """Tells how far a search is, now and then; raises KeyboardInterrupt where nobody listens any more."""
+def search_apart(words: list[str], pipe: "Connection") -> None:
+    """Search, and send how far it is and what was found into *pipe*."""
+    import shlex
 
-    def __init__(self, told: "Told", rest: "Rest") -> None:
-        self.told, self.rest, self.last = told, rest, 0.0
+    from stepcast.cli.search import result_page
+    from stepcast.cli.search_facts import search_facts
+    from stepcast.cli.search_question import question_of
+    from stepcast.pages.document import About
+    from stepcast.serve.app import MISTAKES, Answer
+    from stepcast.units import format_seconds
 
-    def __call__(self, counts: "Counts", best: "Found | None") -> None:
-        import time
+    last = [0.0]
 
-        from stepcast.units import format_seconds
-
-        self.rest()
+    def watch(counts: "Counts", best: "Found | None") -> None:
         now = time.monotonic()
-        if now - self.last < EVERY_S:
-            return
-        self.last = now
-        words = f"simulated {counts.simulated:,}, {counts.pruned:,} left; "
-        words += f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-        share = counts.simulated / (counts.simulated + counts.pruned + 1)
-        self.told({"words": words, "share": min(1.0, share)})
+        if now - last[0] >= EVERY_S:
+            last[0] = now
+            told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
+            words = f"simulated {counts.simulated:,}, {counts.pruned:,} left; {told}"
+            pipe.send(("progress", {"words": words}))
+
+    try:
+        # One process, which ends whole when it is ended; live answers have the other cores.
+        asked = question_of(Verbs().searching.parse_args([*words[1:], "--workers", "1"]))
+        result = asked.answer(watch=watch)
+        found = search_facts(asked, result)
+        page = result_page(found, result, About("search", shlex.join(["stepcast", *words]), __version__))
+        pipe.send(("answer", Answer(page, {"title": page.title, "words": "", "step_s": None})))
+    except MISTAKES as error:
+        pipe.send(("mistake", str(error) or type(error).__name__))

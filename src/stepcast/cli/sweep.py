@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.numbers import count
 from stepcast.cli.output import new_file, print_json, print_notes, terminal_width, write_file
+from stepcast.cli.pages import add_page_argument, write_page
 from stepcast.cli.streams import show_status
 
 if TYPE_CHECKING:
     from stepcast.sweep.run import Progress
 
 # Options that matter for each kind of call.
-ASKING = ("output", "engine", "workers", "address", "dry_run")
+ASKING = ("html", "output", "engine", "workers", "address", "dry_run")
 SEEING: dict[str, tuple[str, ...]] = {
     "status": (),
-    "show": ("where", "sort", "reverse", "top"),
+    "show": ("html", "where", "sort", "reverse", "top"),
     "export": ("where", "sort", "reverse", "top", "to", "to_file"),
 }
 ENGINES = ("local", "ray", "dask", "slurm")
@@ -58,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     seeing.add_argument("--top", type=count(1, MOST_ROWS), metavar="K", help="rows to show (default 20)")
     seeing.add_argument("--to", choices=FORMATS, metavar="FORMAT", help=f"export: {', '.join(FORMATS)}")
     seeing.add_argument("--to-file", type=new_file, metavar="FILE", help="export: where to")
+    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -109,7 +111,20 @@ def _ask(args: argparse.Namespace) -> int:
         raise
     finally:
         show_status("")
+    _write_page(args, args.output)
     return _told(args, _progress_facts(found, args.output))
+
+
+def _write_page(args: argparse.Namespace, folder: str) -> None:
+    if not args.html:
+        return
+    from stepcast.pages.sweep import sweep_page
+    from stepcast.sweep.store import Store
+    from stepcast.sweep.summary import page_facts
+
+    with Store(folder) as store:
+        found = {"folder": folder, **page_facts(store)}
+    write_page(args, lambda about: sweep_page(found, about))
 
 
 def _cores() -> int:
@@ -179,6 +194,7 @@ def _show(args: argparse.Namespace) -> int:
     from stepcast.sweep.store import Store
     from stepcast.sweep.summary import rows_of
 
+    _write_page(args, args.folder)
     with Store(args.folder) as store:
         found = rows_of(store, args.where, args.sort, args.top or 20, args.reverse)
         counts = store.counts()

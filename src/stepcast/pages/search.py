@@ -130,7 +130,7 @@ def _scatter(found: Facts, simulated: Sequence[CandidateFacts]) -> Section:
         "GiB of a GPU",
     )
     shown = [each for each in others if each["step_s"] <= high]
-    dots = [frame.dot(each["step_s"], each["memory_bytes"] / GIB, "hidden", _tip(each), 3) for each in shown]
+    dots = [frame.dot(each["step_s"], each["memory_bytes"] / GIB, "other", _tip(each), 3) for each in shown]
     line = sorted(
         (each["step_s"], each["memory_bytes"] / GIB) for each in found["front"] if each["step_s"] <= high
     )
@@ -155,7 +155,7 @@ def _scatter(found: Facts, simulated: Sequence[CandidateFacts]) -> Section:
     ]
     limit = frame.line(((frame.x_low, capacity), (frame.x_high, capacity)), "capacity")
     key = legend(
-        (("compute", "ranked below"), ("optimizer", "none beats it in both"), ("hidden", "simulated"))
+        (("compute", "ranked below"), ("optimizer", "none beats it in both"), ("other", "simulated"))
     )
     chart = frame.draw(
         limit,

@@ -56,7 +56,9 @@ class Answers(Protocol):
         """All of it where *rest* is given, which is called between its parts; else what is known at once."""
         ...
 
-    def search(self, words: Sequence[str], told: Told, rest: Rest) -> Answer: ...
+    def search(self, words: Sequence[str], told: Told) -> Answer:
+        """*told* hears how far it is, of nothing too, and ends it by a KeyboardInterrupt."""
+        ...
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answer: ...
 
@@ -227,12 +229,14 @@ class _Routes:
         def told(progress: dict[str, Any]) -> None:
             if gone:
                 raise KeyboardInterrupt
-            loop.call_soon_threadsafe(events.put_nowait, ("progress", progress))
+            if progress:
+                loop.call_soon_threadsafe(events.put_nowait, ("progress", progress))
 
         def work() -> None:
             try:
-                with self.turns:
-                    event = ("done", self.answers.search(words, told, self.turns.rest).facts())
+                event = ("done", self.answers.search(words, told).facts())
+            except KeyboardInterrupt:
+                return
             except MISTAKES as error:
                 event = ("failed", {"error": message(str(error))})
             loop.call_soon_threadsafe(events.put_nowait, event)

@@ -152,7 +152,7 @@ def _search_tools() -> Markup:
         "div",
         tag("button", "Search", type="button", id="search-go", class_="quiet strong"),
         tag("button", "Stop", type="button", id="search-stop", class_="quiet", disabled=True),
-        tag("progress", value=0, max=1, id="search-bar", hidden=True, aria_label="Search"),
+        tag("progress", id="search-bar", hidden=True, aria_label="Search"),
         tag("p", "", id="search-told", aria_live="polite", class_="lead"),
         class_="go",
     )

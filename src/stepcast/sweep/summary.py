@@ -1,11 +1,14 @@
 """What a store holds, as rows and in short."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from stepcast.sweep.store import Store
+from stepcast.sweep.store import COLUMNS, Store
 
 USUAL_ORDER = '"fits" DESC, "tokens_per_s_per_gpu" DESC, "position"'
 COMMON_ERRORS = 5
+PAGE_ROWS = 200
+WIDEST_MAP = 16
 
 
 def rows_of(
@@ -30,6 +33,54 @@ def rows_of(
         if where is None:
             raise
         raise ValueError(f"--where {where!r}: {error}; rows have {', '.join(known)}") from None
+
+
+def page_facts(store: Store) -> dict[str, Any]:
+    """What the page of a sweep shows: the fastest rows, how they scale, and which settings are fast."""
+    words = _varying(store)
+    kinds = [name for name in ("model", "cluster") if name in words]
+    return {
+        **status_facts(store),
+        "words": words,
+        "kinds": kinds,
+        "rows": rows_of(store, "fits", top=PAGE_ROWS),
+        "scaling": _fastest(store, [*kinds, "gpus"]) if "gpus" in words else [],
+        "heat": _heat(store, kinds, [name for name in words if name not in (*kinds, "gpus", "price")]),
+    }
+
+
+def _varying(store: Store) -> list[str]:
+    """Words of the points that have more than one value."""
+    names = [name for name in store.columns() if name not in (*COLUMNS, "position")]
+    counted = ", ".join(f'count(DISTINCT "{name}") + max("{name}" IS NULL) AS "{name}"' for name in names)
+    found = store.rows(f"SELECT {counted} FROM points")[0] if names else {}
+    return [name for name in names if found[name] > 1]
+
+
+def _fastest(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The most tokens per second and GPU of what fits, for each combination of *names*."""
+    listed = ", ".join(f'"{name}"' for name in names)
+    grouped = f"GROUP BY {listed} ORDER BY {listed}" if names else ""
+    told = f"{listed}, " if names else ""
+    return store.rows(
+        f"SELECT {told}max(tokens_per_s_per_gpu) AS tokens_per_s_per_gpu FROM results WHERE fits {grouped}"
+    )
+
+
+def _heat(store: Store, kinds: Sequence[str], words: Sequence[str]) -> dict[str, Any] | None:
+    """The two settings with most values against each other, for each of *kinds*."""
+    values = {
+        name: [row[name] for row in store.rows(f'SELECT DISTINCT "{name}" FROM points ORDER BY 1')]
+        for name in words
+    }
+    fitting = sorted(
+        (name for name in words if len(values[name]) <= WIDEST_MAP), key=lambda name: -len(values[name])
+    )
+    if len(fitting) < 2:
+        return None
+    across, down = fitting[:2]
+    cells = _fastest(store, [*kinds, across, down])
+    return {"across": across, "down": down, "x": values[across], "y": values[down], "cells": cells}
 
 
 def status_facts(store: Store) -> dict[str, Any]:

@@ -93,7 +93,6 @@
     source = new EventSource(`search?${query}`);
     source.addEventListener("progress", (event) => {
       const told = JSON.parse(event.data);
-      byId("search-bar").value = told.share;
       byId("search-told").textContent = told.words;
     });
     source.addEventListener("done", (event) => { put(JSON.parse(event.data), 0); byId("search-told").textContent = "done"; answer.dataset.answered = query; searching(false); });

@@ -1,0 +1,228 @@
+"""The page of a sweep: how models scale, which settings are fast, and the best rows."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from stepcast.pages.blocks import answer, card, pairs, table
+from stepcast.pages.charts import Frame, legend
+from stepcast.pages.document import About, Page, Section
+from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.units import GIB, format_bytes, format_percent, format_seconds
+
+Facts = Mapping[str, Any]
+Rows = Sequence[Mapping[str, Any]]
+# Colours that are told apart; more lines than these hide each other.
+KINDS = ("compute", "tp", "dp", "ep", "pp", "optimizer", "cp", "host")
+MOST_MAPS = 6
+
+
+def sweep_page(found: Facts, about: About) -> Page:
+    """Of the facts of a sweep's store."""
+    sections = [
+        *_scaling(found["scaling"], found["kinds"]),
+        *_maps(found["heat"], found["kinds"]),
+        *_trade(found["rows"], found["words"], found["kinds"]),
+        *_ranked(found["rows"], found["words"]),
+        *_errors(found["common_errors"]),
+    ]
+    best = found["best_tokens_per_s_per_gpu"]
+    title = f"{found['answered']:,} points: {best:,.0f} tokens/s/GPU at best" if best else "nothing fits"
+    return Page(title, _headline(found), sections, about, found)
+
+
+def _headline(found: Facts) -> Markup:
+    cards = [
+        card(
+            "Points", f"{found['points']:,}", f"{found['left']:,} not answered yet" if found["left"] else ""
+        ),
+        card("Fit", f"{found['fit'] or 0:,}"),
+        card("Errors", f"{found['errors']:,}", "", "bad" if found["errors"] else ""),
+    ]
+    if found["best_mfu"] is not None:
+        cards.append(card("Best MFU", format_percent(found["best_mfu"])))
+        cards.append(
+            card("Steps", format_seconds(found["least_step_s"]), f"to {format_seconds(found['most_step_s'])}")
+        )
+    about = join((tag("strong", found["folder"]), tag("span", f"varied: {_words(found['words'])}")))
+    best = found["best_tokens_per_s_per_gpu"]
+    if not best:
+        return answer("Nothing", "fits", about, cards=cards)
+    return answer(f"{best:,.0f}", "tokens per second and GPU at best", about, cards=cards)
+
+
+def _words(names: Sequence[str]) -> str:
+    return ", ".join(name.replace("_", "-") for name in names) or "nothing"
+
+
+def _kind(row: Mapping[str, Any], kinds: Sequence[str]) -> str:
+    return " on ".join(str(row[name]) for name in kinds) or "all points"
+
+
+def _scaling(rows: Rows, kinds: Sequence[str]) -> list[Section]:
+    """Tokens per second and GPU against GPUs: flat is ideal."""
+    lines = [(name, list(each)) for name, each in groupby(rows, key=lambda row: _kind(row, kinds))]
+    lines = sorted(lines, key=lambda line: -max(row["tokens_per_s_per_gpu"] for row in line[1]))
+    if not lines:
+        return []
+    sections = []
+    for first in range(0, len(lines), len(KINDS)):
+        some = lines[first : first + len(KINDS)]
+        every = [row for _, each in some for row in each]
+        speeds = [row["tokens_per_s_per_gpu"] for row in every]
+        counts = [row["gpus"] for row in every]
+        low, high = min(speeds) * 0.8, max(speeds) * 1.25
+        frame = Frame(
+            min(counts) * 0.9, max(counts) * 1.1, low, high, _whole, _whole, "GPUs", "tokens/s/GPU", log=True
+        )
+        drawn: list[Child] = []
+        for kind, (name, each) in zip(KINDS, some, strict=False):
+            places = [(row["gpus"], row["tokens_per_s_per_gpu"]) for row in each]
+            drawn.append(frame.line(places, "ideal"))
+            drawn += [
+                frame.dot(x, y, kind, f"{name}, {x:,} GPUs: {y:,.0f} tokens/s/GPU", 5) for x, y in places
+            ]
+        key = legend(zip(KINDS, (name for name, _ in some), strict=False))
+        chart = frame.draw(drawn, label="Tokens per second and GPU against GPUs")
+        title = "How they scale" if not first else f"How they scale, {first // len(KINDS) + 1}"
+        lead = "The best that fits at each number of GPUs; flat would be ideal. Both axes are logarithmic."
+        sections.append(Section(title, join((key, chart)), lead, wide=True))
+    return sections
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def _maps(heat: Facts | None, kinds: Sequence[str]) -> list[Section]:
+    """Two settings against each other; the darker a cell, the nearer to the best of its map."""
+    if heat is None:
+        return []
+    names = list(dict.fromkeys(_kind(cell, kinds) for cell in heat["cells"]))
+    shown = [_map(heat, kinds, name) for name in names[:MOST_MAPS]]
+    across, down = heat["across"].replace("_", "-"), heat["down"].replace("_", "-")
+    lead = f"The most tokens/s/GPU of what fits, {across} across and {down} down; empty: nothing fits."
+    if len(names) > MOST_MAPS:
+        lead += f" The first {MOST_MAPS} of {len(names)}."
+    return [Section("Which settings are fast", tag("div", shown, class_="maps"), lead, wide=True)]
+
+
+def _map(heat: Facts, kinds: Sequence[str], name: str) -> Markup:
+    speeds = {
+        (cell[heat["across"]], cell[heat["down"]]): cell["tokens_per_s_per_gpu"]
+        for cell in heat["cells"]
+        if _kind(cell, kinds) == name
+    }
+    best = max(speeds.values(), default=1.0)
+    head = tag(
+        "tr",
+        tag("th", f"{_short(heat['down'])} \\ {_short(heat['across'])}"),
+        [tag("th", _cell(x), scope="col") for x in heat["x"]],
+    )
+    body = [
+        tag("tr", tag("th", _cell(y), scope="row"), [_shade(speeds.get((x, y)), best) for x in heat["x"]])
+        for y in heat["y"]
+    ]
+    made = tag("table", tag("caption", name), tag("thead", head), tag("tbody", body), class_="heat")
+    return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=name)
+
+
+def _shade(speed: float | None, best: float) -> Markup:
+    if speed is None:
+        return tag("td", "")
+    tenth = max(0, min(9, int(10 * speed / best)))
+    return tag(
+        "td", f"{speed:,.0f}", class_=f"number h-{tenth}", data_tip=f"{speed / best:.0%} of the best here"
+    )
+
+
+def _short(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _cell(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def _trade(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> list[Section]:
+    """Speed against memory of the fastest rows."""
+    if len(rows) < 2:
+        return []
+    sizes = [row["memory_bytes"] / GIB for row in rows]
+    speeds = [row["tokens_per_s_per_gpu"] for row in rows]
+    frame = Frame(
+        0.0,
+        max(sizes) * 1.05,
+        0.0,
+        max(speeds) * 1.08,
+        lambda size: f"{size:g}",
+        _whole,
+        "GiB of a GPU",
+        "tokens/s/GPU",
+    )
+    names = list(dict.fromkeys(_kind(row, kinds) for row in rows))[: len(KINDS)]
+    colour = dict(zip(names, KINDS, strict=False))
+    dots = [
+        frame.dot(
+            size,
+            speed,
+            colour.get(_kind(row, kinds), "hidden"),
+            _tip(row, words),
+            4,
+            data_row=row["position"],
+        )
+        for row, size, speed in zip(rows, sizes, speeds, strict=True)
+    ]
+    front = frame.line(_front(sorted(zip(sizes, speeds, strict=True))), "front")
+    chart = frame.draw(front, dots, label="Tokens per second and GPU against memory", key="pareto")
+    lead = f"The {len(rows):,} fastest that fit. Upper left is better; nothing beats a point on the line."
+    key = legend([(kind, name) for name, kind in colour.items()])
+    return [Section("Speed against memory", join((key, chart)), lead, wide=True)]
+
+
+def _front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Points that no other one of less memory outruns."""
+    kept: list[tuple[float, float]] = []
+    for size, speed in points:
+        if not kept or speed > kept[-1][1]:
+            kept.append((size, speed))
+    return kept
+
+
+def _tip(row: Mapping[str, Any], words: Sequence[str]) -> str:
+    told = ", ".join(f"{_short(name)} {row[name]}" for name in words if row.get(name) is not None)
+    return f"{row['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {format_bytes(row['memory_bytes'])}: {told}"
+
+
+def _ranked(rows: Rows, words: Sequence[str]) -> list[Section]:
+    if not rows:
+        return []
+    heads = [*(_short(name) for name in words), "step", "tokens/s/GPU", "MFU", "memory"]
+    cells = [
+        [
+            *(_cell(row.get(name)) for name in words),
+            format_seconds(row["step_s"]),
+            f"{row['tokens_per_s_per_gpu']:,.0f}",
+            format_percent(row["mfu"]) if row["mfu"] is not None else "-",
+            format_bytes(row["memory_bytes"]),
+        ]
+        for row in rows
+    ]
+    names = [*words, "step_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes"]
+    keys = [[row.get(name) for name in names] for row in rows]
+    made = table(
+        heads,
+        cells,
+        "Fastest first; a head sorts by its column",
+        keys,
+        True,
+        [row["position"] for row in rows],
+    )
+    return [Section("The fastest that fit", made, wide=True)]
+
+
+def _errors(errors: Rows) -> list[Section]:
+    if not errors:
+        return []
+    listed = [(f"{each['points']:,} points", each["error"]) for each in errors]
+    return [Section("What could not be answered", pairs(listed), wide=True)]
