@@ -3,6 +3,7 @@
 import html
 import pickle
 import re
+from typing import Any
 
 import pytest
 
@@ -87,7 +88,7 @@ def test_a_plan_is_shown_and_travels() -> None:
 
 def test_measured_runs_are_shown_and_travel() -> None:
     megatron = stepcast.read(EXAMPLES / "megatron-rank7.txt")
-    shown = [
+    shown: list[Any] = [
         analyze_megatron(megatron),
         analyze_kineto(stepcast.read(EXAMPLES / "kineto-llama-1b.json.gz")),
         replay(record_megatron(megatron)),
