@@ -7,8 +7,8 @@ Models and settings are those of ``hf_steps.toml``, rows of its sets ``paced`` (
 layers: what the host needs for a layer), ``traced`` and ``late`` (kernels, after a second of the same steps)
 and ``hot`` (the same without a pause, without operators). ``traced.jsonl.gz`` has a line per row: kernels as
 [phase, operator, its root, shapes, formats, kernel, microseconds, microseconds idle before], and the
-operators that the host dispatched, counted by phase. ``paced.jsonl.gz`` has milliseconds of each phase, on the
-GPU and on the host.
+operators that the host dispatched, counted by phase. ``paced.jsonl.gz`` has milliseconds of each phase, on
+the GPU and on the host.
 """
 
 import argparse

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stepcast.library import rows as rows
     from stepcast.library import search as search
     from stepcast.models.catalog import load_model as load_model
+    from stepcast.pytorch.record.recorder import record as record
 
 # Public name -> module and name there. Loaded when first used: `import stepcast` alone costs nothing.
 PUBLIC = {
@@ -58,6 +59,7 @@ PUBLIC = {
     "load_framework": ("stepcast.frameworks.catalog", "load_framework"),
     "load_model": ("stepcast.models.catalog", "load_model"),
     "plan": ("stepcast.library", "plan"),
+    "record": ("stepcast.pytorch.record.recorder", "record"),
     "predict": ("stepcast.library", "predict"),
     "predict_many": ("stepcast.forecast.predict", "predict_many"),
     "read": ("stepcast.inputs.table", "read"),

@@ -224,6 +224,7 @@ REQUIRED = {
     "simulate": list(SIMULATE),
     "analyze": ["analyze", "f"],
     "replay": ["replay", "f"],
+    "run": ["run", "f"],
     "collective": list(ALL_REDUCE),
     "op": list(MATMUL),
     "calibrate": ["calibrate", "f"],

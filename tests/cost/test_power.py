@@ -1,12 +1,19 @@
 """Sustained work against the power limit, as it was measured on an H200 (tools/measure_power.py)."""
 
+import csv
+from collections import Counter
+
+import numpy as np
 import pytest
 
-from stepcast.cost.compute import Load, compute_price
+from stepcast.cost.compute import Load, compute_price, counted_load
 from stepcast.cost.fits import default_fit
+from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Compute, Matmul
+from stepcast.validate.h200.comparison import shipped
+from stepcast.validate.transformers import Setting
 
 H200 = load_gpu("h200")
 PRODUCT = Matmul(8192, 8192, 8192)
@@ -34,3 +41,28 @@ def test_a_burst_is_not_slowed() -> None:
 def test_more_duty_is_never_faster() -> None:
     times = [seconds(PRODUCT, duty / 10) for duty in range(11)]
     assert times == sorted(times)
+
+
+def test_a_step_wants_as_much_power_as_its_clock_shows() -> None:
+    """Steps of transformers on an H200: what they want at full clock, beside how much lower their clock was."""
+    folder = shipped().parent / "transformers"
+    pairs = []
+    with (folder / "steps_eager.csv").open() as lines:
+        for record in csv.DictReader(lines):
+            if int(record["batch"]) * int(record["seq"]) < 4096 or "experts-eager" in record["setting"]:
+                continue
+            setting = Setting(record, folder)
+            workload = generate(setting.model, setting.strategy, setting.framework)
+            works: Counter[Compute] = Counter()
+            for block in workload.stages[0].body:
+                for layer in block.layers:
+                    for op in layer.all_ops:
+                        if isinstance(op.work, Compute):
+                            works[op.work] += block.repeat
+            wanted = counted_load(works, H200, default_fit()).wanted
+            assert wanted is not None
+            pairs.append((max(1.0, wanted), 1980 / float(record["sm_mhz"])))
+    asked, slower = np.array(pairs).T
+    assert len(pairs) > 40
+    assert abs(asked - slower).mean() < 0.035
+    assert np.corrcoef(asked, slower)[0, 1] > 0.8

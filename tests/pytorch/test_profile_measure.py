@@ -1,7 +1,9 @@
 """Measuring a GPU, without one: the cases, the loop, the corrections, the file."""
 
 import itertools
+import tomllib
 from collections import Counter
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
@@ -10,15 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.cost.calibration import CalibrationError, Correction, calibration
-from stepcast.cost.compute import compute_price
+from stepcast.cost.compute import SUSTAINED, compute_price, step_load
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
-from stepcast.pytorch.profile.cases import LONGEST_S, Case, Operator, gpu_cases, held_bytes
-from stepcast.pytorch.profile.corrections import fit_classes
+from stepcast.pytorch.profile.cases import (
+    LONGEST_S,
+    Case,
+    Operator,
+    gpu_cases,
+    held_bytes,
+    sustained_cases,
+)
+from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
 from stepcast.pytorch.profile.document import Document, read_document, to_toml
-from stepcast.pytorch.profile.measure import Points, Progress, measure
+from stepcast.pytorch.profile.measure import Points, Progress, measure, measure_sustained
 from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 H200, T4, FIT = load_gpu("h200"), load_gpu("t4"), default_fit()
@@ -37,6 +46,10 @@ class Times:
         if isinstance(work, GroupedMatmul):
             raise RuntimeError("no kernel\nimage")
         return self.factor * compute_price(work, H200, FIT).seconds
+
+    def sustained_s(self, work: Operator) -> float:
+        """At the clock that its power leaves where work goes on."""
+        return self.factor * compute_price(work, H200, FIT, SUSTAINED).seconds
 
 
 def ticking(step_s: float) -> "itertools.count[float]":
@@ -210,3 +223,37 @@ def test_tf32_is_on_for_tf32_alone(torch: MagicMock) -> None:
 def test_names_of_cases_say_their_size() -> None:
     assert Case(Matmul(128, 256, 512)).name == "matmul.bf16 128x256x512"
     assert Case(Attention(2, 128, 128, 8, 2, 64, 64)).name == "attention.forward 2x128 heads 8/2x64"
+
+
+def test_the_energy_of_operations_is_seen_in_sustained_work() -> None:
+    cases = sustained_cases(H200, FIT, (DType.BF16,))
+    points = measure_sustained(cases, Times(1.0), Points())
+    assert set(points.sustained) == set(points.seconds) == {case.name for case in cases}
+    known = FIT.power.of("hopper")
+    found = fit_energies(cases, points, H200, FIT)
+    assert found["bf16"] == pytest.approx(known.energy("hopper", "bf16"), rel=0.15)
+    assert found["attention"] == pytest.approx(known.attention, rel=0.15)
+    again = measure_sustained(cases, MagicMock(), points)
+    assert again == points
+
+
+def test_a_profile_of_the_same_gpu_leaves_steps_where_they_were() -> None:
+    works: list[Operator] = [Matmul(16384, 4096, 4096), Attention(2, 4096, 4096, 32, 8, 128, 128)]
+    load = step_load(works, H200, FIT)
+    table = tomllib.loads(Path("examples/calibrations/h200.toml").read_text())
+    own = calibration(table)
+    assert own.alone
+    assert own.power
+    for work in works:
+        usual = compute_price(work, H200, FIT, load).seconds
+        assert own.price(work, H200, FIT, load).seconds == pytest.approx(usual, rel=0.04)
+
+
+def test_power_and_sustained_points_are_written_and_read() -> None:
+    points = Points({"a": 1.0}, sustained={"a": 1.2})
+    document = Document("h200", "NVIDIA H200", "torch", points, power={"bf16": 1e-12, "attention": 1.3})
+    read = read_document(to_toml(document), "mine.toml")
+    assert read.points == points
+    assert read.power == document.power
+    with pytest.raises(CalibrationError, match="joule"):
+        calibration({"gpu": "h200", "power": {"bf16": -1.0}})

@@ -10,6 +10,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.strategy import RecomputeKind
 from stepcast.validate.h200.comparison import shipped
+from stepcast.validate.phases import phases_s
 from stepcast.validate.transformers import COMMAND, Setting, measure_folder
 from tests.validate.csv_rows import write
 from tests.validate.test_published_commands import typed_s
@@ -66,6 +67,30 @@ def test_measured_steps_and_peaks() -> None:
     found = measure_folder(str(FOLDER))
     table = found.columns
     steps = found.selections["step"]
-    assert int(steps.sum()) >= 70
-    assert abs(table.error[steps]).mean() <= 0.09
-    assert found.figures["peak memory: mean_abs_error"] <= 0.03
+    assert int(steps.sum()) >= 100
+    assert abs(table.error[steps]).mean() <= 0.04
+    for phase in ("backward", "optimizer"):
+        assert abs(table.error[found.selections[phase]]).mean() <= 0.05, phase
+    assert found.figures["peak memory: mean_abs_error"] <= 0.02
+
+
+def test_steps_with_a_profile_of_their_gpu() -> None:
+    found = measure_folder(str(FOLDER), calibration="examples/calibrations/h200.toml")
+    assert abs(found.columns.error[found.selections["step"]]).mean() <= 0.05
+
+
+def test_a_profile_of_another_gpu_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text('gpu = "h100-sxm"\n[class."matmul.bf16"]\nfactor = 1.0\n')
+    with pytest.raises(ValueError, match="measured on h100-sxm"):
+        measure_folder(str(FOLDER), calibration=str(other))
+
+
+def test_the_phases_of_a_step_make_up_the_step() -> None:
+    found = setting(layers="2")
+    prediction = predict(found.model, load_cluster("hgx-h200"), found.strategy, found.framework)
+    phases = phases_s(prediction)
+    assert list(phases) == ["forward", "backward", "optimizer"]
+    assert all(seconds > 0 for seconds in phases.values())
+    assert sum(phases.values()) == pytest.approx(prediction.step_s)
+    assert phases["backward"] > phases["forward"]

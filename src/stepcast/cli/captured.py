@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
     from stepcast.hardware import Cluster
     from stepcast.ir.captured import Captured
+    from stepcast.ir.workload import Workload
 
 # Options of predict that a captured program cannot take, since it says these itself.
 ITS_OWN = (
@@ -102,3 +103,15 @@ def captured_facts(captured: "Captured") -> dict[str, Any]:
             for block in captured.stage.body
         ],
     }
+
+
+def as_workload(captured: "Captured", args: argparse.Namespace) -> "Workload":
+    """*captured* with the times of its kernels on the GPU of *args*, for formats that hold times."""
+    from stepcast.forecast.predict import compute_pricer
+    from stepcast.generate.written import recorded
+    from stepcast.hardware import load_cluster
+
+    if not args.gpu:
+        raise ValueError(f"{args.to} holds times, and a captured program has none: give --gpu G as well")
+    price = compute_pricer(captured.workload, load_cluster(f"generic:gpu={args.gpu}"))
+    return recorded(captured.workload, lambda work: price(work).seconds)  # type: ignore[arg-type]

@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to", required=True, choices=[target.name for target in TARGETS], help="format to write"
     )
     parser.add_argument("--json", action="store_true", help="say what was done as one JSON object")
+    parser.add_argument("--gpu", metavar="G", help="of a captured program: whose times a workload file gets")
     add_edit_arguments(parser)
 
 
@@ -34,6 +35,12 @@ def run(args: argparse.Namespace) -> int:
     document = read_document([args.input], args)
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
     target = target_named(args.to)
+    if type(document).__name__ == "Captured" and target.takes == "workload":
+        from stepcast.cli.captured import as_workload
+
+        document = as_workload(document, args)
+    elif args.gpu:
+        raise ValueError("--gpu has no effect: it is for captured programs, whose kernels have no times")
     files = target.files(document, args.output)
     sizes = {name: print_data(data) for name, data in files} if to_stdout else write_files(files)
     names, size = list(sizes), sum(sizes.values())

@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from stepcast import __version__
 from stepcast.cli.choices import GIVEN, gpu_counts
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, positive, price
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     _check_output(args.output)
     asked = question_of(args)
     result = asked.answer()
-    found = search_facts(asked, result)
+    found = {**search_facts(asked, result), "command": args.command, "version": __version__}
     if args.output:
         write_file(args.output, _document(args.output, found))
     write_page(args, lambda about: result_page(found, result, about))

@@ -48,8 +48,9 @@ def framework_of(captured: Captured) -> Framework:
     """How the host issues what was captured."""
     modules = Modules.TRANSFORMERS if "transformers" in dict(captured.facts) else Modules.TORCH
     kernels = Kernels.COMPILED if captured.compiled else Kernels.PLAIN
-    execution = Execution.GRAPHS if captured.compiled else Execution.EAGER
-    return replace(MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=execution)
+    return replace(
+        MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=Execution.EAGER
+    )
 
 
 def predict_captured(
@@ -62,8 +63,8 @@ def predict_captured(
     framework = framework_of(captured)
     compute = compute_pricer(captured.workload, cluster, calibration, framework.attention)
     workload, begins = spread_out(captured, spread, compute)
-    issue = None if framework.execution is Execution.GRAPHS else _issue_s(framework)
-    options = Options(schedule=spread.schedule, issue_s=issue, contention=True, send=Send.EAGER)
+    issue_s = _issue_s(framework)
+    options = Options(schedule=spread.schedule, issue_s=issue_s, contention=True, send=Send.EAGER)
     prediction = simulate(workload, cluster, options, compute)
     memory = stage_memory(captured, spread, begins, cluster)
     return replace(

@@ -23,9 +23,9 @@ from stepcast.ir.strategy import TrainingKind
 from stepcast.ir.work import Elementwise, streamed
 from stepcast.ir.workload import Layer, Op
 
-# What an eager host could issue while it makes positions, masks and angles before the first layer of a model of
-# transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): 1.2 to 1.7 ms
-# that the GPU is idle in traced forwards.
+# What an eager host could issue while it makes positions, masks and angles before the first layer of a model
+# of transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): the GPU
+# of traced forwards is idle for 1.2 to 1.7 ms.
 BEGINNING_KERNELS = 80
 
 
@@ -133,8 +133,8 @@ def _loss(sizes: Sizes) -> Layer:
 
 
 def _compiled_loss(sizes: Sizes) -> Layer:
-    """One pass over the logits, which it widens on the way; backward another, which writes their gradient over
-    zeros that are filled in first (PyTorch Inductor's kernels of log_softmax and nll_loss).
+    """One pass over the logits, which it widens on the way; backward another, which writes their gradient
+    over zeros that are filled in first (PyTorch Inductor's kernels of log_softmax and nll_loss).
     """
     tokens, vocab, dtype = sizes.tokens, sizes.vocab, sizes.stored
     return layer(

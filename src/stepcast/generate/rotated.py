@@ -2,8 +2,8 @@
 
     q * cos + cat((-q2, q1)) * sin
 
-where q1 and q2 are the halves of each head (models/llama/modeling_llama.py, apply_rotary_pos_emb), and of what
-autograd makes of it. Queries and keys have tokens and heads swapped, of which their kernels take notice.
+where q1 and q2 are the halves of each head (models/llama/modeling_llama.py, apply_rotary_pos_emb), and of
+what autograd makes of it. Queries and keys have tokens and heads swapped, of which their kernels take notice.
 """
 
 from stepcast.generate.sizes import Sizes

@@ -1,4 +1,4 @@
-"""Attention written out in PyTorch, as transformers' eager_attention_forward has it, and with GPT-OSS's sinks."""
+"""Attention written out in PyTorch: transformers' eager_attention_forward, and GPT-OSS's with its sinks."""
 
 from dataclasses import dataclass
 

@@ -208,9 +208,7 @@ def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Bloc
             (place - start) // length for place in changed if start <= place < start + length * block.repeat
         }
         times: list[Sequence[Layer]] = [
-            tuple(
-                [changed.get(start + at * length + index, layer) for index, layer in enumerate(block.layers)]
-            )
+            tuple(changed.get(start + at * length + index, layer) for index, layer in enumerate(block.layers))
             if at in touched
             else block.layers
             for at in range(block.repeat)

@@ -5,6 +5,7 @@ from itertools import groupby
 from typing import Any
 
 from stepcast.ir.strategy import Strategy
+from stepcast.report.asked import asked_pairs
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_percent, format_seconds
 
@@ -16,7 +17,9 @@ MOST_OF_FRONT = 8
 
 def search_text(found: Facts, width: int) -> str:
     """The facts of a search, for a person."""
-    parts = [facts(_counted(found), width)]
+    asked = asked_pairs(found)
+    parts = [facts(asked, width)] if "command" in found else []
+    parts.append(facts(_counted(found), width))
     if found["rows"]:
         parts.append(_ranked(found, width))
         parts.append(facts(_why(found), width))

@@ -138,7 +138,7 @@ def awaited_by(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
 def _facts(layers: Sequence[Layer]) -> Facts:
     ops = [op for layer in layers for op in layer.all_ops]
     groups = frozenset([op.work.group for op in ops if isinstance(op.work, Communication)])
-    return Facts(groups, any([op.after for op in ops]))
+    return Facts(groups, any(op.after for op in ops))
 
 
 def _awaited(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:

@@ -229,7 +229,7 @@ class _Build:
         self.groups: list[_Group] = []
         self.round_calls: dict[tuple[int, int], int] = {}
         self.alike: dict[object, _Alike] = {}
-        # Of the calls of slots, stage by stage: which they are, their stage, and the number of their kind; the
+        # Of the calls of slots, stage by stage: which they are, their stage and the number of their kind; the
         # micro-batches of the call before, of their own, and of the one after.
         self.slot_calls: list[Ints] = []
         self.slot_batches: list[Ints] = []

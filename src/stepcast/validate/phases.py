@@ -1,5 +1,7 @@
 """The phases of a predicted step on one GPU, as events on its own clock would tell them apart."""
 
+from itertools import pairwise
+
 import numpy as np
 
 from stepcast.forecast.simulate import Prediction
@@ -18,5 +20,5 @@ def phases_s(prediction: Prediction) -> dict[str, float]:
         found = computes & np.array([*slots, False], dtype=bool)[timeline.detail_of]
         ends.append(float(np.max(ends_s[found], initial=0.0)))
     bounds = (0.0, *ends, prediction.step_s)
-    spans = (after - before for before, after in zip(bounds[:-1], bounds[1:], strict=True))
+    spans = (after - before for before, after in pairwise(bounds))
     return dict(zip(PHASES, spans, strict=True))

@@ -1,27 +1,47 @@
 """A traced step as a Captured: layers in the order of the forward, repeats found by what they do."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from stepcast.ir.captured import Captured, CapturedMemory, Part
 from stepcast.ir.dtype import DType
 from stepcast.ir.role import Role
-from stepcast.ir.work import Elementwise
+from stepcast.ir.work import Compute, Elementwise
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.pytorch.capture.events import Event, Moment, Trace
+from stepcast.pytorch.capture.fuse import Fusion
 from stepcast.pytorch.capture.kernels import works_of
 
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
 SHORTEST_REPEAT = 2
+Works = Callable[[Event], tuple[Compute, ...]]
 
 
 def captured(
-    trace: Trace, *, name: str, tokens: int, batch: int, precision: str, facts: Iterable[tuple[str, str]]
+    trace: Trace,
+    *,
+    name: str,
+    tokens: int,
+    batch: int,
+    precision: str,
+    facts: Iterable[tuple[str, str]],
+    compiled: bool = False,
 ) -> Captured:
-    """The program of *trace*."""
+    """The program of *trace*; *compiled* joins kernels as torch.compile does."""
+    works: Works = works_of
+    if compiled:
+        fusion = Fusion(trace)
+        for storage in fusion.unwritten:
+            trace.storages[storage].size_bytes = 0
+        numbers = {id(event): at for at, event in enumerate(trace.events)}
+
+        def works(event: Event) -> tuple[Compute, ...]:
+            at = numbers[id(event)]
+            return fusion.works.get(at, () if at in fusion.joined else works_of(event))
+
     places = _segments(trace)
-    segments = _Segments(trace, places)
+    segments = _Segments(trace, places, works)
     layers, parts = segments.layers(), segments.parts()
     kept = [at for at, layer in enumerate(layers) if layer.all_ops or parts[at].parameters]
     updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
@@ -40,6 +60,7 @@ def captured(
         tokens=tokens,
         batch=batch,
         precision=DType(precision),
+        compiled=compiled,
         facts=tuple(facts),
     )
 
@@ -76,8 +97,8 @@ def _segments(trace: Trace) -> list[int]:
 class _Segments:
     """What each segment runs and has."""
 
-    def __init__(self, trace: Trace, places: Sequence[int]) -> None:
-        self._trace, self._places = trace, places
+    def __init__(self, trace: Trace, places: Sequence[int], works: Works) -> None:
+        self._trace, self._places, self._works = trace, places, works
         self.count = max(places, default=-1) + 1
         self._of: list[tuple[list[Event], list[Event], list[Event]]] = [
             ([], [], []) for _ in range(self.count)
@@ -99,10 +120,11 @@ class _Segments:
         known: dict[object, Layer] = {}
         found = []
         for events in self._of:
-            ops = (_ops(events[0]), _ops(events[1]), _ops(events[2]))
+            ops = tuple(_ops(each, self._works) for each in events)
+            forward, inputs, weights = ops
             if ops not in known:
                 module = events[0][0].module if events[0] else 0
-                known[ops] = Layer(_shown(self._trace.modules[module]), *ops)
+                known[ops] = Layer(_shown(self._trace.modules[module]), forward, inputs, weights)
             found.append(known[ops])
         return found
 
@@ -162,12 +184,12 @@ def _shown(module: str) -> str:
     return ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
 
 
-def _ops(events: Sequence[Event]) -> tuple[Op, ...]:
+def _ops(events: Sequence[Event], works: Works = works_of) -> tuple[Op, ...]:
     counts: dict[str, int] = defaultdict(int)
     ops = []
     for event in events:
         name = event.name.strip("_")
-        for work in works_of(event):
+        for work in works(event):
             counts[name] += 1
             shown = name if counts[name] == 1 else f"{name} {counts[name]}"
             ops.append(Op(shown, work))

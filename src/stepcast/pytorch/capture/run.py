@@ -110,11 +110,13 @@ def capture(what: str, asked: Asked) -> Captured:
         batch=asked.batch,
         precision="bf16" if asked.autocast else asked.dtype,
         facts=facts.items(),
+        compiled=asked.compiled,
     )
 
 
 def _choices(asked: Asked) -> dict[str, str]:
     words = {
+        "compiled": asked.compiled,
         "autocast": asked.autocast,
         "checkpoint": asked.checkpoint,
         "fused optimizer": asked.fused,

@@ -8,8 +8,12 @@ import atexit
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+from stepcast.pytorch.load import load_torch
 
 MOST_DEPTH = 4  # of modules whose forward is marked: deeper ones are operators by themselves
 OFFSET_ROUNDS = 5
@@ -221,6 +225,17 @@ class Recorder:
         from stepcast.outputs.files import write_file
 
         write_file(os.path.join(folder, f"rank{self.rank:05d}.json"), json.dumps(found).encode())
+
+
+@contextmanager
+def record(folder: str, skip: int = 5, steps: int = 3) -> Iterator[Recorder]:
+    """Record the training steps within the block: *steps* in full after the first *skip*."""
+    load_torch("record")
+    recorder = Recorder(folder, Window(skip, steps)).start()
+    try:
+        yield recorder
+    finally:
+        recorder.stop()
 
 
 def _bytes(value: Any) -> int:

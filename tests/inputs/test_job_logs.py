@@ -1,0 +1,176 @@
+"""What jobs leave behind: logs of steps, of collectives, and databases of kernels."""
+
+import json
+import pickle
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from stepcast.analyze.logs import analyze_collective_log, analyze_step_log
+from stepcast.analyze.streams import analyze_streams
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.source import Source
+from stepcast.inputs.table import read, read_as_one, recognise
+
+MEGATRON = """ [2025-03-01 10:00:00] iteration        1/     100 | consumed samples:          128 | elapsed time per iteration (ms): 9000.0 | throughput per GPU (TFLOP/s/GPU): 80.0 | learning rate: 1.0E-05 | global batch size:   128 | lm loss: 1.1E+01 | loss scale: 1.0 |
+[Rank 0] (after 1 iterations) memory (MB) | allocated: 1000.0 | max allocated: 4096.0 | reserved: 5000.0 | max reserved: 5000.0
+ [2025-03-01 10:00:04] iteration        2/     100 | consumed samples:          256 | elapsed time per iteration (ms): 4000.0 | throughput per GPU (TFLOP/s/GPU): 400.0 | global batch size:   128 | lm loss: 1.0E+01 |
+ [2025-03-01 10:00:08] iteration        3/     100 | consumed samples:          384 | elapsed time per iteration (ms): 4000.0 | throughput per GPU (TFLOP/s/GPU): 400.0 | global batch size:   128 | lm loss: nan |
+ [2025-03-01 10:00:12] iteration        4/     100 | elapsed time per iteration (ms): 4100.0 | throughput per GPU (TFLOP/s/GPU): 390.0 | global batch size:   128 |
+ [2025-03-01 10:00:20] iteration        5/     100 | elapsed time per iteration (ms): 8000.0 | throughput per GPU (TFLOP/s/GPU): 200.0 | global batch size:   128 |
+"""
+TITAN = """[titan] 2025-06-01 10:00:00,000 - root - INFO - \x1b[31mstep:  1  \x1b[32mloss: 12.25  \x1b[33mmemory: 40.50GiB(42.00%)  \x1b[34mtps: 1,500  \x1b[36mtflops: 90.10  \x1b[35mmfu: 9.10%\x1b[39m
+[titan] 2025-06-01 10:00:20,000 - root - INFO - step: 11  loss: 11.5  memory: 45.00GiB(47.00%)  tps: 8,000  tflops: 480.5  mfu: 48.60%
+[titan] 2025-06-01 10:00:40,000 - root - INFO - step: 21  loss: 10.5  memory: 45.00GiB(47.00%)  tps: 8,000  tflops: 480.5  mfu: 48.60%
+"""
+MLPERF = """noise before
+:::MLLOG {"namespace": "", "time_ms": 1000, "event_type": "INTERVAL_START", "key": "run_start", "value": null, "metadata": {}}
+:::MLLOG {"namespace": "", "time_ms": 1000, "event_type": "POINT_IN_TIME", "key": "global_batch_size", "value": 256, "metadata": {}}
+:::MLLOG {"namespace": "", "time_ms": 5000, "event_type": "POINT_IN_TIME", "key": "tracked_stats", "value": {"throughput": 128.0}, "metadata": {"step": 10}}
+:::MLLOG {"namespace": "", "time_ms": 9000, "event_type": "POINT_IN_TIME", "key": "eval_accuracy", "value": 2.5, "metadata": {"samples_count": 512}}
+:::MLLOG {"namespace": "", "time_ms": 61000, "event_type": "INTERVAL_END", "key": "run_stop", "value": null, "metadata": {"status": "success"}}
+:::MLLOG {"cut
+"""
+
+
+def entry(
+    turn: int, state: str = "completed", kind: str = "nccl:all_reduce", **more: object
+) -> dict[str, object]:
+    return {
+        "collective_seq_id": turn, "profiling_name": kind, "process_group": ["0", "default_pg"],
+        "input_sizes": [[4, 8]], "input_dtypes": ["BFloat16"], "output_sizes": [[4, 8]],
+        "output_dtypes": ["BFloat16"], "state": state, "time_created_ns": 10**9 * turn, **more,
+    }  # fmt: skip
+
+
+def dump(entries: list[dict[str, object]]) -> dict[str, object]:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    return {"version": "2.5", "pg_config": config, "entries": entries}
+
+
+def inspector(rank: int, turn: int, us: float) -> str:
+    return json.dumps(
+        {
+            "header": {"id": "0xab", "rank": rank, "n_ranks": 2, "nnodes": 1},
+            "metadata": {"inspector_output_format_version": "v4.0", "hostname": "h"},
+            "coll_perf": {"coll": "AllReduce", "coll_sn": turn, "coll_msg_size_bytes": 1024,
+                          "coll_exec_time_us": us, "coll_algobw_gbs": 1.0, "coll_busbw_gbs": 2.0},
+        }
+    )  # fmt: skip
+
+
+def test_megatron_log(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(MEGATRON)
+    assert recognise(Source(path)).name == "megatron-log"
+    found = analyze_step_log(read(path)).facts()
+    assert found["step_s"] == pytest.approx(4.1)
+    assert found["global_batch"] == 128
+    assert found["peak_memory_bytes"] == 4096 * 2**20
+    assert found["slow_steps"] == [{"step": 5, "seconds": 8.0, "factor": pytest.approx(8.0 / 4.1)}]
+    assert found["last_loss"] == 10.0
+
+
+def test_torchtitan_log(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(TITAN)
+    assert recognise(Source(path)).name == "torchtitan-log"
+    found = analyze_step_log(read(path)).facts()
+    assert found["step_s"] == pytest.approx(2.0)
+    assert found["tokens_per_s_per_gpu"] == 8000
+    assert found["tflops_per_gpu"] == 480.5
+    assert found["mfu"] == pytest.approx(0.486)
+
+
+def test_mlperf_log(tmp_path: Path) -> None:
+    path = tmp_path / "result_0.txt"
+    path.write_text(MLPERF)
+    assert recognise(Source(path)).name == "mlperf-log"
+    found = analyze_step_log(read(path)).facts()
+    assert found["step_s"] == pytest.approx(2.0)
+    assert found["run_s"] == pytest.approx(60.0)
+    assert found["status"] == "success"
+
+
+@pytest.mark.parametrize("pickled", [False, True])
+def test_flight_recorder_tells_who_never_came(tmp_path: Path, pickled: bool) -> None:
+    dumps = [dump([entry(1), entry(2, "started")]), dump([entry(1)])]
+    paths = []
+    for rank, each in enumerate(dumps):
+        path = tmp_path / f"nccl_trace_rank_{rank}"
+        path.write_bytes(pickle.dumps(each, protocol=2) if pickled else json.dumps(each).encode())
+        paths.append(path)
+    kind, log = read_as_one([Source(path) for path in paths])
+    assert kind.name == "flight-recorder"
+    found = analyze_collective_log(log).facts()
+    assert found["unfinished"] == [
+        {"group": "0", "turn": 2, "kind": "all_reduce", "size_bytes": 64, "waiting": [0], "absent": [1]}
+    ]
+
+
+def test_a_pickle_runs_nothing(tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return print, ("ran",)
+
+    path = tmp_path / "trace_0"
+    path.write_bytes(pickle.dumps({"entries": [Evil()]}, protocol=2))
+    with pytest.raises(FormatError, match="plain values alone"):
+        read(path)
+
+
+def test_collectives_that_do_not_match(tmp_path: Path) -> None:
+    paths = []
+    for rank, kind in enumerate(("nccl:all_reduce", "nccl:all_gather")):
+        path = tmp_path / f"dump{rank}.json"
+        path.write_text(json.dumps(dump([entry(1, kind=kind)])))
+        paths.append(Source(path))
+    found = analyze_collective_log(read_as_one(paths)[1]).facts()
+    assert [row["turn"] for row in found["mismatched"]] == [1]
+
+
+def test_nccl_inspector(tmp_path: Path) -> None:
+    path = tmp_path / "host-pid1.log"
+    path.write_text("\n".join(inspector(rank, turn, 10.0 * (1 + rank)) for rank in (0, 1) for turn in (1, 2)))
+    assert recognise(Source(path)).name == "nccl-inspector"
+    row = analyze_collective_log(read(path)).facts()["collectives"][0]
+    assert (row["kind"], row["calls"], row["size_bytes"]) == ("all_reduce", 4, 1024)
+    assert row["median_s"] == pytest.approx(15e-6)
+    assert row["busbw_bytes_per_s"] == pytest.approx(2e9)
+
+
+def nsys(path: Path) -> None:
+    with sqlite3.connect(path) as base:
+        base.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+        base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "gemm"), (2, "ncclDevKernel_AllReduce")])
+        base.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, "
+            "streamId INTEGER, demangledName INTEGER)"
+        )
+        rows = [(0, 10, 0, 7, 1), (5, 25, 0, 8, 2), (40, 50, 0, 7, 1)]
+        base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", rows)
+        base.execute("CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, text TEXT, textId INTEGER)")
+        steps = [(at * 20, at * 20 + 15, f"step {at}", None) for at in range(3)]
+        base.executemany("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?)", steps)
+    base.close()
+
+
+def test_nsight_systems(tmp_path: Path) -> None:
+    path = tmp_path / "report.sqlite"
+    nsys(path)
+    assert recognise(Source(path)).name == "nsys"
+    found = analyze_streams(read(path)).facts()
+    parts = {name: value * 1e9 for name, value in found["operations_s"].items()}
+    assert parts == pytest.approx({"compute": 20, "exposed": 15, "copy": 0, "idle": 15})
+    assert found["step_s"] == pytest.approx(20e-9)
+    assert found["kernels"][0]["name"] in ("gemm", "ncclDevKernel_AllReduce")
+
+
+def test_a_database_of_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    with sqlite3.connect(path) as base:
+        base.execute("CREATE TABLE notes (text TEXT)")
+    base.close()
+    with pytest.raises(FormatError, match="no table CUPTI"):
+        read(path)
