@@ -9,7 +9,7 @@ runs with it in their name.
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,8 @@ class Choice:
     strategy: Strategy
     framework: Framework
     schedules: tuple[ScheduleKind, ...] = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED)
+    # Where pairs of micro-batches leave bounds loose: the values near theirs.
+    near: Mapping[str, Any] = field(default_factory=dict)
 
 
 # Runs of the published set, by what is the same in their rows.
@@ -93,7 +95,8 @@ def _reported() -> Iterator[Choice]:
         Layout(pp=16, dp=128, ep=64, expert_tp=1), 1, 15360, 4096, sharding="zero-1", schedule="dualpipe",
         precision="fp8", recompute="selective", further_tokens=1,
     )  # fmt: skip
-    yield replace(found, schedules=(*found.schedules, ScheduleKind.DUALPIPE))
+    near = {"tp": (1, 2), "pp": (8, 16), "vpp": (1, 2), "ep": (32, 64, 128), "micro_batch": (1, 2)}
+    yield replace(found, schedules=(*found.schedules, ScheduleKind.DUALPIPE), near=near)
 
 
 def _made(
@@ -143,6 +146,7 @@ def compare(choice: Choice) -> None:
         sequence_parallel=(True,),
         precision=(theirs.precision,),
     )
+    axes = replace(axes, **choice.near)
     common = {each.name: getattr(theirs, each.name) for each in fields(theirs) if each.name not in SEARCHED}
     space = space_of(model, axes, theirs.global_batch, theirs.seq, cluster.domain_gpus, common)
     found = search_parts(
