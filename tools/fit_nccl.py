@@ -4,9 +4,9 @@
 
 Seven constants (``validate/nccl_folds.py``): in the cluster's TOML the launch and channel overheads, the
 NIC's latency, and the efficiency of NVLink and of the NIC; in data/fits/collectives.toml what a ring starts
-with in LL and in LL128. Everything else is NCCL's or a datasheet's. The loss is the mean absolute error below
-1 MiB plus that from there on, over all logs together; the search is Nelder and Mead's simplex from several starts,
-seeded. ``--leave-one-out`` also writes data/fits/nccl_folds.toml.
+with in LL and in LL128. Everything else is NCCL's or a datasheet's. The loss is the mean absolute error
+below 1 MiB plus that from there on, over all logs together; the search is Nelder and Mead's simplex from
+several starts, seeded. ``--leave-one-out`` also writes data/fits/nccl_folds.toml.
 """
 
 import argparse

@@ -1,6 +1,8 @@
 """Residuals: asked for, told, and nothing outside the framework and the GPUs they were fitted on."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,7 @@ RUN = ["predict", "--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--framew
 RUN += ["--gpus", "64", "--tp", "8", "--seq", "8192"]
 
 
-def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+def answer(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert main([*words, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert isinstance(found, dict)
@@ -60,8 +62,8 @@ def test_each_says_its_rows_and_spread() -> None:
     assert all(each.rows >= 5 and each.sources >= 1 and each.spread <= 0.25 for each in known)
 
 
-def test_a_profile_of_ones_own_may_hold_some(tmp_path: object) -> None:
-    file = tmp_path / "mine.toml"  # type: ignore[operator]
+def test_a_profile_of_ones_own_may_hold_some(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
     table = 'factor = 1.1\nrows = 7\nsources = 1\nspread = 0.02\n\n[sources]\nresidual = "our own runs"\n'
     file.write_text(f'extends = "nemo"\n\n[residual.hopper.dense]\n{table}')
     assert load_profile(str(file)).residuals == (Residual("hopper", False, 1.1, 7, 1, 0.02),)
