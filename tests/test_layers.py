@@ -184,11 +184,16 @@ RUNS_OR_SENDS = {
 }
 
 
+# record starts the job that a user names; the recorder's pickles are read by a reader that knows no class.
+NEEDED = {"cli/record.py": "subprocess", "inputs/flight_recorder.py": "pickle"}
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_runs_what_it_reads_or_sends_it_away(path: Path) -> None:
     modules = {alias.name for node in nodes_of(path) if isinstance(node, ast.Import) for alias in node.names}
     modules |= {str(node.module) for node in nodes_of(path) if isinstance(node, ast.ImportFrom)}
     forbidden = RUNS_OR_SENDS | (set() if part_of(path) == "pytorch" else {"socket"})
+    forbidden -= {NEEDED.get(path.relative_to(PACKAGE).as_posix(), "")}
     assert not forbidden & {name.partition(".")[0] for name in modules}
     assert not {"eval", "exec", "__import__", ".system", ".popen"} & called_names(path)
 

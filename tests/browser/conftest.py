@@ -23,6 +23,8 @@ FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
+# Of a machine that others use too.
+PATIENCE_MS = 180_000
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -72,6 +74,7 @@ def opened(browser: Any) -> Iterator[Any]:
     def open_at(where: str | Path, width: int = 1200, scheme: str = "light", **more: Any) -> Watched:
         context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **more)
         contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
         watched = Watched(context.new_page())
         watched.page.goto(where.as_uri() if isinstance(where, Path) else where)
         return watched

@@ -44,7 +44,7 @@ def test_a_link_reproduces_its_view(there: Any, opened: Any) -> None:
 
 
 def test_one_who_stays_gets_the_timeline_and_what_to_change(there: Any) -> None:
-    there.page.wait_for_selector("canvas[data-ready]", timeout=60_000)
+    there.page.wait_for_selector("canvas[data-ready]")
     assert there.page.locator("#what-to-change .verdict").count() == 1
 
 
@@ -72,7 +72,7 @@ def test_a_search_tells_how_far_it_is_and_what_it_found(there: Any) -> None:
     for name, value in (("gpus", "8"), ("global_batch", "16"), ("seq", "2048"), ("top", "3")):
         page.fill(f"#search-{name}", value)
     page.click("#search-go")
-    page.get_by_text("done", exact=True).wait_for(timeout=60_000)
+    page.get_by_text("done", exact=True).wait_for()
     assert page.locator("table.sortable tr[data-row]").count() == 3
     assert page.inner_text("#line").startswith("stepcast search")
 

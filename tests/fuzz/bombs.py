@@ -177,8 +177,7 @@ def simais() -> Iterator[tuple[str, Bomb]]:
                 text = _simai(**{key: value})
             except ValueError:
                 continue
-            if key != "ga":
-                yield f"{key} {value}", ({"w.txt": text}, _simulate("w.txt"))
+            yield f"{key} {value}", ({"w.txt": text}, _simulate("w.txt"))
             yield f"show {key} {value}", ({"w.txt": text}, ("show", "w.txt"))
     header = SIMAI.split("\n", 1)[0]
     yield "layer lines", ({"w.txt": f"{header}\n{2**62}\n"}, _simulate("w.txt"))

@@ -1,5 +1,6 @@
 """Small inputs that ask for much: an answer or one clear line, within 20 s and 3 GB."""
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -28,6 +29,21 @@ def test_a_small_input_takes_little(bomb: Bomb, tmp_path: Path) -> None:
     write(files, tmp_path)
     outcome = run_command(words)
     assert not outcome.fault, outcome.err[:500]
+
+
+def test_a_million_micro_batches_of_a_second_are_told_from_their_steady_state(tmp_path: Path) -> None:
+    """Days of a step, whose times are rounded."""
+    step_s = {}
+    for micro_batches in (100_000, 1_000_000):
+        header, rest = (EXAMPLES / "simai-gpt-13b.txt").read_text().split("\n", 1)
+        words = header.split()
+        words[words.index("ga:") + 1] = str(micro_batches)
+        (tmp_path / "w.txt").write_text(f"{' '.join(words)}\n{rest}")
+        outcome = run_command(("simulate", "w.txt", "--cluster", "dgx-h100", "--json"))
+        assert outcome.status == 0, outcome.err
+        step_s[micro_batches] = json.loads(outcome.out)["step_s"]
+    assert step_s[1_000_000] > 86_400
+    assert step_s[1_000_000] == pytest.approx(10 * step_s[100_000], rel=1e-3)
 
 
 @pytest.mark.parametrize("number", range(GREEDY))

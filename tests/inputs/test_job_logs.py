@@ -34,7 +34,9 @@ MLPERF = """noise before
 """
 
 
-def entry(turn: int, state: str = "completed", kind: str = "nccl:all_reduce", **more: object) -> dict[str, object]:
+def entry(
+    turn: int, state: str = "completed", kind: str = "nccl:all_reduce", **more: object
+) -> dict[str, object]:
     return {
         "collective_seq_id": turn, "profiling_name": kind, "process_group": ["0", "default_pg"],
         "input_sizes": [[4, 8]], "input_dtypes": ["BFloat16"], "output_sizes": [[4, 8]],

@@ -3,6 +3,7 @@
 import html
 import pickle
 import re
+from typing import Any
 
 import pytest
 
@@ -13,6 +14,7 @@ from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.replay import replay
 from stepcast.forecast.operators import roofline
 from stepcast.goodput.operation import Saving
+from stepcast.searching.search import search
 from tests.pages.parsed import assert_safe
 from tests.shared import ROOT
 
@@ -66,12 +68,12 @@ def test_a_prediction_of_very_many_micro_batches_travels_without_its_tasks() -> 
 
 def test_a_search_is_shown_and_travels() -> None:
     model, cluster = stepcast.load_model("llama-3.2-1b"), stepcast.load_cluster("dgx-h100")
-    found = stepcast.search(model, cluster, 8, 16, 2048, axes={"tp": (1, 2), "recompute": ("none",)}, top=4)
+    found = search(model, cluster, 8, 16, 2048, axes={"tp": (1, 2), "recompute": ("none",)}, top=4)
     assert len(repr(found)) < 150
     page = assert_safe(page_of(found._repr_html_()))
     assert len([1 for tag, attributes in page.elements if tag == "tr" and "data-row" in attributes]) == 4
     assert pickle.loads(pickle.dumps(found)).best == found.best
-    none = stepcast.search(model, cluster, 1, 16, 2048, most_bytes=1e6)
+    none = search(model, cluster, 1, 16, 2048, most_bytes=1e6)
     assert "nothing fits" in repr(none)
     assert "fits" in assert_safe(page_of(none._repr_html_())).text
 
@@ -87,7 +89,7 @@ def test_a_plan_is_shown_and_travels() -> None:
 
 def test_measured_runs_are_shown_and_travel() -> None:
     megatron = stepcast.read(EXAMPLES / "megatron-rank7.txt")
-    shown = [
+    shown: list[Any] = [
         analyze_megatron(megatron),
         analyze_kineto(stepcast.read(EXAMPLES / "kineto-llama-1b.json.gz")),
         replay(record_megatron(megatron)),

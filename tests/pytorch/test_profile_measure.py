@@ -47,6 +47,10 @@ class Times:
             raise RuntimeError("no kernel\nimage")
         return self.factor * compute_price(work, H200, FIT).seconds
 
+    def sustained_s(self, work: Operator) -> float:
+        """At the clock that its power leaves where work goes on."""
+        return self.factor * compute_price(work, H200, FIT, SUSTAINED).seconds
+
 
 def ticking(step_s: float) -> "itertools.count[float]":
     return itertools.count(0.0, step_s)
@@ -221,16 +225,9 @@ def test_names_of_cases_say_their_size() -> None:
     assert Case(Attention(2, 128, 128, 8, 2, 64, 64)).name == "attention.forward 2x128 heads 8/2x64"
 
 
-class Kept(Times):
-    """The same GPU, at the clock that its power leaves where work goes on."""
-
-    def sustained_s(self, work: Operator) -> float:
-        return self.factor * compute_price(work, H200, FIT, SUSTAINED).seconds
-
-
 def test_the_energy_of_operations_is_seen_in_sustained_work() -> None:
     cases = sustained_cases(H200, FIT, (DType.BF16,))
-    points = measure_sustained(cases, Kept(1.0), Points())
+    points = measure_sustained(cases, Times(1.0), Points())
     assert set(points.sustained) == set(points.seconds) == {case.name for case in cases}
     known = FIT.power.of("hopper")
     found = fit_energies(cases, points, H200, FIT)
@@ -245,7 +242,8 @@ def test_a_profile_of_the_same_gpu_leaves_steps_where_they_were() -> None:
     load = step_load(works, H200, FIT)
     table = tomllib.loads(Path("examples/calibrations/h200.toml").read_text())
     own = calibration(table)
-    assert own.alone and own.power
+    assert own.alone
+    assert own.power
     for work in works:
         usual = compute_price(work, H200, FIT, load).seconds
         assert own.price(work, H200, FIT, load).seconds == pytest.approx(usual, rel=0.04)

@@ -166,28 +166,28 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
     ),
     "nccl-tests": (
         _loaded("stepcast.cli.sweeps", "sweep_facts"),
-        _loaded("stepcast.report.logs", "sweep_text"),
+        _loaded("stepcast.report.link_sweep", "sweep_text"),
     ),
     "nsys": (
         _facts_of("stepcast.analyze.streams", "analyze_streams"),
-        _loaded("stepcast.report.logs", "streams_text"),
+        _loaded("stepcast.report.jobs", "streams_text"),
     ),
     "stragglers": (
         _facts_of("stepcast.analyze.stragglers", "analyze_stragglers"),
-        _loaded("stepcast.report.logs", "stragglers_text"),
+        _loaded("stepcast.report.jobs", "stragglers_text"),
     ),
     **dict.fromkeys(
         ("megatron-log", "torchtitan-log", "mlperf-log"),
         (
             _facts_of("stepcast.analyze.logs", "analyze_step_log"),
-            _loaded("stepcast.report.logs", "step_log_text"),
+            _loaded("stepcast.report.jobs", "step_log_text"),
         ),
     ),
     **dict.fromkeys(
         ("flight-recorder", "nccl-inspector"),
         (
             _facts_of("stepcast.analyze.logs", "analyze_collective_log"),
-            _loaded("stepcast.report.logs", "collective_log_text"),
+            _loaded("stepcast.report.jobs", "collective_log_text"),
         ),
     ),
 }

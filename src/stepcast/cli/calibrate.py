@@ -30,7 +30,7 @@ CALIBRATIONS = {
     "kineto": Place("stepcast.cli.calibrate_kineto", CLASSES),
     "megatron": Place("stepcast.cli.calibrate_megatron", CLASSES),
     "optimus": Place("stepcast.cli.calibrate_optimus", "stepcast.report.optimus"),
-    "nccl-tests": Place("stepcast.cli.calibrate_collectives", "stepcast.report.logs"),
+    "nccl-tests": Place("stepcast.cli.calibrate_collectives", "stepcast.report.link_sweep"),
 }
 
 

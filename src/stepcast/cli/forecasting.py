@@ -103,7 +103,7 @@ class Forecast:
 
 
 def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.set_defaults(own=parser)
+    parser.set_defaults(own=parser, described=None)
     what = parser.add_argument_group("what runs, and where")
     what.add_argument(
         "--config",

@@ -1,5 +1,6 @@
 """What ``show`` tells of logs: what ``analyze`` finds in them."""
 
+from collections.abc import Callable
 from typing import Any
 
 KINDS = {"StepLog": "step log", "CollectiveLog": "collectives", "WorkerSteps": "worker steps"}
@@ -20,7 +21,11 @@ def log_facts(document: Any) -> dict[str, Any]:
 
 
 def log_text(found: dict[str, Any], width: int) -> str:
-    from stepcast.report.logs import collective_log_text, step_log_text, stragglers_text
+    from stepcast.report.jobs import collective_log_text, step_log_text, stragglers_text
 
-    texts = {"step log": step_log_text, "collectives": collective_log_text, "worker steps": stragglers_text}
+    texts: dict[str, Callable[[dict[str, Any], int], str]] = {
+        "step log": step_log_text,
+        "collectives": collective_log_text,
+        "worker steps": stragglers_text,
+    }
     return texts[found["kind"]](found, width)

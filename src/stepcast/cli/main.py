@@ -210,7 +210,8 @@ def _help(words: Sequence[str]) -> int:
 def with_files(parser: argparse.ArgumentParser, words: Sequence[str], at: int = 0) -> Any:
     """*words* as arguments; what files that they name say of a run is read as if it stood before them."""
     args = parser.parse_args(words)
-    if getattr(args, "config", None) is None and getattr(args, "run", None) is None:
+    forecasts = hasattr(args, "described")  # other verbs have words of their own for files
+    if not forecasts or (args.config is None and getattr(args, "run", None) is None):
         return args
     from stepcast.cli.configured import described
 

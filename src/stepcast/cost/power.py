@@ -42,7 +42,7 @@ class PowerFit:
         return self.joule_per_flop.get(architecture, {}).get(dtype, 0.0)
 
     def told(self, architecture: str, energies: Mapping[str, float]) -> "PowerFit":
-        """The same with the *energies* of one GPU: joule per operation by format, ``attention`` a multiple."""
+        """The same with the *energies* of one GPU: joule per operation, and ``attention``'s as a multiple."""
         own = self.of(architecture)
         known = {**own.joule_per_flop.get(architecture, {}), **energies}
         attention = known.pop(ATTENTION, own.attention)
@@ -62,7 +62,8 @@ def energy_seen(cool_s: float, sustained_s: float, flops: float, power_w: float,
     slower = sustained_s / cool_s
     if slower < LEAST_SLOWDOWN:
         return 0.0
-    return (slower ** (1.0 / fit.exponent) - fit.idle_share) * power_w * cool_s / flops
+    wanted: float = slower ** (1.0 / fit.exponent)
+    return (wanted - fit.idle_share) * power_w * cool_s / flops
 
 
 LEAST_SLOWDOWN = 1.02  # what two measurements of the same differ by

@@ -24,8 +24,8 @@ from stepcast.ir.work import Elementwise, streamed
 from stepcast.ir.workload import Layer, Op
 
 # What an eager host could issue while it makes positions, masks and angles before the first layer of a model
-# of transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): in traced
-# forwards the GPU is idle for 1.2 to 1.7 ms.
+# of transformers, having waited for the GPU to tell whether sequences are packed (masking_utils.py): the GPU
+# of traced forwards is idle for 1.2 to 1.7 ms.
 BEGINNING_KERNELS = 80
 
 

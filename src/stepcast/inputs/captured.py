@@ -114,7 +114,11 @@ def _layer(found: _Layer, works: list[Work]) -> Layer:
 
 
 def _op(row: list[Any], works: list[Work]) -> Op:
-    if len(row) not in (2, 3) or not isinstance(row[0], str) or not all(type(each) is int for each in row[1:]):
+    if (
+        len(row) not in (2, 3)
+        or not isinstance(row[0], str)
+        or not all(type(each) is int for each in row[1:])
+    ):
         raise FormatError(f"no op: {row}")
     return Op(row[0], _at(works, row[1]), kernels=row[2] if len(row) > 2 else 1)
 

@@ -4,8 +4,8 @@ import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
@@ -25,7 +25,7 @@ def looks_like(head: bytes) -> bool:
 def read(source: Source) -> Timeline:
     if not os.path.isfile(source.path):
         raise FormatError("is a database, which is read from a file alone", source.path)
-    uri = f"file:{quote(os.path.abspath(source.path))}?mode=ro&immutable=1"
+    uri = f"{Path(source.path).resolve().as_uri()}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as database:
             return _read(database, source.path)

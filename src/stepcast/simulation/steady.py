@@ -28,6 +28,8 @@ LOOKED_AT = 4
 """Periods in a row that must differ by one number; no call may wait for one of longer ago."""
 EXACT_S = 2.0**53 * 2.0**-46
 """Sums of ticks are exact up to here."""
+ROUNDED = 4096
+"""Units in the last place that rounded sums may be off: below a nanosecond in a step of an hour."""
 PERIODS: dict[ScheduleKind, Callable[[int, int], int]] = {
     ScheduleKind.ONE_F_ONE_B: lambda stages, micro_batches: 1,
     ScheduleKind.INTERLEAVED: group_size,
@@ -120,9 +122,8 @@ def added_s(short: Run, longer: Run, micro_batches: int, period: int) -> float |
     """
     added_s = longer.makespan_s - short.makespan_s
     lengths = np.diff(longer.program.rank_start) - np.diff(short.program.rank_start)
-    return (
-        added_s if added_s > 0 and added_s == _moves_s(longer, micro_batches // 2, period, lengths) else None
-    )
+    moves_s = _moves_s(longer, micro_batches // 2, period, lengths)
+    return added_s if added_s > 0 and moves_s and abs(added_s - moves_s) <= _slack_s(longer) else None
 
 
 def repeats_after(short: Run, longer: Run, micro_batches: int, period: int, most: int) -> int:
@@ -159,8 +160,8 @@ def _moves_s(run: Run, first: int, period: int, lengths: Ints) -> float | None:
 
 
 def _slack_s(run: Run) -> float:
-    """By how much times that should be equal may differ."""
-    return 0.0 if run.makespan_s < EXACT_S else 4 * float(np.spacing(run.makespan_s))
+    """By how much times that should be equal may differ: beyond EXACT_S thousands of sums are rounded."""
+    return 0.0 if run.makespan_s < EXACT_S else ROUNDED * float(np.spacing(run.makespan_s))
 
 
 def _first_calls(run: Run, micro_batch: int) -> Ints:

@@ -7,7 +7,7 @@ profile that these words mean. ``tools/measure_hf_steps.py`` measured them.
 import csv
 import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     profile of the GPU.
     """
     path, own = Path(folder), _loaded(calibration)
+    further = ("--calibration", calibration) if calibration else ()
     files = sorted(path.glob("steps*.csv")) if path.is_dir() else [path]
     if not files or not all(file.is_file() for file in files):
         raise ValueError(f"{path}: expected steps_eager.csv, steps_compiled.csv, or a csv with their columns")
@@ -112,7 +113,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     for file in files:
         for record in watched(_records(file)):
             try:
-                rows += _rows(record, Setting(record, file.parent), peaks, own)
+                rows += _rows(record, Setting(record, file.parent), peaks, own, further)
             except ValueError as error:
                 skipped[f"{file.name}: {error}"] += 1
     table = columns(rows)
@@ -136,7 +137,11 @@ def _records(file: Path) -> Iterator[Record]:
 
 
 def _rows(
-    record: Record, setting: Setting, peaks: list[tuple[float, float]], own: Calibration | None
+    record: Record,
+    setting: Setting,
+    peaks: list[tuple[float, float]],
+    own: Calibration | None,
+    further: Sequence[str],
 ) -> Iterator[Row]:
     cluster = load_cluster(CLUSTER)
     prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
@@ -147,7 +152,7 @@ def _rows(
         "kind": kind_of(setting.model, load_cluster(CLUSTER), setting.strategy),
         "setting": " ".join(sorted(setting.words - {"fused"})) or "eager",
         "size": "host-bound" if setting.batch * setting.seq <= 1024 else "usual",
-        COMMAND: setting.command,
+        COMMAND: shlex.join([*shlex.split(setting.command), *further]),
     }
     measured = {
         phase: float(record[f"{phase}_ms"]) * 1e-3 for phase in ("step", *PHASES) if record.get(f"{phase}_ms")

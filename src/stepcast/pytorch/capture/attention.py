@@ -18,7 +18,8 @@ def attention_operators() -> Any:
 
     library = torch.library.Library(NAMESPACE, "DEF")
     library.define(
-        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) -> (Tensor, Tensor)"
+        "attention(Tensor query, Tensor key, Tensor value, Tensor? mask, bool causal, bool drops) "
+        "-> (Tensor, Tensor)"
     )
     library.define(
         "attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor out, "
@@ -34,8 +35,7 @@ def attention_operators() -> Any:
         )
 
     def backward(grad: Any, query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        return tuple(torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=each.device)
-                     if each._is_view() else torch.empty_like(each) for each in (query, key, value))  # fmt: skip
+        return tuple(torch.empty_like(each) for each in (query, key, value))
 
     library.impl("attention", forward, "Meta")
     library.impl("attention_backward", backward, "Meta")

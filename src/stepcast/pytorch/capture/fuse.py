@@ -82,7 +82,9 @@ class Fusion:
             for storage in group.made:
                 if self._trace.storages[storage].role != "activations" or storage in group.reads:
                     continue
-                others = [(moment, reader) for moment, reader in self._readers[storage] if reader is not group]
+                others = [
+                    (moment, reader) for moment, reader in self._readers[storage] if reader is not group
+                ]
                 again = forward and all(
                     moment is Moment.BACKWARD and reader is not None for moment, reader in others
                 )

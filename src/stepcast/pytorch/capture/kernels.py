@@ -25,8 +25,9 @@ KINDS: dict[str, ElementwiseKind] = {
     **dict.fromkeys(("add", "sub", "rsub", "_foreach_add"), K.ADD),
     **dict.fromkeys(
         (
-            *("mul", "div", "pow", "neg", "rsqrt", "sqrt", "tanh", "tanh_backward", "exp", "sin", "cos", "abs"),
-            *("sigmoid", "sigmoid_backward", "reciprocal", "square", "clamp", "relu", "threshold_backward"),
+            *("mul", "div", "pow", "neg", "rsqrt", "sqrt", "tanh", "tanh_backward", "exp"),
+            *("sin", "cos", "abs", "sigmoid", "sigmoid_backward", "reciprocal", "square", "clamp", "relu"),
+            "threshold_backward",
             *("addcmul", "addcdiv", "lerp", "log", "softplus", "maximum", "minimum", "erf", "bitwise_not"),
         ),
         K.MUL,

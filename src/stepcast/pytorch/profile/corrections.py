@@ -55,9 +55,9 @@ def fit_energies(cases: Sequence[Case], points: Points, gpu: Gpu, fit: ComputeFi
     found = {name: float(np.exp(np.mean(np.log(energies)))) for name, energies in seen.items()}
     if ATTENTION in found:
         half = next((found[name] for name in ("bf16", "fp16") if name in found), 0.0)
-        own = found.pop(ATTENTION)
+        attention = found.pop(ATTENTION)
         if half:
-            found[ATTENTION] = own / half
+            found[ATTENTION] = attention / half
     return found
 
 

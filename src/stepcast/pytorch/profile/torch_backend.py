@@ -86,7 +86,8 @@ class TorchBackend:
         try:
             call = self._call(work)
             runs = max(1, round(0.02 / self._median_s(call)))
-            events, start = [], time.monotonic()
+            events: list[Any] = []
+            start = time.monotonic()
             while time.monotonic() - start < KEPT_UP_S or len(events) < 4:
                 events.append(torch.cuda.Event(enable_timing=True))
                 events[-1].record()
@@ -95,7 +96,7 @@ class TorchBackend:
                 if len(events) > 2:
                     events[-2].synchronize()
             torch.cuda.synchronize()
-            spans = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
+            spans = [float(before.elapsed_time(after)) for before, after in itertools.pairwise(events)]
             return statistics.median(spans[len(spans) // 2 :]) * 1e-3 / runs
         finally:
             torch.backends.cuda.matmul.allow_tf32 = False

@@ -130,7 +130,7 @@ class Operators:
         return partial(torch.autograd.grad, result, inputs, gradient, retain_graph=True)
 
     def _attended(self, inputs: list[Any], options: dict[str, Any]) -> Any:
-        """The kernel of cuDNN where there is one: the framework's own on current GPUs (Transformer Engine)."""
+        """The kernel of cuDNN where there is one, as Transformer Engine runs it on current GPUs."""
         torch = self._torch
         attend = torch.nn.functional.scaled_dot_product_attention
         if self.device == "cpu":
