@@ -30,7 +30,7 @@ TINY = {
     "tie_word_embeddings": False,
 }  # fmt: skip
 # Families of the catalogue, each with few layers; what differs is how their code computes.
-FAMILIES = {
+FAMILIES: dict[str, dict[str, object]] = {
     "llama": {}, "mistral": {"sliding_window": None}, "qwen2": {}, "qwen3": {"head_dim": 16},
     "phi3": {"pad_token_id": 0}, "olmo2": {}, "gpt_neox": {"num_key_value_heads": None},
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},

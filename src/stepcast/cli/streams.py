@@ -85,15 +85,15 @@ def heading(title: str) -> str:
 @contextlib.contextmanager
 def unpainted() -> Iterator[None]:
     """What is printed meanwhile is a document, and has no colours of ours."""
-    stream = sys.stdout
+    stream: Any = sys.stdout
     before = getattr(stream, "paints", False)
     if before:
-        stream.paints = False  # type: ignore[attr-defined]
+        stream.paints = False
     try:
         yield
     finally:
         if before:
-            stream.paints = before  # type: ignore[attr-defined]
+            stream.paints = before
 
 
 def terminal_width() -> int:
