@@ -74,7 +74,7 @@ def test_it_writes_a_calibration_that_other_verbs_take(
     assert "matmul.bf16" in text
     assert "error before" in text
     table = tomllib.loads(out.read_text())
-    assert table["class"]["matmul.bf16"]["factor"] == pytest.approx(2.0, rel=0.01)
+    assert table["class"]["matmul.bf16"]["factor"] == pytest.approx(2.0, rel=0.05)
     assert len(table["points"]) == FakeBackend.asked
     line = ["op", "matmul", "--m", "4096", "--n", "4096", "--k", "4096", "--json"]
     main([*line, "--gpu", "h200"])
