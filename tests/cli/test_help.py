@@ -12,7 +12,7 @@ from tests.cli.test_main import run
 from tests.shared import ROOT
 
 # Those that need what a test has not: a GPU, recorded runs, results of others, or a long while.
-ELSEWHERE = ("profile", "replay", "compare", "search", "validate")
+ELSEWHERE = ("profile", "replay", "compare", "search", "validate", "capture", "record", "run")
 
 
 @pytest.mark.parametrize("verb", PAGES)

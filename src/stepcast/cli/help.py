@@ -37,6 +37,15 @@ PAGES: dict[str, Page] = {
         ),
         "search",
     ),
+    "sweep": Page(
+        "Asks for every point of a spec, models x clusters x sizes x strategies, into one store that no kill "
+        "or full disk tears; the same command goes on where it stopped.",
+        (
+            "sweep examples/sweeps/small.toml --dry-run",
+            "sweep examples/sweeps/small.toml -o answers",
+        ),
+        "sweep",
+    ),
     "plan": Page(
         "Days, GPU-hours, cost and energy of a whole run, with failures, checkpoints and repairs.",
         (
@@ -114,6 +123,21 @@ PAGES: dict[str, Page] = {
         "Measures this machine's GPU with PyTorch and writes a calibration of it.",
         ("profile -o my-gpu.toml", "profile --quick -o my-gpu.toml"),
         "profile",
+    ),
+    "capture": Page(
+        "Traces one training step of any PyTorch model without a GPU, and prices it on any.",
+        ("capture config.json --predict --gpu h200", "capture my_model:make -o mine.json"),
+        "capture",
+    ),
+    "record": Page(
+        "Writes down what a real job does, per rank, for analyze.",
+        ("record -o run -- torchrun --nproc-per-node 8 train.py", "record -o run --steps 3 -- python train.py"),
+        "record",
+    ),
+    "run": Page(
+        "Executes a workload for real over torch.distributed, beside what was predicted of it.",
+        ("run examples/simai-gpt-13b.txt --cluster dgx-h100 --rank 0", f"run {LLAMA} --gpus 8 --rank 0"),
+        "run",
     ),
     "list": Page(
         "What stepcast knows: formats, GPUs, clusters, models, frameworks, failure profiles.",
