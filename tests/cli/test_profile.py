@@ -82,7 +82,7 @@ def test_it_writes_a_calibration_that_other_verbs_take(
     main([*line, "--calibration", str(out)])
     own = json.loads(capsys.readouterr().out)
     assert own["source"] == "calibrated"
-    assert own["time_s"] == pytest.approx(2 * plain["time_s"], rel=0.01)
+    assert own["time_s"] == pytest.approx(2 * plain["time_s"], rel=0.03)
 
 
 def test_a_rerun_measures_only_what_is_missing(
