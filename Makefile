@@ -34,7 +34,7 @@ types: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/python -m pytest -n auto --dist worksteal
+	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browser
 
 docs: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'

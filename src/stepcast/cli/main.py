@@ -114,7 +114,7 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
         sub = chosen.add_parser(
             verb.name,
             help=verb.summary,
-            description=verb.summary[0].upper() + verb.summary[1:] + ".",
+            description=verb.summary[:1].upper() + verb.summary[1:] + ".",
             epilog=epilog(verb.name),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -203,7 +203,7 @@ def _help(words: Sequence[str]) -> int:
     if not named:
         build_parser(load=False).parse_args(words[:1] or ["--help"])
         return 2
-    print(summary(named[0].name, named[0].summary[0].upper() + named[0].summary[1:] + ".", terminal_width()))
+    print(summary(named[0].name, named[0].summary[:1].upper() + named[0].summary[1:] + ".", terminal_width()))
     return 0
 
 

@@ -52,7 +52,7 @@ class TableRow:
     @property
     def system(self) -> str:
         """The machine: one publisher's GPUs of one kind."""
-        return f"{self.source.split()[0]} {self.gpu}"
+        return f"{self.source.strip().partition(' ')[0]} {self.gpu}"
 
 
 def read_rows(path: str) -> list[TableRow]:

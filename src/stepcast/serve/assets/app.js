@@ -41,9 +41,10 @@
     if (!response.ok) throw new Error(found.error || response.statusText);
     return [found, Math.round(performance.now() - began)];
   };
+  // The page of a live answer comes a moment after it, and must not take the place of what was asked since.
+  const instead = () => { clearTimeout(staying); asking?.abort(); };
   const predict = async () => {
-    clearTimeout(staying);
-    asking?.abort();
+    instead();
     const mine = asking = new AbortController(), query = said("predict").toString();
     history.replaceState(null, "", `#predict?${query}`);
     byId("open-page").href = `page?${query}`; byId("open-page").hidden = false; byId("keep").hidden = false;
@@ -87,7 +88,7 @@
   byId("search-go").addEventListener("click", () => {
     const query = said("search").toString();
     history.replaceState(null, "", `#search?${query}`);
-    problem(""); searching(true);
+    problem(""); instead(); searching(true);
     byId("search-told").textContent = "bounding the candidates";
     byId("open-page").hidden = true; byId("keep").hidden = true;
     source = new EventSource(`search?${query}`);
@@ -104,6 +105,7 @@
   // ---- files ----------------------------------------------------------------------------------------------
   const analyze = async (files) => {
     if (!files.length) return;
+    instead();
     const told = [...files].map(({ name, size }) => ({ name: name.replace(/[^\x20-\x7e]/g, "_"), size }));
     byId("analyze-told").textContent = `reading ${files.length} file${files.length > 1 ? "s" : ""}`;
     byId("open-page").hidden = true; byId("keep").hidden = true;
@@ -150,6 +152,7 @@
     await compare(query);
   });
   const compare = async (query) => {
+    instead();
     try { const [found, took] = await ask(`compare?${query}`); byId("open-page").hidden = true; byId("keep").hidden = true; put(found, took); answer.dataset.answered = "compare"; }
     catch (error) { problem(error.message); }
   };
