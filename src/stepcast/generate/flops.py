@@ -1,5 +1,7 @@
 """Floating-point operations of a training step: what the model asks for, and what a workload executes."""
 
+from functools import lru_cache
+
 from stepcast.generate.context import window_keys
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
@@ -45,6 +47,7 @@ def forward_flops(
     return sum(_forward(model, seq, batch, causal, further_tokens, 1.0))
 
 
+@lru_cache(maxsize=1024)
 def _forward(
     model: Model, seq: int, batch: int, causal: bool, further_tokens: int, kept_share: float
 ) -> tuple[float, float]:

@@ -73,7 +73,7 @@ SEQUENCES = Limit("sequences of a batch", 1_000_000_000, "a step has up to some 
 TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some millions")
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
 NSYS_ROWS = Limit("kernels of an Nsight Systems export", 50_000_000, "some thousands of steps")
-SLOTS = Limit("slots of a schedule that are run one by one", 2**19, "where there is no steady state to go by")
+SLOTS = Limit("slots of a schedule that are run one by one", 2**18, "where there is no steady state to go by")
 TASKS = Limit(
     "tasks of a step that is written out",
     4_000_000,
