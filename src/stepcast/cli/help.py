@@ -131,7 +131,7 @@ PAGES: dict[str, Page] = {
     ),
     "record": Page(
         "Writes down what a real job does, per rank, for analyze.",
-        ("record -o run -- torchrun --nproc-per-node 8 train.py", "record -o run --steps 3 -- python train.py"),
+        ("record -o run -- torchrun --nproc-per-node 8 train.py", "record -o run -- python train.py"),
         "record",
     ),
     "run": Page(
