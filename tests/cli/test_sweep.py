@@ -105,6 +105,22 @@ def test_the_best_of_a_search_for_each_point(tmp_path: Path, capsys: pytest.Capt
         assert run_json(capsys, *shlex.split(row["found"])[1:])["step_s"] == row["step_s"]
 
 
+def test_whole_runs_of_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        'ask = "plan"\n[fixed]\nmodel = "llama-3.2-1b"\ncluster = "dgx-h100"\ntokens = "1T"\nruns = 20\n'
+        "[[axis]]\ngpus = [8, 16]\n[[axis]]\nseed = [1, 2]"
+    )
+    folder = str(tmp_path / "answers")
+    assert run_json(capsys, "sweep", str(spec), "-o", folder, "--workers", "1")["errors"] == 0
+    words = "--model llama-3.2-1b --cluster dgx-h100 --tokens 1T --runs 20"
+    for row in run_json(capsys, "sweep", "show", folder)["rows"]:
+        told = run_json(
+            capsys, "plan", *words.split(), "--gpus", str(row["gpus"]), "--seed", str(row["seed"])
+        )
+        assert (row["days"], row["goodput"]) == (told["days"]["mean"], told["goodput"])
+
+
 def test_a_breakdown_is_told_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

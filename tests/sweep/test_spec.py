@@ -62,7 +62,7 @@ def test_every_combination_has_a_position_of_its_own(lengths: Sequence[int]) -> 
 
 BAD = {
     "nothing = 1": "'nothing' is no part",
-    'ask = "guess"': "expected one of predict, search",
+    'ask = "guess"': "expected one of predict, search, plan",
     "fixed = 3": "fixed is no table",
     "axis = 3": "axis is no list of tables",
     "[[axis]]": "axis 1: has no values",

@@ -150,6 +150,15 @@ def test_a_database_of_another_program_is_refused(tmp_path: Path) -> None:
         questions.run(str(tmp_path))
 
 
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    questions.run(str(tmp_path))
+    base = sqlite3.connect(tmp_path / NAME)
+    base.execute("PRAGMA user_version = 77")
+    base.close()
+    with pytest.raises(ValueError, match="another version of stepcast"):
+        questions.run(str(tmp_path))
+
+
 def test_no_sweep_in_a_folder(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no sweep"):
         Store(str(tmp_path))

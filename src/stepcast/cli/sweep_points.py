@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import stepcast
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.spec import Spec, Words
+from stepcast.units import DAY
 
 if TYPE_CHECKING:
     from stepcast.cli.forecasting import Asked
@@ -25,7 +26,10 @@ BREAKDOWN = "breakdown"
 
 def answers(ask: str, points: Sequence[Words]) -> Answers:
     """What each of *points* is told; one that cannot be answered is told why."""
-    return _searched(points) if ask == "search" else _predicted(points)
+    if ask == "predict":
+        return _predicted(points)
+    one = {"search": _best, "plan": _planned}[ask]
+    return [one(words) for words in points]
 
 
 def command(ask: str, words: Words) -> str:
@@ -209,11 +213,20 @@ def _failed(error: Exception) -> dict[str, Any]:
     return {"error": str(error) or type(error).__name__}
 
 
-# ---- searches -----------------------------------------------------------------------------------------
+# ---- searches and plans -------------------------------------------------------------------------------
 
 
-def _searched(points: Sequence[Words]) -> Answers:
-    return [_best(words) for words in points]
+def _planned(words: Words) -> dict[str, Any]:
+    """Days are the mean of the runs drawn, as the plan tells them."""
+    from stepcast.cli.plan import planned
+
+    try:
+        found = planned(_parsed("plan", words)).facts
+    except Exception as error:
+        return _failed(error)
+    step_s = found["days"]["without_interruption"] * DAY / found["steps"]
+    told = {name: found[name] for name in ("gpu_hours", "cost", "goodput")}
+    return {"step_s": step_s, "days": found["days"]["mean"], **told}
 
 
 def _best(words: Words) -> dict[str, Any]:

@@ -25,6 +25,7 @@ SHOWN: dict[str, Shown] = {
     "fits": ("fits", lambda value: "yes" if value else "no"),
     "days": ("days", lambda value: f"{value:,.1f}"),
     "cost": ("cost", _whole),
+    "goodput": ("goodput", format_percent),
     "error": ("error", str),
 }
 COUNTED: dict[str, Shown] = {

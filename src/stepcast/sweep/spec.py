@@ -18,7 +18,7 @@ from stepcast.sweep.where import Filter
 Words = dict[str, Any]
 """One point: options of the command line and their values."""
 
-QUESTIONS = ("predict", "search")
+QUESTIONS = ("predict", "search", "plan")
 # Points that differ in these share the least: such axes turn slowest, so that neighbours share most.
 SLOWEST = ("model", "cluster", "set", "framework", "calibration", "gpus")
 DOUBLING = re.compile(r"(\d+)\.\.(\d+)")

@@ -18,7 +18,7 @@ NAME = "results.sqlite"
 LOCK = "driver.lock"
 # "swep" as a number: what tells our file from another program's.
 APPLICATION = 0x73776570
-VERSION = 1
+VERSION = 2
 # What is known of an answer; times in seconds, sizes in bytes.
 COLUMNS = {
     "step_s": "REAL",
@@ -33,6 +33,7 @@ COLUMNS = {
     "days": "REAL",
     "gpu_hours": "REAL",
     "cost": "REAL",
+    "goodput": "REAL",
     "found": "TEXT",
     "error": "TEXT",
 }
@@ -68,6 +69,8 @@ class Store:
         tables = self.base.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if found != APPLICATION and (tables or not writes):
             raise ValueError(f"{self.path}: is no store of a sweep")
+        if tables and self.base.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            raise ValueError(f"{self.path}: was written by another version of stepcast; name another folder")
         if not writes:
             return
         self.base.execute("PRAGMA journal_mode = WAL")
