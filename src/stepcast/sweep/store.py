@@ -142,8 +142,8 @@ class Store:
         self.base.execute("COMMIT")
 
     def open_points(self) -> Iterator[tuple[int, bytes]]:
-        """Positions and keys without an answer, in order, each key once."""
-        last, given = -1, set()
+        """Positions and keys without an answer, in order, some at a time."""
+        last = -1
         while True:
             with self._told():
                 rows = self.base.execute(
@@ -153,10 +153,7 @@ class Store:
                 ).fetchall()
             if not rows:
                 return
-            for position, key in rows:
-                if key not in given:
-                    given.add(key)
-                    yield position, key
+            yield from rows
             last = rows[-1][0]
 
     def rows(self, query: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
