@@ -109,24 +109,18 @@ def nice_ticks(low: float, high: float, about: int) -> list[float]:
     return [at * step for at in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
+def swatch(kind: str, words: str, **more: object) -> Markup:
+    """A colour and what it stands for, as an entry of a legend."""
+    square = tag("rect", width=12, height=12, class_=f"k-{kind}")
+    drawn = tag("svg", square, width=12, height=12, aria_hidden="true")
+    return tag("li", drawn, tag("span", words), **more)
+
+
 def legend(entries: Iterable[tuple[str, str]]) -> Markup:
     """What the colours of kinds mean."""
     return tag(
         "ul",
-        [
-            tag(
-                "li",
-                tag(
-                    "svg",
-                    tag("rect", width=12, height=12, class_=f"k-{kind}"),
-                    width=12,
-                    height=12,
-                    aria_hidden="true",
-                ),
-                tag("span", words),
-            )
-            for kind, words in entries
-        ],
+        [swatch(kind, words) for kind, words in entries],
         class_="legend",
     )
 

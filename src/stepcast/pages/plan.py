@@ -8,7 +8,7 @@ from stepcast.pages.blocks import answer, band, card, table, waterfall
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.plan import PART_NAMES
+from stepcast.report.plan import CHOICE_HEADS, PART_NAMES, STAGE_HEADS, choice_row, stage_rows
 from stepcast.units import (
     DAY,
     HOUR,
@@ -161,37 +161,13 @@ def _choices(found: Facts) -> Section | None:
     rows = [row for row in found["choices"] if row["interval_s"]]
     if not rows:
         return None
-    cells = [
-        (
-            "any" if row["spares"] is None else row["spares"],
-            format_duration(row["interval_s"]),
-            format_percent(row["goodput"]),
-            "-" if row["days"] is None else f"{row['days']:.1f}",
-        )
-        for row in rows
-    ]
+    cells = [choice_row(row) for row in rows]
     keys = [(row["spares"], row["interval_s"], row["goodput"], row["days"]) for row in rows]
-    made = table(
-        ("spare nodes", "checkpoint every", "goodput", "days"), cells, "In closed form", keys, sortable=True
-    )
+    made = table(CHOICE_HEADS, cells, "In closed form", keys, sortable=True)
     return Section("Other intervals and spares", made)
 
 
 def _phases(found: Facts) -> Section | None:
     if len(found["phases"]) < 2:
         return None
-    cells = [
-        (
-            at + 1,
-            f"{each['gpus']:,}",
-            f"{each['steps']:,}",
-            format_seconds(each["step_s"]),
-            f"{each['days']:.1f}",
-            f"{each['interruptions']:,.0f}",
-        )
-        for at, each in enumerate(found["phases"])
-    ]
-    return Section(
-        "Stages of the run",
-        table(("stage", "GPUs", "steps", "step", "days", "interruptions"), cells, "One after the other"),
-    )
+    return Section("Stages of the run", table(STAGE_HEADS, stage_rows(found), "One after the other"))

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from stepcast.ir.timeline import Timeline
+from stepcast.pages.charts import swatch
 from stepcast.pages.document import Section, data_block
 from stepcast.pages.markup import Markup, join, tag
 from stepcast.pages.slices import KINDS, MOST_SLICES, packed
@@ -81,19 +82,5 @@ def _button(key: str, words: str, title: str) -> Markup:
 
 def _legend() -> Markup:
     """Those that the timeline has no slice of are hidden by the program."""
-    listed = [
-        tag(
-            "li",
-            tag(
-                "svg",
-                tag("rect", width=12, height=12, class_=f"k-{kind}"),
-                width=12,
-                height=12,
-                aria_hidden="true",
-            ),
-            tag("span", WORDS[kind]),
-            data_kind=at,
-        )
-        for at, kind in enumerate(KINDS)
-    ]
+    listed = [swatch(kind, WORDS[kind], data_kind=at) for at, kind in enumerate(KINDS)]
     return tag("ul", listed, class_="legend", id="kinds")

@@ -95,8 +95,12 @@ def _split(found: Facts, width: int) -> str:
     return table(("the mean run spends", "time", "share", ""), rows, width)
 
 
-def _stages(found: Facts, width: int) -> str:
-    rows = [
+STAGE_HEADS = ("stage", "GPUs", "steps", "step", "days", "interruptions")
+
+
+def stage_rows(found: Facts) -> list[tuple[object, ...]]:
+    """A run's stages under ``STAGE_HEADS``."""
+    return [
         (
             at + 1,
             f"{each['gpus']:,}",
@@ -107,18 +111,29 @@ def _stages(found: Facts, width: int) -> str:
         )
         for at, each in enumerate(found["phases"])
     ]
-    return table(("stage", "GPUs", "steps", "step", "days", "interruptions"), rows, width)
+
+
+def _stages(found: Facts, width: int) -> str:
+    return table(STAGE_HEADS, stage_rows(found), width)
+
+
+CHOICE_HEADS = ("spare nodes", "checkpoint every", "goodput", "days")
+
+
+def choice_row(row: Facts) -> tuple[object, ...]:
+    """Another interval or number of spares under ``CHOICE_HEADS``."""
+    return (
+        "any" if row["spares"] is None else row["spares"],
+        format_duration(row["interval_s"]) if row["interval_s"] else "-",
+        format_percent(row["goodput"]),
+        "-" if row["days"] is None else f"{row['days']:.1f}",
+    )
 
 
 def _choices(found: Facts, width: int) -> str:
     rows = [
-        (
-            "any" if row["spares"] is None else row["spares"],
-            format_duration(row["interval_s"]) if row["interval_s"] else "-",
-            format_percent(row["goodput"]),
-            "-" if row["days"] is None else f"{row['days']:.1f}",
-        )
+        choice_row(row)
         for row in found["choices"]
         if row["times_best"] == 1 or row["spares"] == found["spares"]
     ]
-    return table(("spare nodes", "checkpoint every", "goodput", "days"), rows, width)
+    return table(CHOICE_HEADS, rows, width)
