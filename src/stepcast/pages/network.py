@@ -7,7 +7,7 @@ from stepcast.pages.blocks import answer, card, table
 from stepcast.pages.charts import Piece, Row, bars, legend, nice_ticks, short
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.network import carried, shade, slower
+from stepcast.report.network import shade, slower
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
 Facts = Mapping[str, Any]

@@ -1,11 +1,12 @@
 """What the links of a step did, as text: tiers over time, the hottest links, and who was slowed down."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.report.asked import asked_pairs
 from stepcast.report.text import GAP, bullet, facts, table
-from stepcast.units import format_rate, format_bytes, format_percent, format_seconds
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
 Facts = Mapping[str, Any]
 MOST_LINKS = 10
@@ -84,7 +85,7 @@ def shaded(shares: Sequence[float], room: int) -> str:
     if not room:
         return ""
     bounds = [at * len(shares) // room for at in range(room + 1)]
-    most = [max(shares[start:stop]) for start, stop in zip(bounds, bounds[1:], strict=False)]
+    most = [max(shares[start:stop]) for start, stop in itertools.pairwise(bounds)]
     return "".join(SHADES[shade(share, len(SHADES))] for share in most)
 
 
