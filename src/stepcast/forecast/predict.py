@@ -11,7 +11,7 @@ from typing import Any
 
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
-from stepcast.cost.compute import counted_load, priced_once
+from stepcast.cost.compute import Load, counted_load, priced_once
 from stepcast.cost.dispatch import EXPERT_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.generations import as_run, slowed
@@ -32,13 +32,14 @@ from stepcast.ir.framework import (
     Kernels,
     Modules,
 )
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.model import Model
 from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
-from stepcast.ir.workload import Manner, Workload
+from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
 
@@ -321,14 +322,9 @@ def compute_pricer(
 ) -> ComputePrice:
     """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation."""
     gpu, fit = cluster.gpu, default_fit()
-    stage = workload.stages[len(workload.stages) // 2]
-    works: Counter[Compute] = Counter()
-    for block in stage.body:
-        for layer in block.layers:
-            for op in layer.all_ops:
-                if isinstance(op.work, Compute):
-                    works[op.work] += block.repeat
-    load = counted_load(works, gpu, fit)
+    body = workload.stages[len(workload.stages) // 2].body
+    made_of, repeats = [block.layers for block in body], [block.repeat for block in body]
+    load = _LOADS.get((gpu, fit, *made_of), lambda: counted_load(_works(body), gpu, fit), *repeats)
     current = priced_once(gpu, fit, load)
     if calibration is None and attention is AttentionKernel.CURRENT:
         return current
@@ -339,3 +335,20 @@ def compute_pricer(
         return slowed(found, work, attention, gpu.architecture)
 
     return price
+
+
+_LOADS: ByIdentity[Load] = ByIdentity(4096)
+_COUNTED: ByIdentity[Counter[Compute]] = ByIdentity(4096)
+
+
+def _works(body: Sequence[Block]) -> Counter[Compute]:
+    """What the layers of *body* compute, and how often."""
+    works: Counter[Compute] = Counter()
+    for block in body:
+        for work, count in _COUNTED.get((block.layers,), partial(_computing, block.layers)).items():
+            works[work] += count * block.repeat
+    return works
+
+
+def _computing(layers: Sequence[Layer]) -> Counter[Compute]:
+    return Counter([op.work for layer in layers for op in layer.all_ops if isinstance(op.work, Compute)])
