@@ -149,6 +149,10 @@ class WrittenCore:
             return (), ()
         return capped("scores", self._rows, self.key_len, self._dtype)
 
+    def joined(self) -> Ops:
+        """After attention by one kernel, whose result lies as its queries did."""
+        return (self._joined("join heads"),)
+
     def _joined(self, name: str) -> Op:
         """The heads of a token brought side by side, or apart again."""
         width = self.heads * self.sizes.model.value_dim

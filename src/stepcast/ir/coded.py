@@ -38,6 +38,11 @@ def selects_heads(model: Architecture) -> bool:
     return model.activation is Activation.GELU_BLOOM
 
 
+def lies_by_heads(model: Architecture) -> bool:
+    """Whether queries lie head by head, not token by token: code that joins their parts makes them so."""
+    return model.position.tailed or model.latent is not None
+
+
 def widens_softmax(model: Architecture) -> bool:
     """Attention that is written out has its softmax in fp32, but for GPT-2, OPT, GPT-NeoX and GPT-OSS."""
     biased = model.position.kind is PositionKind.ALIBI
