@@ -65,7 +65,8 @@ def _predicted(
     calibration: Calibration | None,
 ) -> Prediction:
     workload = generate(model, strategy, framework)
-    compute = compute_pricer(workload, cluster, calibration, framework.attention)
+    idle = strategy.zero_gradients == 1
+    compute = compute_pricer(workload, cluster, calibration, framework.attention, idle)
     options = _as_strategy_says(options, model, strategy, framework)
     prediction = run(workload, cluster, options, compute)
     return replace(
@@ -211,6 +212,7 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framew
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
         issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework),
+        ahead=framework.runs_ahead,
         once_per_node=experts.top_k if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
@@ -318,17 +320,24 @@ def compute_pricer(
     cluster: Cluster,
     calibration: Calibration | None = None,
     attention: AttentionKernel = AttentionKernel.CURRENT,
+    idle: bool = False,
 ) -> ComputePrice:
-    """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation."""
+    """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation;
+    *idle*: its backward multiplies zeros, which takes next to no power.
+    """
     gpu, fit = cluster.gpu, default_fit()
     stage = workload.stages[len(workload.stages) // 2]
     works: Counter[Compute] = Counter()
+    drawing: Counter[Compute] = Counter()
     for block in stage.body:
         for layer in block.layers:
             for op in layer.all_ops:
                 if isinstance(op.work, Compute):
                     works[op.work] += block.repeat
-    load = counted_load(works, gpu, fit)
+            for op in layer.forward if idle else ():
+                if isinstance(op.work, Compute):
+                    drawing[op.work] += block.repeat
+    load = counted_load(works, gpu, fit, drawing=drawing if idle else None)
     current = priced_once(gpu, fit, load)
     if calibration is None and attention is AttentionKernel.CURRENT:
         return current

@@ -32,6 +32,7 @@ from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
 from stepcast.validate.phases import PHASES, phases_s
 from stepcast.validate.scoreboard import Measurements, Row, columns, summary
+from stepcast.validate.unseen import unseen_share
 
 Record = Mapping[str, str]
 CLUSTER, GPU = "hgx-h200", "h200"
@@ -65,7 +66,9 @@ class Setting:
         profile = load_profile("transformers-compiled" if "compile" in words else "transformers")
         settled = settle(profile, self.model, GPU, Layout(), self._given(profile.framework.optimizer))
         self.framework: Framework = settled.framework
-        self.strategy: Strategy = settled.strategy(Layout(), self.batch, self.batch, self.seq)
+        strategy = settled.strategy(Layout(), self.batch, self.batch, self.seq)
+        zeros = unseen_share(self.model, self.batch * self.seq)
+        self.strategy: Strategy = replace(strategy, zero_gradients=zeros)
         self.profile_name = profile.name
 
     def _given(self, usual: Optimizer) -> dict[str, Any]:
@@ -95,6 +98,8 @@ class Setting:
             words += ["--recompute", "full"]
         if "attn-eager" in self.words:
             words += ["--no-flash-attention"]
+        if self.strategy.zero_gradients:
+            words += ["--zero-gradients", str(self.strategy.zero_gradients)]
         return shlex.join(words)
 
 
