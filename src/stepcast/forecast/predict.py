@@ -67,7 +67,7 @@ def _predicted(
     workload = generate(model, strategy, framework)
     idle = strategy.zero_gradients == 1
     compute = compute_pricer(workload, cluster, calibration, framework.attention, idle)
-    options = _as_strategy_says(options, model, strategy, framework)
+    options = _at_pace(_as_strategy_says(options, model, strategy, framework), calibration)
     prediction = run(workload, cluster, options, compute)
     return replace(
         prediction,
@@ -216,6 +216,15 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framew
         once_per_node=experts.top_k if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
+
+
+def _at_pace(options: Options, calibration: Calibration | None) -> Options:
+    """*options* with the host that *calibration* was measured on."""
+    issue_s = options.issue_s
+    if issue_s is None or calibration is None or calibration.pace == 1.0:
+        return options
+    pace = calibration.pace
+    return replace(options, issue_s=lambda work, backward: pace * issue_s(work, backward))
 
 
 def _stops_for_transfers(strategy: Strategy) -> bool:

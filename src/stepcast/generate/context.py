@@ -69,7 +69,11 @@ class _Core:
     def forward(self, name: str = "core") -> Ops:
         if self._fused:
             ahead = self.sizes.by_operation and lies_by_heads(self.sizes.model)
-            return (*self._by_mask(), Op(name, self._flash(False)), *(self._written.joined() if ahead else ()))
+            return (
+                *self._by_mask(),
+                Op(name, self._flash(False)),
+                *(self._written.joined() if ahead else ()),
+            )
         return self._written.forward() if self.sizes.by_operation else self._unfused()
 
     def backward(self, name: str = "core gradient") -> Ops:
