@@ -66,8 +66,9 @@ def _predicted(
     calibration: Calibration | None,
 ) -> Prediction:
     workload = generate(model, strategy, framework)
-    compute = compute_pricer(workload, cluster, calibration, framework.attention)
-    options = _as_strategy_says(options, model, strategy, framework)
+    idle = strategy.zero_gradients == 1
+    compute = compute_pricer(workload, cluster, calibration, framework.attention, idle)
+    options = _at_pace(_as_strategy_says(options, model, strategy, framework), calibration)
     prediction = run(workload, cluster, options, compute)
     return replace(
         prediction,
@@ -212,9 +213,19 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framew
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
         issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework),
+        ahead=framework.runs_ahead,
         once_per_node=experts.top_k if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
+
+
+def _at_pace(options: Options, calibration: Calibration | None) -> Options:
+    """*options* with the host that *calibration* was measured on."""
+    issue_s = options.issue_s
+    if issue_s is None or calibration is None or calibration.pace == 1.0:
+        return options
+    pace = calibration.pace
+    return replace(options, issue_s=lambda work, backward: pace * issue_s(work, backward))
 
 
 def _stops_for_transfers(strategy: Strategy) -> bool:
@@ -319,12 +330,19 @@ def compute_pricer(
     cluster: Cluster,
     calibration: Calibration | None = None,
     attention: AttentionKernel = AttentionKernel.CURRENT,
+    idle: bool = False,
 ) -> ComputePrice:
-    """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation."""
+    """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation;
+    *idle*: its backward multiplies zeros, which takes next to no power.
+    """
     gpu, fit = cluster.gpu, default_fit()
     body = workload.stages[len(workload.stages) // 2].body
     made_of, repeats = [block.layers for block in body], [block.repeat for block in body]
-    load = _LOADS.get((gpu, fit, *made_of), lambda: counted_load(_works(body), gpu, fit), *repeats)
+
+    def counted() -> Load:
+        return counted_load(_works(body), gpu, fit, drawing=_works(body, forward=True) if idle else None)
+
+    load = _LOADS.get((gpu, fit, *made_of), counted, idle, *repeats)
     current = priced_once(gpu, fit, load)
     if calibration is None and attention is AttentionKernel.CURRENT:
         return current
@@ -341,14 +359,16 @@ _LOADS: ByIdentity[Load] = ByIdentity(4096)
 _COUNTED: ByIdentity[Counter[Compute]] = ByIdentity(4096)
 
 
-def _works(body: Sequence[Block]) -> Counter[Compute]:
-    """What the layers of *body* compute, and how often."""
+def _works(body: Sequence[Block], forward: bool = False) -> Counter[Compute]:
+    """What the layers of *body* compute, and how often; in *forward* alone, if told."""
     works: Counter[Compute] = Counter()
     for block in body:
-        for work, count in _COUNTED.get((block.layers,), partial(_computing, block.layers)).items():
+        counted = _COUNTED.get((block.layers,), partial(_computing, block.layers, forward), forward)
+        for work, count in counted.items():
             works[work] += count * block.repeat
     return works
 
 
-def _computing(layers: Sequence[Layer]) -> Counter[Compute]:
-    return Counter([op.work for layer in layers for op in layer.all_ops if isinstance(op.work, Compute)])
+def _computing(layers: Sequence[Layer], forward: bool) -> Counter[Compute]:
+    ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
+    return Counter([op.work for op in ops if isinstance(op.work, Compute)])
