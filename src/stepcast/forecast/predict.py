@@ -328,7 +328,7 @@ def compute_pricer(
             for op in layer.all_ops:
                 if isinstance(op.work, Compute):
                     works[op.work] += block.repeat
-    load = counted_load(works, gpu, fit)
+    load = counted_load(works, gpu, fit, gpus=workload.layout.gpus)
     current = priced_once(gpu, fit, load)
     if calibration is None and attention is AttentionKernel.CURRENT:
         return current

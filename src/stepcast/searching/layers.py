@@ -12,6 +12,7 @@ from stepcast.cost.compute import Load, cool_seconds, load_of, priced_once
 from stepcast.cost.fits import default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.pricing import Pricer
+from stepcast.cost.slowest import slowest
 from stepcast.generate.stage import block_layers, end_layers, layer_view
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Dispatcher, Framework
@@ -103,6 +104,7 @@ def part_costs(
 
     Whatever else a strategy adds comes on top. The GPU has *load* at least, which heats it.
     """
+    load = replace(load, pace=slowest(strategy.layout.gpus))
     forwards = model.experts if framework.dispatcher is Dispatcher.FORWARDING else None
     seconds = _Seconds(cluster, strategy, framework, load, forwards.top_k if forwards else None)
     found = np.zeros((len(parts), ALL_TAKES))
