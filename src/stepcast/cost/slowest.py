@@ -1,11 +1,11 @@
 """The pace of many GPUs that wait for one another: that of the slowest.
 
 GPUs of one kind hold different clocks under the same power limit. Sinha et al., "Not All GPUs Are Created
-Equal" (SC 2022, arXiv 2208.11035), ran the same work on 90 % of the GPUs of five clusters: times differ by 8 %
-on average between the slowest and the fastest that is no outlier. Whiskers of a box plot of normal values stand
-5.4 standard deviations apart, so one is 1.5 %. MLPerf says much the same: times of the same run on nodes of
-eight GPUs of several makers differ by 1.1 % (seven groups of 3 to 7 rows), which is the deviation of the slowest
-of eight where a single GPU's is 1.8 %.
+Equal" (SC 2022, arXiv 2208.11035), ran the same work on 90 % of the GPUs of five clusters: on average their
+times differ by 8 %, outliers left out. Whiskers of a box plot, beyond which values count as outliers, stand
+5.4 standard deviations of normal values apart, so one is 1.5 %. MLPerf bounds it from above: the same
+run on eight GPUs in nodes of different makers differs by 1.2 % (standard deviation, six groups of rows),
+which the slowest of eight would do if single ones differed by 2.0 %.
 """
 
 from functools import lru_cache
@@ -18,7 +18,7 @@ VARIATION = 0.015
 def slowest(gpus: int) -> float:
     """How much longer the slowest of *gpus* is expected to take than the usual one.
 
-    The expected largest of n normal values: Blom, "Statistical Estimates and Transformed Beta-Variables" (1958).
+    The expected largest of n normal values: Blom, Statistical Estimates and Transformed Beta-Variables, 1958.
     """
     if gpus < 2:
         return 1.0
