@@ -25,7 +25,6 @@ from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.products import fit_of, matrix_of, product_s, products_of, scaled
 from stepcast.cost.rates import Number, Rates, matrix_unit, vector_rates
 from stepcast.cost.scan import scan_bytes, scan_s
-from stepcast.cost.slowest import slowest
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.scan import Scan
@@ -41,7 +40,6 @@ class Load:
     repeats: float = 1.0  # where busy_s is 0: how often in a row the operator runs
     # Power that all of it asks for at full clock, of what the board may draw; None: duty tells it.
     wanted: float | None = None
-    pace: float = 1.0  # what products take of the slowest GPU that others wait for, over the usual one's
 
     def __post_init__(self) -> None:
         if not (self.busy_s >= 0 and 0 <= self.duty <= 1 and self.repeats >= 1):
@@ -57,11 +55,9 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float
     return counted_load(Counter(works), gpu, fit, busy_s)
 
 
-def counted_load(
-    works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf, gpus: int = 1
-) -> Load:
-    """The same of operators that each run a number of times, on each of *gpus* that wait for one another."""
-    return replace(load_of(*cool_seconds(works, gpu, fit), gpu, fit, busy_s), pace=slowest(gpus))
+def counted_load(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
+    """The same of operators that each run a number of times."""
+    return load_of(*cool_seconds(works, gpu, fit), gpu, fit, busy_s)
 
 
 def cool_seconds(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
@@ -334,7 +330,7 @@ def _under_power(
         busy_s = load.busy_s if load.busy_s > 0 else load.repeats * seconds
         seconds = heated_s(seconds, factor, busy_s, power)
     best = gpu.best_product_flops(dtype)
-    return load.pace * (seconds if best == math.inf else np.maximum(seconds, flops / best))
+    return seconds if best == math.inf else np.maximum(seconds, flops / best)
 
 
 def _launch_s(rates: Rates, latency_s: float, fit: ComputeFit, load: Load) -> Number:

@@ -11,6 +11,10 @@ which the slowest of eight would do if single ones differed by 2.0 %; and "5 % a
 
 from functools import lru_cache
 
+from stepcast.cost.price import Price
+from stepcast.ir.layout import Layout
+from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
+
 # Standard deviation of a GPU's time for work that its clock decides, over that of the usual one.
 VARIATION = 0.015
 
@@ -25,4 +29,32 @@ def slowest(gpus: int) -> float:
         return 1.0
     from statistics import NormalDist
 
-    return round(1.0 + VARIATION * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25)), 4)
+    return 1.0 + VARIATION * NormalDist().inv_cdf((gpus - 0.375) / (gpus + 0.25))
+
+
+def pace_of(layout: Layout, micro_batches: int) -> float:
+    """What products take over the usual GPU's, on average over a step.
+
+    The slowest GPU of all holds up its tensor ranks in every layer, its pipeline in every micro-batch and
+    other replicas in every step. While a pipeline fills and drains, one stage after the other counts, each as
+    slow as the slowest of its own that wait for one another.
+    """
+    turns, waits = micro_batches * layout.vpp, layout.pp - 1
+    return (turns * slowest(layout.gpus) + waits * _stage(layout)) / (turns + waits)
+
+
+def least_pace(layout: Layout, micro_batches: int) -> float:
+    """No more than the pace of *layout* and others that cut the same layers on as many GPUs into more stages
+    or fewer: micro-batches grow in number as stages do.
+    """
+    turns = micro_batches / layout.pp
+    return (turns * slowest(layout.gpus) + _stage(layout)) / (turns + 1.0)
+
+
+def _stage(layout: Layout) -> float:
+    return slowest(max(layout.tp * layout.cp, layout.ep))
+
+
+def paced(price: Price, work: Compute, pace: float) -> Price:
+    """Work that waits for memory takes all GPUs equally long."""
+    return price.times(pace) if isinstance(work, Matmul | GroupedMatmul | Attention) else price
