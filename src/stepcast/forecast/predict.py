@@ -18,6 +18,7 @@ from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
+from stepcast.cost.slowest import pace_of, paced
 from stepcast.forecast.beyond import beyond_checked
 from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, prepared, simulate, together
 from stepcast.generate.flops import model_flops
@@ -343,14 +344,14 @@ def compute_pricer(
         return counted_load(_works(body), gpu, fit, drawing=_works(body, forward=True) if idle else None)
 
     load = _LOADS.get((gpu, fit, *made_of), counted, idle, *repeats)
-    current = priced_once(gpu, fit, load)
-    if calibration is None and attention is AttentionKernel.CURRENT:
+    current, pace = priced_once(gpu, fit, load), pace_of(workload.layout, workload.micro_batches)
+    if calibration is None and attention is AttentionKernel.CURRENT and pace == 1.0:
         return current
 
     def price(work: Compute) -> Price:
         work = as_run(work, attention)
         found = current(work) if calibration is None else calibration.price(work, gpu, fit, load)
-        return slowed(found, work, attention, gpu.architecture)
+        return paced(slowed(found, work, attention, gpu.architecture), work, pace)
 
     return price
 
