@@ -1,6 +1,7 @@
-"""Seconds of a Mamba-2 block's chunked scan.
+"""Seconds of what runs along the sequence: a Mamba-2 block's chunked scan, a delta net's rule in chunks, the
+selective scan of Mamba's first version.
 
-The scan is a chain of kernels that hand states and chunk products to each other through memory. Measured on
+Mamba-2's scan is a chain of kernels that hand states and chunk products to each other through memory. Measured on
 an H200 (tools/measure_mamba.py), none comes near the tensor cores' peak, and those with products inside move
 a quarter to a half of what the memory could: they wait for their own instructions. So, as for element-wise
 kernels of ``memory_bound``, the time is the longer of moving the bytes and of issuing on all multiprocessors;
@@ -12,9 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepcast.cost.rates import Number, Rates
+from stepcast.cost.recurrent import delta_bytes, selective_bytes
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 
 FLOAT = 4.0
+Scanned = Scan | DeltaRule | SelectiveScan
+SCANS = ("scan", "delta", "selective")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +39,26 @@ class ScanFit:
             )
         if min(self.input_clocks, self.state_clocks, self.fixed_s) < 0:
             raise ValueError(f"clocks and seconds of a scan must be zero or more, not {self}")
+
+
+def scan_kind(work: Scanned) -> str:
+    """Under which *work* is fitted and calibrated."""
+    match work:
+        case DeltaRule():
+            return "delta"
+        case SelectiveScan():
+            return "selective"
+    return "scan"
+
+
+def scanned_bytes(work: Scanned) -> float:
+    """What the kernels of one pass read and write."""
+    match work:
+        case DeltaRule():
+            return delta_bytes(work)
+        case SelectiveScan():
+            return selective_bytes(work)
+    return scan_bytes(work)
 
 
 def scan_bytes(work: Scan) -> float:
@@ -65,9 +90,9 @@ def scan_bytes(work: Scan) -> float:
     return again + own
 
 
-def scan_s(work: Scan, peak_flops: Number, rates: Rates, fit: ScanFit) -> Number:
+def scan_s(work: Scanned, peak_flops: Number, rates: Rates, fit: ScanFit) -> Number:
     """Seconds of one pass, launches left out; *peak_flops* is that of its products, which no kernel beats."""
-    memory_s = scan_bytes(work) / (rates.bandwidth_bytes_per_s * fit.bandwidth_efficiency)
+    memory_s = scanned_bytes(work) / (rates.bandwidth_bytes_per_s * fit.bandwidth_efficiency)
     clocks = fit.input_clocks * work.inputs + fit.state_clocks * work.states
     issue_s = clocks / (rates.sms * rates.clock_hz)
     longer_s = np.sqrt(np.sqrt(memory_s**4 + issue_s**4))
