@@ -1,11 +1,12 @@
 """Seconds of what runs along the sequence: a Mamba-2 block's chunked scan, a delta net's rule in chunks, the
 selective scan of Mamba's first version.
 
-Mamba-2's scan is a chain of kernels that hand states and chunk products to each other through memory. Measured on
-an H200 (tools/measure_mamba.py), none comes near the tensor cores' peak, and those with products inside move
-a quarter to a half of what the memory could: they wait for their own instructions. So, as for element-wise
-kernels of ``memory_bound``, the time is the longer of moving the bytes and of issuing on all multiprocessors;
-issuing is counted per element of the input and per element of the states. Other GPUs were not measured.
+Mamba-2's scan is a chain of kernels that hand states and chunk products to each other through memory.
+Measured on an H200 (tools/measure_mamba.py), none comes near the tensor cores' peak, and those with products
+inside move a quarter to a half of what the memory could: they wait for their own instructions. So, as for
+element-wise kernels of ``memory_bound``, the time is the longer of moving the bytes and of issuing on all
+multiprocessors; issuing is counted per element of the input and per element of the states. Other GPUs were
+not measured.
 """
 
 from dataclasses import dataclass

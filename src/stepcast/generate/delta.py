@@ -1,4 +1,4 @@
-"""Gated delta nets: norm, in-projection, convolution, the chunked delta rule, gated norm by heads, out-projection.
+"""Gated delta nets: norm, in-projection, convolution, delta rule in chunks, gated norm, out-projection.
 
 Tensor ranks share heads, the projections are split like those of an MLP, and context parallel ranks exchange
 positions for heads (Megatron-LM, core/ssm/gated_delta_net.py; the same layers in transformers'

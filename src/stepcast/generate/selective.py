@@ -1,5 +1,5 @@
-"""Mamba blocks of the first version: norm, in-projection, convolution, time step with B and C, selective scan,
-out-projection (Gu and Dao 2023, section 3.4; transformers' models/mamba and models/jamba).
+"""Mamba blocks of the first version: norm, in-projection, convolution, time step with B and C, selective
+scan, out-projection (Gu and Dao 2023, section 3.4; transformers' models/mamba and models/jamba).
 
 No training software splits them among tensor or context parallel ranks (``ir.legality``). The convolution is
 causal_conv1d's, the scan mamba_ssm's with the gate inside.

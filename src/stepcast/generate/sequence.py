@@ -1,5 +1,5 @@
-"""Around kernels that run along the whole sequence: context parallel ranks exchange positions for heads before
-them and back after them (Megatron-LM, core/ssm/mamba_context_parallel.py), and several sequences are turned.
+"""Around kernels that run along the whole sequence: context parallel ranks exchange positions for heads
+before them and back after them (Megatron-LM, core/ssm/mamba_context_parallel.py); sequences are turned.
 """
 
 from stepcast.generate.parts import K, Ops, collective
@@ -16,8 +16,8 @@ def core_tokens(sizes: Sizes) -> int:
 
 def arranged_in(sizes: Sizes, width: int, phase: str) -> Ops:
     """What was projected, *width* wide, brought into the kernels' order: exchanged with the context parallel
-    ranks, whose slices are put in the order of the sequence, and turned from tokens by sequences into sequences
-    by tokens.
+    ranks, whose slices are put in the order of the sequence, and turned from tokens by sequences into
+    sequences by tokens.
     """
     ops: Ops = ()
     if sizes.cp > 1:

@@ -46,8 +46,8 @@ class Architecture:
     size, as Megatron does with 128; 0 keeps it as it is. *joined*: queries, keys and values come from one
     matrix in the model's own code, and so do gate and up. *wide_norms*: norms multiply by their weight in
     fp32. *attention_gate*: a sigmoid of as wide a projection as the queries' multiplies what attention
-    returns (Qwen3-Next). *dropout*: of its branches in training, where its code decides that; *drops_attention*: of the
-    attention's probabilities, too.
+    returns (Qwen3-Next). *dropout*: of its branches in training, where its code decides that;
+    *drops_attention*: of the attention's probabilities, too.
     """
 
     name: str

@@ -2,8 +2,8 @@
 for a moment in their backward.
 
 flash-linear-attention keeps queries and keys as they are normed, values, decays summed along a chunk and the
-solved system of each chunk, and computes states again. mamba_ssm's selective scan keeps its inputs, its result
-before the gate and the states at every 2,048th token.
+solved system of each chunk, and computes states again. mamba_ssm's selective scan keeps its inputs, its
+result before the gate and the states at every 2,048th token.
 """
 
 from stepcast.ir.dtype import FP32_BYTES

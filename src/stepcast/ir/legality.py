@@ -122,18 +122,20 @@ def _recurrent(model: Model, strategy: Strategy) -> str:
     if Mixer.SELECTIVE in mixers:
         for name, ways in (("tp", layout.tp), ("cp", layout.cp)):
             if ways > 1:
-                return f"{name} {ways}: no training software splits Mamba-1 blocks: use {name} 1, and dp, ep or pp"
+                return (
+                    f"{name} {ways} cannot split Mamba-1 blocks, no software does: use {name} 1 and dp or ep"
+                )
     if Mixer.DELTA in mixers and model.delta is not None:
         heads = model.delta.key_heads
         if heads % layout.tp:
             near = nearest_divisor(heads, layout.tp)
-            return f"tp {layout.tp} does not divide {heads} key heads of delta nets: the nearest legal tp is {near}"
+            return (
+                f"tp {layout.tp} does not divide the {heads} key heads of delta nets: the nearest is {near}"
+            )
         if heads // layout.tp % layout.cp:
             near = nearest_divisor(heads // layout.tp, layout.cp)
-            return (
-                f"cp {layout.cp} does not divide the {heads // layout.tp} key heads that delta nets have on a "
-                f"tensor rank: the nearest is {near}"
-            )
+            own = f"the {heads // layout.tp} key heads of delta nets on a tensor rank"
+            return f"cp {layout.cp} does not divide {own}: the nearest is {near}"
     return ""
 
 
