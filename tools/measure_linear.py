@@ -9,7 +9,7 @@ mamba_ssm's CUDA kernel with its gate inside, as transformers' Jamba calls it. B
 LIBRARIES: a folder with ``fla``, ``einops`` and the unpacked source of mamba_ssm as ``mamba_src``, whose
 kernel is compiled here for bf16. The rows of an H200 in ``src/stepcast/data/h200/linear.csv`` came from it.
 
-    python tools/measure_linear.py OUT.csv LIBRARIES
+    python tools/measure_linear.py OUT.csv LIBRARIES [delta] [selective]
 """
 
 import csv
@@ -140,12 +140,13 @@ def measured(inputs, run, gradient):
 
 def main():
     path, libraries = sys.argv[1], os.path.abspath(sys.argv[2])
+    asked = sys.argv[3:] or ["delta", "selective"]
     sys.path.insert(0, libraries)
     started = time.time()
     with open(path, "w", newline="") as file:
         out = csv.writer(file)
         out.writerow(COLUMNS)
-        for heads, key_dim, value_dim, batch, seq in DELTA:
+        for heads, key_dim, value_dim, batch, seq in DELTA if "delta" in asked else ():
             rows = measured(*delta_case(heads, key_dim, value_dim, batch, seq))
             for phase, numbers in rows.items():
                 out.writerow(("delta", heads, key_dim, value_dim, 64, batch, seq, phase, *numbers))
@@ -161,6 +162,8 @@ def main():
                 rows,
                 flush=True,
             )
+        if "selective" not in asked:
+            return
         scan = compiled(libraries)
         print(f"{time.time() - started:.0f} s scan compiled", flush=True)
         for inner, state, batch, seq in SCANS:
