@@ -18,7 +18,7 @@ from stepcast.ir.work import Elementwise, streamed
 from stepcast.ir.workload import Layer, Op
 
 # Kernels of flash-linear-attention's forward and backward, norms of queries and keys included.
-RULE_KERNELS, RULE_GRADIENT_KERNELS = 7, 14
+RULE_KERNELS, RULE_GRADIENT_KERNELS = 8, 12
 
 
 def delta_layers(sizes: Sizes) -> tuple[Layer, ...]:

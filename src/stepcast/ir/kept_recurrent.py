@@ -25,7 +25,7 @@ def delta_kept(
     rule = delta_rule_of(delta, batch, max(1, tokens * cp // batch), ways)
     steps = rule.batch * rule.seq
     convolved = steps * delta.channels / ways
-    inside = 2 * rule.keys + rule.inputs + rule.rows * (rule.chunk + 2)  # system, strength and its logit
+    inside = 2 * rule.keys + rule.inputs + rule.rows * (rule.chunk + 1)  # the system, and strengths
     decays = rule.rows * FP32_BYTES * 5  # two of the gate's, the sum, and roots of queries and keys
     result = 2 * rule.inputs + rule.inputs * matmul / element  # gate, result, what the norm makes of them
     return (convolved + inside + result) * element + decays + rule.rows * FP32_BYTES
@@ -39,7 +39,7 @@ def delta_transient(model: Model, tokens: int, batch: int, tp: int, cp: int, ele
     assert delta is not None
     rule = delta_rule_of(delta, batch, max(1, tokens * cp // batch), ways)
     projected = rule.batch * rule.seq * delta.projected / ways
-    return (projected + 2 * rule.states + 5 * rule.keys + 5 * rule.inputs) * element
+    return (projected + 2 * rule.states + 5 * rule.keys + 4 * rule.inputs) * element
 
 
 def selective_kept(model: Model, tokens: int, batch: int, element: float) -> float:
