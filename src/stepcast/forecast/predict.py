@@ -249,7 +249,7 @@ def _scaled_warnings(report: StepReport, cluster: Cluster, precision: str) -> li
     told = f"nobody measured {cluster.gpu.runs_as(precision)} products on {cluster.gpu.name} or its kind: "
     if cluster.gpu.vendor not in GPU_VENDORS:
         return [
-            f"{told}times, and the software, are taken as a GPU's; see 'Other accelerators' in docs/clusters.md"
+            f"{told}times and software are taken as a GPU's; see 'Other accelerators' in docs/clusters.md"
         ]
     return [f"{told}their times are scaled from other GPUs; 'stepcast profile' measures yours"]
 
