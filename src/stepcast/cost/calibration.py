@@ -18,8 +18,10 @@ from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.power import ATTENTION
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.rates import Array, Number
+from stepcast.cost.scan import scan_kind
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
 
@@ -133,8 +135,8 @@ def work_class(work: Compute) -> str:
             return f"grouped.{work.dtype}"
         case Attention():
             return "attention.backward" if work.backward else "attention.forward"
-        case Scan():
-            return "scan.backward" if work.backward else "scan.forward"
+        case Scan() | DeltaRule() | SelectiveScan():
+            return f"{scan_kind(work)}.{'backward' if work.backward else 'forward'}"
         case Elementwise():
             return f"stream.{stream_key(work)}"
     return "recorded"

@@ -44,6 +44,8 @@ from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
 
+GPU_VENDORS = ("nvidia", "amd")  # whose software the frameworks are
+
 
 def predict(
     model: Model,
@@ -257,10 +259,12 @@ def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
 def _scaled_warnings(report: StepReport, cluster: Cluster, precision: str) -> list[str]:
     if PriceSource.SCALED not in (report.sources.get("matmul"), report.sources.get("groupedmatmul")):
         return []
-    return [
-        f"nobody measured {cluster.gpu.runs_as(precision)} products on {cluster.gpu.name} or its kind: "
-        "their times are scaled from other GPUs; 'stepcast profile' measures yours"
-    ]
+    told = f"nobody measured {cluster.gpu.runs_as(precision)} products on {cluster.gpu.name} or its kind: "
+    if cluster.gpu.vendor not in GPU_VENDORS:
+        return [
+            f"{told}times and software are taken as a GPU's; see 'Other accelerators' in docs/clusters.md"
+        ]
+    return [f"{told}their times are scaled from other GPUs; 'stepcast profile' measures yours"]
 
 
 def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
