@@ -43,8 +43,7 @@ class Executor:
 
     @property
     def stage(self) -> int:
-        per_stage = self.plan.layout.gpus // self.plan.layout.pp
-        return self.rank // per_stage
+        return self.plan.stage_of_rank(self.rank)
 
     def prepare(self) -> None:
         """Operands of every op are made before the first step."""
