@@ -1,4 +1,4 @@
-"""Memory-bound works as kernels of PyTorch: the kernel itself where there is one, else one that moves as much."""
+"""Memory-bound works as kernels of PyTorch: the very kernel where there is one, else one that moves as much."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -101,8 +101,8 @@ class Streams:
         return partial(aten.embedding, first, chosen)
 
     def _turned(self, work: Elementwise) -> Call | None:
-        """Heads times the cosines of their positions, taken out of what a projection made: such a kernel works
-        out where each element lies. Turning them is as many bytes and one product more.
+        """Heads times the cosines of their positions, taken out of what a projection made: such a kernel
+        works out where each element lies. Turning them is as many bytes and one product more.
         """
         if not self._moves(work, 1, 1) or work.columns % HEAD:
             return None
@@ -143,7 +143,7 @@ class Streams:
     # ---- the optimizer --------------------------------------------------------------------------------
 
     def _updated(self, work: Elementwise) -> Call:
-        """AdamW in one kernel over tensors as large as the stage's weights, until as many bytes have moved."""
+        """AdamW in one kernel over tensors like the stage's weights, until as many bytes have moved."""
         torch, moved = self._torch, work.read_bytes + work.write_bytes
         dtype = DType.BF16 if moved / work.elements < ADAM_BYTES[DType.FP32] * 0.75 else DType.FP32
         each = ADAM_BYTES[dtype]
@@ -153,8 +153,8 @@ class Streams:
         steps = [torch.ones((), device=self._device) for _ in sizes]
         lists[3] = [each.square_() for each in lists[3]]
         one = partial(
-            torch._fused_adamw_, *lists, [], steps, lr=1e-5, beta1=0.9, beta2=0.95, weight_decay=0.1, eps=1e-8,
-            amsgrad=False, maximize=False,
+            torch._fused_adamw_, *lists, [], steps, lr=1e-5, beta1=0.9, beta2=0.95, weight_decay=0.1,
+            eps=1e-8, amsgrad=False, maximize=False,
         )  # fmt: skip
         return _repeated(one, pieces)
 
