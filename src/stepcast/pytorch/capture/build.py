@@ -32,8 +32,7 @@ def captured(
     works: Works = works_of
     if compiled:
         fusion = Fusion(trace)
-        for storage in fusion.unwritten:
-            trace.storages[storage].size_bytes = 0
+        fusion.settle_memory()
         numbers = {id(event): at for at, event in enumerate(trace.events)}
 
         def works(event: Event) -> tuple[Compute, ...]:

@@ -35,10 +35,10 @@ class Asked:
 
 @dataclass
 class Program:
-    """A step that can be run: the loss of one batch, and the optimizer that follows."""
+    """A step that can be run: the loss of one batch and what else has a gradient, and the optimizer."""
 
     model: Any
-    loss: Callable[[], Any]
+    results: Callable[[], tuple[Any, ...]]
     optimizer: Any
     name: str
     tokens: int
@@ -73,12 +73,14 @@ def _configured(path: str, asked: Asked) -> Program:
         model.gradient_checkpointing_enable()
     inputs, tokens = _inputs(config, asked)
 
-    def loss() -> Any:
-        return model(**inputs).loss
+    def results() -> tuple[Any, ...]:
+        found = model(**inputs)
+        others = [each for name, each in found.items() if name != "loss" and isinstance(each, torch.Tensor)]
+        return (found.loss, *(each for each in others if each.requires_grad))
 
     name = os.path.basename(path).removesuffix(".json")
     facts = {"transformers": transformers.__version__, "model_type": kind}
-    return Program(model, loss, _optimizer(model, asked), name, tokens, facts)
+    return Program(model, results, _optimizer(model, asked), name, tokens, facts)
 
 
 def _keys(path: str) -> dict[str, Any]:
@@ -175,13 +177,13 @@ def _called(what: str, asked: Asked) -> Program:
     inputs = torch.utils._pytree.tree_map_only(torch.Tensor, _placed, inputs)
     called = made.get("loss")
 
-    def loss() -> Any:
+    def results() -> tuple[Any, ...]:
         found = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-        return called(found) if called is not None else _usual_loss(what, found)
+        return (called(found) if called is not None else _usual_loss(what, found),)
 
     given = made.get("optimizer")
     optimizer = given(model.parameters()) if callable(given) else given or _optimizer(model, asked)
-    return Program(model, loss, optimizer, what, asked.batch * asked.seq)
+    return Program(model, results, optimizer, what, asked.batch * asked.seq)
 
 
 def _placed(tensor: Any) -> Any:

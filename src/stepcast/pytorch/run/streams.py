@@ -1,4 +1,4 @@
-"""Memory-bound works as kernels of PyTorch: the very kernel where there is one, else one that moves as much."""
+"""Memory-bound works as kernels of PyTorch: the very kernel where it has one, else one that moves as much."""
 
 import math
 from collections.abc import Callable, Sequence
