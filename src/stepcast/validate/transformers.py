@@ -111,7 +111,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     skipped: Counter[str] = Counter()
     peaks: list[tuple[float, float]] = []
     for file in files:
-        for record in watched(_records(file)):
+        for record in watched(records(file)):
             try:
                 rows += _rows(record, Setting(record, file.parent), peaks, own, further)
             except ValueError as error:
@@ -119,7 +119,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     table = columns(rows)
     kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
     selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
-    return Measurements(table, skipped, selections, dict(_figures(peaks)), NOTES, details=(COMMAND,))
+    return Measurements(table, skipped, selections, dict(figures(peaks)), NOTES, details=(COMMAND,))
 
 
 def _loaded(path: str) -> Calibration | None:
@@ -131,7 +131,7 @@ def _loaded(path: str) -> Calibration | None:
     return found
 
 
-def _records(file: Path) -> Iterator[Record]:
+def records(file: Path) -> Iterator[Record]:
     with file.open(encoding="utf-8", newline="") as lines:
         yield from csv.DictReader(lines)
 
@@ -166,7 +166,7 @@ def _rows(
         yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
 
 
-def _figures(peaks: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
+def figures(peaks: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
     found = summary(*(np.array([pair[at] for pair in peaks], dtype=np.float64) for at in (0, 1)))
     if found is not None:
         yield "peak memory: mean_abs_error", found.mean_abs_error

@@ -1,19 +1,20 @@
 """A captured step as torch.compile runs it: memory-bound operators that hang together are one kernel.
 
-Operators are joined that read one another's results with no product in between (the scheduler of PyTorch's
-Inductor). Such a kernel reads what was written before it and writes what others read from memory; what is made
-of next to nothing (positions, masks, cosines) is computed where it is used. The backward reads what is kept
-(``saved``) and computes the rest again in its own kernels.
+Operators are joined that read one another's results, or the same tensor, with no product in between (the
+scheduler of PyTorch's Inductor). Such a kernel reads what was written before it and writes what others read
+from memory; what is made of next to nothing (positions, masks, cosines) is computed where it is used. The
+backward reads what is kept (``saved``) and computes the rest again in its own kernels.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Compute, Elementwise, ElementwiseKind
 from stepcast.pytorch.capture.dataflow import Dataflow, Node
-from stepcast.pytorch.capture.events import Moment, Tensor, Trace
+from stepcast.pytorch.capture.events import Tensor, Trace
+from stepcast.pytorch.capture.padded import padded
 from stepcast.pytorch.capture.saved import saved
 
 K = ElementwiseKind
@@ -50,6 +51,10 @@ class Fusion:
         self._sources: dict[tuple[int, bool], frozenset[int]] = {}
         self.works = {kernel.stands_at: self._priced(kernel) for kernel in self._kernels}
         self.joined = set(self._kernel_of) - set(self.works)
+        for node in self._flow.nodes.values():
+            if not node.fusible:
+                made_again = self._again(node) if node.backward else ()
+                self.works[node.at] = (*made_again, *(each for work in node.works for each in padded(work)))
 
     def _found(self) -> list[Kernel]:
         """Fusible operators of one moment and level, joined where one reads what another makes."""
@@ -139,6 +144,19 @@ class Fusion:
 
     # ---- what it costs --------------------------------------------------------------------------------
 
+    def _again(self, node: Node) -> Iterator[Compute]:
+        """What *node* of the backward reads from memory and the forward did not keep."""
+        for storage, tensor in node.reads.items():
+            maker = self._flow.maker.get(storage)
+            if maker is None or maker.backward or not maker.fusible or storage in self._kept:
+                continue
+            if self._flow.held_before(storage):
+                continue
+            read = sum(_bytes(each) for each in maker.reads.values())
+            columns = max(1, tensor.shape[-1] if tensor.shape else 1)
+            yield Elementwise(K.ADD, max(1, tensor.numel // columns), columns, read, _bytes(tensor),
+                              dtype=DType(tensor.dtype))  # fmt: skip
+
     def _priced(self, kernel: Kernel) -> tuple[Compute, ...]:
         flow = self._flow
         made = {storage: tensor for node in kernel.nodes for storage, tensor in node.writes.items()}
@@ -160,17 +178,19 @@ class Fusion:
         seen = [] if kind is K.ROTARY else [each for at, each in reads.items() if at not in gathers]
         shown = max((*writes, *seen), key=lambda each: each.numel)
         columns = max(1, shown.shape[-1] if shown.shape else 1)
-        return (
-            Elementwise(
-                kind,
-                max(1, shown.numel // columns),
-                columns,
-                read,
-                sum(_bytes(tensor) for tensor in writes),
-                backward=kernel.backward and kind in (K.FUSED_LOSS,),
-                dtype=DType(shown.dtype),
-            ),
+        work = Elementwise(
+            kind,
+            max(1, shown.numel // columns),
+            columns,
+            read,
+            sum(_bytes(tensor) for tensor in writes),
+            backward=kernel.backward and kind is K.FUSED_LOSS,
+            dtype=DType(shown.dtype),
         )
+        draws = any(node.event.name == "native_dropout" for node in kernel.nodes)
+        if kind is K.RMS_NORM and draws:  # numbers are drawn for each pass over a row
+            return work, replace(work, kind=K.DROPOUT)
+        return (work,)
 
     def _kind(self, kernel: Kernel) -> ElementwiseKind:
         names = {node.event.name for node in kernel.nodes}
@@ -180,11 +200,9 @@ class Fusion:
         kinds = {work.kind for work in works if isinstance(work, Elementwise)}
         if self._turns(kernel):
             return K.ROTARY
-        if K.DROPOUT in kinds:
-            return K.DROPOUT
         if kinds & {K.ROW_SUM, K.LAYER_NORM, K.RMS_NORM, K.SOFTMAX}:
             return K.RMS_NORM
-        return K.ADD
+        return K.DROPOUT if "native_dropout" in names else K.ADD
 
     def _turns(self, kernel: Kernel) -> bool:
         """Whether sines and cosines are computed on the way."""

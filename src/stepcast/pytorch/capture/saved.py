@@ -2,8 +2,9 @@
 
 The rules are those of AOTAutograd's partitioner (torch/_functorch/partitioners.py,
 min_cut_rematerialization_partition): what a product or a sum along rows made is not computed again, nor what
-was drawn, nor what a product of the backward reads, nor what is read before and after a product; of all else the cheapest cut is kept, and what is written
-to memory in the forward anyway counts half as much as what is not.
+was drawn, nor what a product of the backward reads (but for casts of weights), nor what is read both before
+and after a product. Of all else the cheapest cut is kept; what is written to memory in the forward anyway
+counts half as much as what is not.
 """
 
 from stepcast.ir.work import Elementwise, ElementwiseKind
@@ -27,7 +28,8 @@ def saved(flow: Dataflow) -> set[int]:
         maker = flow.maker[storage]
         weight = flow.bytes_of(storage) * (1.0 if _is_written(flow, storage) else UNWRITTEN_WEIGHT)
         network.join(("in", storage), ("out", storage), max(1.0, weight))
-        if storage in must or not _again(flow, maker, storage):
+        from_weights = all(flow.held_before(source) for source in maker.reads)
+        if (storage in must and not from_weights) or not _again(flow, maker, storage):
             network.join("there", ("in", storage), INFINITE)
             continue
         for node in flow.makers[storage]:
