@@ -153,7 +153,9 @@ def main() -> None:
             env=environment,
             timeout=150,
         )
-        command(f"{python} {me} --kernels {name} {folder}/kernels_{name}.json", env=environment, timeout=100)
+        if "--runs" not in sys.argv:
+            file = f"{folder}/kernels_{name}.json"
+            command(f"{python} {me} --kernels {name} {file}", env=environment, timeout=100)
     if "--runs" in sys.argv:
         return
     job = f"{python} -m torch.distributed.run --nproc-per-node 1 {me} --train"

@@ -60,17 +60,14 @@ class Streams:
         return partial(self._torch.softmax, first, -1)
 
     def _norm(self, work: Elementwise) -> Call | None:
-        if not self._moves(work, 2 if work.backward else 1, 1):
+        """Forward alone: what is priced of a gradient is one pass (Transformer Engine's), PyTorch's are two."""
+        if work.backward or not self._moves(work, 1, 1):
             return None
         torch, first, shape = self._torch, self._first(work), (work.columns,)
         scale, functional = torch.randn_like(first[0]), torch.nn.functional
-        parameters = [scale] if work.kind is K.RMS_NORM else [scale, torch.randn_like(scale)]
-        norm = functional.rms_norm if work.kind is K.RMS_NORM else functional.layer_norm
-        if not work.backward:
-            return partial(norm, first, shape, *parameters)
-        trained = [first.requires_grad_(), *(each.requires_grad_() for each in parameters)]
-        result = norm(first, shape, *parameters)
-        return partial(torch.autograd.grad, result, trained, torch.randn_like(result), retain_graph=True)
+        if work.kind is K.RMS_NORM:
+            return partial(functional.rms_norm, first, shape, scale)
+        return partial(functional.layer_norm, first, shape, scale, torch.randn_like(scale))
 
     def _cross_entropy(self, work: Elementwise) -> Call | None:
         """Over rows that no block keeps: a maximum, a sum and a result are three reads."""
