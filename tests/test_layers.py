@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "analyze",
         "forecast",
         "optimus",
+        "pytorch",
     },
     # cli, library, __init__ and __main__ may import everything
 }
