@@ -99,8 +99,8 @@ def _spans_stages(family: str) -> bool:
 
 
 def _ranks_of(grid: RankGrid, stage: int) -> Ints:
-    ranks: Ints = np.arange(grid.layout.gpus)
-    return ranks[ranks // grid.stride("pp") % grid.layout.pp == stage]
+    stride, stages = grid.stride("pp"), grid.layout.pp
+    return np.flatnonzero(np.arange(grid.layout.gpus) // stride % stages == stage)
 
 
 def _rings_on_torus(network: Network, algorithm: Algorithm) -> bool:

@@ -186,8 +186,6 @@ def moved(
             return Moved(NO_MOVES, _added(kind, size_bytes, groups), NO_THROUGH)
         case Algorithm.NVLS_TREE:
             between = _double_tree(2, CollectiveKind.ALL_REDUCE, size_bytes, groups)
-            two = groups.nodes[between.flow] == 2  # they exchange the buffer once
-            between = between._replace(size_bytes=np.where(two, between.size_bytes / 2, between.size_bytes))
             return Moved(between, _added(kind, size_bytes, groups), NO_THROUGH)
         case Algorithm.IN_NETWORK:
             held = groups.held

@@ -167,8 +167,10 @@ def _by_way_of(
     def within(at: Ints, which: Ints, start: Ints, end: Ints) -> None:
         moving = start != end
         if moving.any():
-            link = network["local"].at(which[moving], start[moving], end[moving])
-            parts.append(entries(row[at][moving], link, share[at][moving]))
+            on, part = row[at][moving], share[at][moving]
+            for stretch in _local(network, which[moving], start[moving], end[moving]):
+                taken = stretch >= 0
+                parts.append(entries(on[taken], stretch[taken], part[taken]))
 
     def across(at: Ints, first: Ints, second: Ints, start: Ints) -> Ints:
         """To another pod; the switch that the message arrives at."""
@@ -190,3 +192,21 @@ def _by_way_of(
         at = across(outside, stops_pod[outside], end_pod[outside], at)
         within(outside, end_pod[outside], at, end_switch[outside])
     return all_of(parts)
+
+
+def _local(network: Network, pod: Ints, start: Ints, end: Ints) -> list[Ints]:
+    """The link between two switches of a pod; where it failed those by way of another switch (else -1)."""
+    local = network["local"]
+    link = local.at(pod, start, end)
+    if network.alive is None or network.alive[link].all():
+        return [link]
+    other = np.arange(local.shape[1])[None, :]
+    outward = local.at(pod[:, None], start[:, None], other)
+    onward = local.at(pod[:, None], other, end[:, None])
+    works = (
+        network.alive[outward] & network.alive[onward] & (other != start[:, None]) & (other != end[:, None])
+    )
+    via = np.argmax(works, axis=1)
+    round_it = ~network.alive[link] & works.any(axis=1)
+    first = np.where(round_it, local.at(pod, start, via), link)
+    return [first, np.where(round_it, local.at(pod, via, end), -1)]

@@ -107,7 +107,7 @@ def _least_loaded(
     working: NDArray[np.bool_] | None,
     load: Floats,
 ) -> Ints:
-    """One message after the other, over the way whose fullest link is emptiest; the hash takes one of equals."""
+    """One message after the other, over the way whose fullest link is emptiest; a hash breaks ties."""
     ways = network.spines * network.cores
     way = np.arange(ways)
     spine, core = way % network.spines, way // network.spines
