@@ -77,15 +77,15 @@ def test_links_are_called_what_people_call_them() -> None:
     assert far[4] == f"pod 0 spine {spine} to core {core}"
     assert far[5] == f"core {core} to pod 3 spine {spine}"
     torus = made(*KINDS["torus"])
-    assert chain(torus, 0, 40) == ["cell (0, 0, 0) along +x", "cell (1, 0, 0) along +y"]
+    assert chain(torus, 0, 8) == ["cell (0, 0, 0) along +x"]
     assert chain(torus, 0, 24) == ["cell (0, 0, 0) along -x"]  # the shorter way round
     dragonfly = made(*KINDS["dragonfly"], "network.routing=ecmp")
     assert chain(dragonfly, 0, 127) == [
         "node 0 NIC 0 up",
         "node 15 NIC 7 down",
         "pod 0 switch 0 to switch 1",
-        "pod 1 switch 0 to switch 3",
-        "pod 0 to pod 1",
+        "pod 1 switch 1 to switch 3",
+        "pod 0 switch 1 to pod 1",
     ]
 
 

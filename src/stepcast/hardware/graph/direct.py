@@ -1,6 +1,9 @@
 """Ways without a tree of switches: along a torus, and through a dragonfly."""
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.graph.ways import NO_WAYS, RouteError, Ways, all_of, entries, hashed
@@ -60,137 +63,135 @@ def _round_failures(
     return np.where(broken[0], True, np.where(broken[1], False, back))
 
 
-def through_dragonfly(network: Network, source: Ints, target: Ints, keys: Ints) -> Ways:
-    """From NIC to NIC: straight, or first to another pod or switch where the routing spreads messages.
+class _Crossing(NamedTuple):
+    """Messages of a dragonfly: their leaves, by which pod or switch they go, and by which switch they leave.
 
-    The link between two pods ends at the switch whose number is that of the other pod (counted round).
+    Within a pod ``via`` is a switch, between pods a pod; that of the start means straight on.
+    """
+
+    row: Ints
+    here: Ints
+    there: Ints
+    via: Ints
+    gate: Ints
+
+    def at(self, which: Ints) -> "_Crossing":
+        return _Crossing(*(column[which] for column in self))
+
+
+def through_dragonfly(network: Network, source: Ints, target: Ints, keys: Ints) -> Ways:
+    """From NIC to NIC. Each switch of a pod has a link to every other pod.
+
+    Spraying uses all of these, and within a pod all switches between; a hash chooses one link between pods
+    and goes straight within; adaptive routing also goes by way of other pods, where that carries less.
     """
     topology = network.topology
-    assert topology.leaf_nodes is not None
-    routers = network["local"].shape[1] if "local" in network.blocks else 1
-    pods = network["global"].shape[0] if "global" in network.blocks else 1
+    switches = network["local"].shape[1] if "local" in network.blocks else 1
     here, there = network.leaf_of(source), network.leaf_of(target)
     crossing = np.flatnonzero(here != there)
     if not len(crossing):
         return NO_WAYS
-    here, there = here[crossing], there[crossing]
-    near = here // routers == there // routers
-    # By way of which pod (of messages that leave theirs) or switch (of the others): itself means straight on.
-    choices = np.where(near, routers, pods)
-    straight = np.where(near, here % routers, here // routers)
+    queue_pairs = 1 if topology.routing is Routing.SPRAY else topology.queue_pairs
+    at = np.repeat(crossing, queue_pairs)
+    numbers = keys[at] * queue_pairs + np.tile(np.arange(queue_pairs), len(crossing))
+    hashes = hashed(topology.seed, source[at], target[at], numbers)
+    near = here[at] // switches == there[at] // switches
+    straight = np.where(near, here[at] % switches, here[at] // switches)
+    chosen = _Crossing(np.arange(len(at)), here[at], there[at], straight, hashes % switches)
+    share = np.full(len(at), 1 / queue_pairs)
     if topology.routing is Routing.SPRAY:
-        at, via, share = _everywhere(network, here, there, near, choices, straight, routers)
-    else:
-        queue_pairs = topology.queue_pairs
-        at = np.repeat(np.arange(len(here)), queue_pairs)
-        share = np.full(len(at), 1 / queue_pairs)
-        via = straight[at]
-        if topology.routing is Routing.ADAPTIVE or network.alive is not None:
-            numbers = keys[crossing][at] * queue_pairs + np.tile(np.arange(queue_pairs), len(here))
-            hashes = hashed(topology.seed, source[crossing][at], target[crossing][at], numbers)
-            via = _least_loaded(
-                network, here[at], there[at], near[at], choices[at], straight[at], hashes, routers
-            )
-    return _by_way_of(network, crossing[at], here[at], there[at], near[at], via, share, routers)
+        chosen, share = _everywhere(network, chosen, near, switches)
+    elif topology.routing is Routing.ADAPTIVE or network.alive is not None:
+        chosen = _least_loaded(network, chosen, hashes, switches)
+    ways = _links(network, chosen, switches)
+    return Ways(at[chosen.row[ways.row]], ways.link, share[ways.row])
 
 
 def _everywhere(
-    network: Network, here: Ints, there: Ints, near: Ints, choices: Ints, straight: Ints, routers: int
-) -> tuple[Ints, Ints, Floats]:
-    """Every way once, those with failed links left out."""
-    end = np.where(near, there % routers, there // routers)
-    at = np.repeat(np.arange(len(here)), choices)
-    via = np.arange(len(at)) - np.repeat(np.cumsum(choices) - choices, choices)
-    keep = via != end[at]  # by way of the end is straight on, which is counted already
-    at, via = at[keep], via[keep]
+    network: Network, straight: _Crossing, near: NDArray[np.bool_], switches: int
+) -> tuple[_Crossing, Floats]:
+    """Every switch within a pod, or every link between two; ways with failed links left out."""
+    each = np.repeat(straight.row, switches)
+    number = np.tile(np.arange(switches), len(straight.row))
+    every = straight.at(each)
+    # By way of the end is straight on, which is counted already.
+    keep = ~near[each] | (number != every.there % switches)
+    via = np.where(near[each], number, every.via)
+    every = every._replace(via=via, gate=number).at(np.flatnonzero(keep))
     if network.alive is not None:
-        ways = _by_way_of(
-            network, np.arange(len(at)), here[at], there[at], near[at], via, np.ones(len(at)), routers
-        )
-        broken = np.zeros(len(at), bool)
+        ways = _links(network, every, switches)
+        broken = np.zeros(len(every.row), bool)
         broken[ways.row[~network.alive[ways.link]]] = True
-        at, via = at[~broken], via[~broken]
-    count = np.bincount(at, minlength=len(here))
+        every = every.at(np.flatnonzero(~broken))
+    count = np.bincount(every.row, minlength=len(straight.row))
     if (count == 0).any():
-        lost = int(np.argmin(count))
-        raise RouteError(_unreached(here[lost], there[lost], routers))
-    return at, via, 1.0 / count[at]
+        raise RouteError(_unreached(straight, int(np.argmin(count)), switches))
+    return every, 1.0 / count[every.row]
 
 
-def _least_loaded(
-    network: Network,
-    here: Ints,
-    there: Ints,
-    near: Ints,
-    choices: Ints,
-    straight: Ints,
-    hashes: Ints,
-    routers: int,
-) -> Ints:
+def _least_loaded(network: Network, straight: _Crossing, hashes: Ints, switches: int) -> _Crossing:
+    """One message after the other over the way whose fullest link is emptiest; of equals the shorter, then
+    the hash's. Where only failures are gone round, all ways that work are equal but for their length.
+    """
+    adaptive = network.topology.routing is Routing.ADAPTIVE
+    pods = network["global"].shape[0] if "global" in network.blocks else 1
     load = np.zeros(len(network.links))
     worth = 1.0 / network.links.capacity_bytes_per_s
-    chosen = straight.copy()
-    for message in range(len(here)):
-        count = int(choices[message])
-        via = np.arange(count)
-        one = np.full(count, message)
-        ways = _by_way_of(network, via, here[one], there[one], near[one], via, np.ones(count), routers)
-        full = np.zeros(count)
-        np.maximum.at(full, ways.row, load[ways.link] + worth[ways.link])
+    via, gate = straight.via.copy(), straight.gate.copy()
+    for message in range(len(hashes)):
+        near = straight.here[message] // switches == straight.there[message] // switches
+        ways = switches if near else pods * switches
+        number = np.arange(ways)
+        tried = straight.at(np.full(ways, message))
+        tried = tried._replace(via=number if near else number // switches, gate=number % switches)
+        links = _links(network, tried, switches)
+        full = np.zeros(ways)
+        if adaptive:
+            np.maximum.at(full, links.row, load[links.link] + worth[links.link])
+        np.add.at(full, links.row, 1e-9 * worth[links.link])  # of ways as full the shorter
         if network.alive is not None:
-            full[ways.row[~network.alive[ways.link]]] = np.inf
+            full[links.row[~network.alive[links.link]]] = np.inf
         if np.isinf(full.min()):
-            raise RouteError(_unreached(here[message], there[message], routers))
-        if full[straight[message]] > full.min() * (1 + 1e-9):
-            least = np.flatnonzero(full <= full.min() * (1 + 1e-9))
-            chosen[message] = least[hashes[message] % len(least)]
-        taken = ways.link[ways.row == chosen[message]]
+            raise RouteError(_unreached(straight, message, switches))
+        least = np.flatnonzero(full <= full.min() * (1 + 1e-6))
+        best = least[hashes[message] % len(least)]
+        via[message], gate[message] = tried.via[best], tried.gate[best]
+        taken = links.link[links.row == best]
         load[taken] += worth[taken]
-    return chosen
+    return straight._replace(via=via, gate=gate)
 
 
-def _unreached(here: int, there: int, routers: int) -> str:
-    ends = (f"pod {leaf // routers} switch {leaf % routers}" for leaf in (int(here), int(there)))
+def _unreached(messages: _Crossing, lost: int, switches: int) -> str:
+    leaves = (int(messages.here[lost]), int(messages.there[lost]))
+    ends = (f"pod {leaf // switches} switch {leaf % switches}" for leaf in leaves)
     return "no way is left from {} to {}: links have failed".format(*ends)
 
 
-def _by_way_of(
-    network: Network, row: Ints, here: Ints, there: Ints, near: Ints, via: Ints, share: Floats, routers: int
-) -> Ways:
-    """The links of ways that touch pod or switch *via* on their way from leaf *here* to leaf *there*."""
+def _links(network: Network, messages: _Crossing, switches: int) -> Ways:
+    """The links that each of *messages* takes; rows count them."""
     parts: list[Ways] = []
-    pod, switch = np.divmod(here, routers)
-    end_pod, end_switch = np.divmod(there, routers)
-    stops_pod = np.where(near, pod, via)
-    stops_switch = np.where(near, via, -1)
+    pod, switch = np.divmod(messages.here, switches)
+    end_pod, end = np.divmod(messages.there, switches)
+    near = pod == end_pod
 
-    def within(at: Ints, which: Ints, start: Ints, end: Ints) -> None:
-        moving = start != end
-        if moving.any():
-            on, part = row[at][moving], share[at][moving]
-            for stretch in _local(network, which[moving], start[moving], end[moving]):
-                taken = stretch >= 0
-                parts.append(entries(on[taken], stretch[taken], part[taken]))
-
-    def across(at: Ints, first: Ints, second: Ints, start: Ints) -> Ints:
-        """To another pod; the switch that the message arrives at."""
-        leaving = first != second
-        gate = np.where(leaving, second % routers, start)
-        within(at, first, start, gate)
-        if leaving.any():
-            link = network["global"].at(first[leaving], second[leaving])
-            parts.append(entries(row[at][leaving], link, share[at][leaving]))
-        return np.where(leaving, first % routers, start)
+    def within(row: Ints, which: Ints, start: Ints, stop: Ints) -> None:
+        moving = np.flatnonzero(start != stop)
+        if len(moving):
+            for link in _local(network, which[moving], start[moving], stop[moving]):
+                parts.append(entries(row[moving][link >= 0], link[link >= 0]))
 
     inside = np.flatnonzero(near)
-    if len(inside):
-        within(inside, pod[inside], switch[inside], stops_switch[inside])
-        within(inside, pod[inside], stops_switch[inside], end_switch[inside])
+    within(inside, pod[inside], switch[inside], messages.via[inside])
+    within(inside, pod[inside], messages.via[inside], end[inside])
     outside = np.flatnonzero(~near)
     if len(outside):
-        at = across(outside, pod[outside], stops_pod[outside], switch[outside])
-        at = across(outside, stops_pod[outside], end_pod[outside], at)
-        within(outside, end_pod[outside], at, end_switch[outside])
+        gate, via = messages.gate[outside], messages.via[outside]
+        within(outside, pod[outside], switch[outside], gate)
+        for first, second in ((pod[outside], via), (via, end_pod[outside])):
+            leaving = np.flatnonzero(first != second)
+            link = network["global"].at(first[leaving], second[leaving], gate[leaving])
+            parts.append(entries(outside[leaving], link))
+        within(outside, end_pod[outside], gate, end[outside])
     return all_of(parts)
 
 

@@ -202,7 +202,7 @@ def _ways(given: int | None, links: float, apart: bool) -> int:
 
 
 def _dragonfly(blocks: Blocks, cluster: Cluster, nodes: int, into_router: float) -> None:
-    """Each two switches of a pod have a link, and each two pods: shares of what may leave them."""
+    """Each two switches of a pod have a link, and each switch has one to every other pod."""
     topology = cluster.topology
     assert topology.leaf_nodes is not None
     routers = (topology.pod_nodes or nodes) // topology.leaf_nodes or 1
@@ -214,7 +214,14 @@ def _dragonfly(blocks: Blocks, cluster: Cluster, nodes: int, into_router: float)
         shape = (pods, routers, routers)
         blocks.add("local", "within pods", shape, local, lambda p, a, b: f"pod {p} switch {a} to switch {b}")
     if pods > 1:
-        blocks.add("global", "between pods", (pods, pods), far, lambda a, b: f"pod {a} to pod {b}")
+        shape = (pods, pods, routers)
+        blocks.add(
+            "global",
+            "between pods",
+            shape,
+            far / routers,
+            lambda a, b, s: f"pod {a} switch {s} to pod {b}",
+        )
 
 
 def _torus(blocks: Blocks, cluster: Cluster) -> None:
