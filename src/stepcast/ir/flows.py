@@ -43,7 +43,8 @@ class Links:
 
 @dataclass(frozen=True, eq=False)
 class FlowSet:
-    """Flows that begin together: flow f puts ``bytes_on[k]`` on ``link[k]`` for k in ``first[f]:first[f + 1]``.
+    """Flows that begin together: flow f puts ``bytes_on[k]`` on ``link[k]``, k from ``first[f]`` to below
+    ``first[f + 1]``.
 
     All bytes of a flow advance at one pace; what is paced together is one flow with all its links (a ring),
     what is not are several (the senders of an exchange).
@@ -59,12 +60,8 @@ class FlowSet:
 
     def __post_init__(self) -> None:
         flows = len(self.first) - 1
-        if (
-            flows < 0
-            or self.first[0] != 0
-            or self.first[-1] != len(self.link)
-            or (np.diff(self.first) < 0).any()
-        ):
+        rising = flows >= 0 and self.first[0] == 0 and not (np.diff(self.first) < 0).any()
+        if not rising or self.first[-1] != len(self.link):
             raise FlowError("first must rise from 0 to the number of entries")
         if len(self.weight) != flows or len(self.group) != flows or len(self.bytes_on) != len(self.link):
             raise FlowError(f"{flows} flows, but columns of other lengths")
@@ -106,7 +103,7 @@ class FlowSet:
 
     def times(self, factor: float | Floats) -> "FlowSet":
         """With *factor* times the bytes, one for all or one for each flow."""
-        each = factor if np.isscalar(factor) else np.asarray(factor)[self.flow]
+        each = factor[self.flow] if isinstance(factor, np.ndarray) else factor
         return replace(self, bytes_on=self.bytes_on * each)
 
     def longest_s(self, links: Links) -> Floats:
@@ -119,10 +116,9 @@ class FlowSet:
 def joined(parts: Sequence[FlowSet]) -> FlowSet:
     """All flows of *parts*, one part after the other; groups keep their numbers."""
     starts = np.cumsum([0, *(len(part.link) for part in parts)])
+    moved = [part.first[1:] + start for part, start in zip(parts, starts, strict=False)]
     return FlowSet(
-        np.concatenate(
-            [[0], *(part.first[1:] + start for part, start in zip(parts, starts, strict=False))]
-        ).astype(np.int64),
+        np.concatenate([np.zeros(1, np.int64), *moved]),
         np.concatenate([np.zeros(0, np.int64), *(part.link for part in parts)]),
         np.concatenate([np.zeros(0), *(part.bytes_on for part in parts)]),
         np.concatenate([np.zeros(0), *(part.weight for part in parts)]),
