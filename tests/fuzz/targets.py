@@ -25,6 +25,7 @@ from stepcast.ir.workload import Block
 from tests.fuzz.bombs import EXAMPLES, LLAMA, MEGATRON, OPERATORS, OPTABLE, OPTIMUS, SIMAI
 from tests.inputs import test_job_logs as job_logs
 from tests.inputs.huggingface_configs import CONFIGS
+from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, gpu_matrix, nccl_topo
 from tests.shared import ROOT
 
 DATA = ROOT / "src" / "stepcast" / "data"
@@ -92,6 +93,9 @@ def _formats() -> Iterator[Target]:
         "nccl-inspector": (
             "\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),
         ),
+        "nccl-topo": (nccl_topo(4).encode(),),
+        "nvidia-smi-topo": (gpu_matrix(4).encode(),),
+        "slurm-topology": (SLURM_THREE_TIERS.encode(), SLURM_BLOCKS.encode()),
     }
     for name, files in seeds.items():
         yield Target(name, (*files, gzip.compress(files[0], mtime=0)), _reads(name), (FormatError,))
@@ -122,9 +126,10 @@ def _described() -> Iterator[Target]:
         return tuple((DATA / folder / f"{name}.toml").read_bytes() for name in names)
 
     cluster = b'base = "dgx-h100"\ngpu = "h200"\n[node]\nnics = 4\n[network]\noversubscription = 2.0\n[sources]\nnode = "x"\n'
+    network = b'base = "dgx-h100"\nnodes = 16\n[network]\nkind = "dragonfly"\nleaf_nodes = 2\npod_nodes = 8\nrouting = "ecmp"\nqueue_pairs = 4\nspines = 8\nfailed = ["pod 0 switch 0 to pod 1"]\nslow = ["node 3 NIC 2 up: 0.5"]\n'
     model = b"layers = 2\nhidden = 64\nheads = 4\nffn = 128\nvocab = 1000\nmax_seq = 64\nexperts = { count = 4, top_k = 2, ffn = 32 }\n"
     for name, load, seeds in (
-        ("cluster", load_cluster, (cluster, *files("clusters", "dgx-h100", "gb200-nvl72"))),
+        ("cluster", load_cluster, (cluster, network, *files("clusters", "dgx-h100", "gb200-nvl72"))),
         ("gpu", load_gpu, files("gpus", "h200", "a100-sxm-80gb")),
         ("framework", load_profile, ((EXAMPLES / "frameworks" / "my-trainer.toml").read_bytes(), *files("frameworks", "megatron-core", "nemo"))),
         ("calibration", load_calibration, ((EXAMPLES / "calibrations" / "h200.toml").read_bytes()[:4000],)),
