@@ -2,9 +2,10 @@
 
 Two flows are alike when they begin together, weigh the same and put the same bytes on links that are alike;
 two links, when they have the same capacity and carry the same bytes of flows that are alike. The coarsest
-such division is found by refining one that is too coarse (Paige and Tarjan 1987; Grohe and others, Dimension
-reduction via colour refinement, 2014). Max-min fair rates are equal within each class, as filling shows: flows
-that are alike rise alike, so links that are alike are full at the same moment and stop flows that are alike.
+such division is found by refining one that is too coarse (Paige and Tarjan 1987; Grohe and others,
+Dimension reduction via colour refinement, 2014). Max-min fair rates are equal within each class, as filling
+shows: flows that are alike rise alike, so links that are alike are full at the same moment and stop flows
+that are alike.
 That holds for any classes of flows that are under way, whichever they are.
 """
 

@@ -179,13 +179,13 @@ def freeze(net: Any, now: Any, scratch: Any, flow: int, level: float, holder: in
             scratch.open[link] -= 1
 
 
-def level_of(net: Any, now: Any, scratch: Any, link: int) -> float:
+def level_of(net: Any, now: Any, scratch: Any, link: int) -> Any:
     """To where the open flows of *link* can rise."""
     return max(net.capacity[link] - now.used[link], 0.0) / scratch.open_use[link]
 
 
 def queue(net: Any, now: Any, scratch: Any, flows_from: int, flows: int, mark: int, size: int) -> int:
-    """Put the links of the flows that were freed last into the heap, where they lasts less long now."""
+    """Put the links of the flows that were freed last into the heap, where they last less long now."""
     for at in range(flows_from, flows):
         flow = scratch.flows[at]
         for entry in range(net.first[flow], net.first[flow + 1]):

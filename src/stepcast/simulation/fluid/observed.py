@@ -1,6 +1,6 @@
 """What the links did while a step ran, and what that did to its communication."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -180,10 +180,9 @@ class Observed:
     def tier_share(self) -> Floats:
         """Tiers x bins: how much of the capacity of all its links was used."""
         capacity = self.links.capacity_bytes_per_s[self._first_link] * self.class_links
-        return (
-            self._by_tier(self.share_in * capacity[:, None], np.add)
-            / np.maximum(np.bincount(self.class_tier, capacity, len(self.links.tiers)), 1e-300)[:, None]
-        )
+        whole = np.bincount(self.class_tier, capacity, len(self.links.tiers))
+        used = self._by_tier(self.share_in * capacity[:, None], np.add)
+        return np.divide(used, whole[:, None], out=np.zeros_like(used), where=whole[:, None] > 0)
 
     @cached_property
     def tier_busiest(self) -> Floats:
@@ -291,8 +290,3 @@ class Observed:
             "hottest": [each.facts() for each in self.hottest(most)],
             "operations": [each.facts() for each in self.operations],
         }
-
-
-def groups_sharing(links: Sequence[HotLink]) -> tuple[str, ...]:
-    """Who shares any of *links*, each once."""
-    return tuple(dict.fromkeys(name for each in links for name in each.users))

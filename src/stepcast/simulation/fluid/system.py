@@ -1,6 +1,5 @@
 """Sets of flows and who runs them, made ready for the kernel: what can never share keeps its price."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -129,7 +128,3 @@ def _most_wanted(traffic: Traffic) -> Floats:
     most = np.zeros(len(places))
     np.maximum.at(most, by_place.ravel(), asked)
     return np.bincount(places % links, most, links).astype(np.float64)
-
-
-def no_flows(parts: Sequence[FlowSet]) -> bool:
-    return not any(len(part) for part in parts)
