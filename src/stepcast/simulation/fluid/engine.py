@@ -14,7 +14,7 @@ from stepcast.ir.flows import Floats, Ints
 from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.fluid.run import Found, Repeats, Tasks, run
 from stepcast.simulation.fluid.system import System, Traffic, system_of
-from stepcast.simulation.fluid.waits import followers, waits_of
+from stepcast.simulation.fluid.waits import Pairs, followers
 from stepcast.simulation.plan import levels
 
 
@@ -31,6 +31,8 @@ class Shared:
     """Of each task its kind of traffic; -1 for none."""
     tail_s: Floats
     """Of each task the part of its time that follows once its flows have ended."""
+    waits: Pairs
+    """Which tasks wait for which."""
     repeats: Sequence[tuple[int, float, float]] = ()
     """Of other jobs: kind of traffic, first start and period."""
 
@@ -65,7 +67,7 @@ def simulate_fluid(shared: Shared, *, record: bool = True, compiled: bool | None
     fixed[system.fixed] = fixed[-1] = True
     kind = np.where(fixed[shared.task_kind], -1, shared.task_kind)
     own_s = np.where(kind < 0, shared.duration_s, shared.tail_s)
-    tasks = Tasks(*followers(program.tasks, waits_of(program)), np.zeros(program.tasks), own_s, kind)
+    tasks = Tasks(*followers(program.tasks, shared.waits), np.zeros(program.tasks), own_s, kind)
     others = [each for each in shared.repeats if not fixed[each[0]]]
     repeats = Repeats(
         np.array([each[0] for each in others], np.int64),

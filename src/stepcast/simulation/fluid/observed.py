@@ -197,7 +197,8 @@ class Observed:
     @cached_property
     def link_bytes(self) -> Floats:
         """What each link carried."""
-        return self.bytes_in.sum(axis=1)[self.class_of]
+        total: Floats = self.bytes_in.sum(axis=1)[self.class_of]
+        return total
 
     @cached_property
     def link_share(self) -> Floats:
