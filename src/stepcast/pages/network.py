@@ -7,60 +7,51 @@ from stepcast.pages.blocks import answer, card, table
 from stepcast.pages.charts import Piece, Row, bars, legend, nice_ticks, short
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.network import shade, slower
+from stepcast.report.network import Kind, kinds_of, shade, slower, used_tiers
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
 Facts = Mapping[str, Any]
 CELL_HEIGHT = 16
-MOST_OPS = 40
 STEPS = 10
-
-
-def network_page(found: Facts, about: About) -> Page:
-    sections = [
-        *_map("Tiers over time", _tier_lines(found), found["step_s"], TIERS_LEAD),
-        *_map("The hottest links over time", _link_lines(found), found["step_s"], LINKS_LEAD),
-        *_tiers(found["tiers"]),
-        *_hottest(found["hottest"]),
-        *_operations(found["operations"]),
-    ]
-    title = f"{format_seconds(found['step_s'])} a step, {slower(found) * 100:+.1f} % by shared links"
-    return Page(title, _headline(found), sections, about, found, found["assumptions"], found["warnings"])
-
-
 TIERS_LEAD = "How much of each tier's busiest link is used, from the start of the step to its end."
 LINKS_LEAD = "A line for each link, the hottest above; the darker, the fuller, and red is full."
 
 
+def network_page(found: Facts, about: About) -> Page:
+    step_s, tiers = found["step_s"], used_tiers(found)
+    tier_lines = [(each["tier"], each["busiest_over_time"]) for each in tiers]
+    link_lines = [(_link_name(each), each["share_over_time"]) for each in found["hottest"]]
+    sections = [
+        *_map("Tiers over time", tier_lines, step_s, TIERS_LEAD),
+        *_map("The hottest links over time", link_lines, step_s, LINKS_LEAD),
+        *_tiers(tiers),
+        *_hottest(found["hottest"], step_s),
+        *_operations(kinds_of(found["operations"])),
+    ]
+    title = f"{format_seconds(step_s)} a step, {slower(found) * 100:.1f} % of it for shared links"
+    return Page(title, _headline(found), sections, about, found, found["assumptions"], found["warnings"])
+
+
 def _headline(found: Facts) -> Markup:
-    share = slower(found)
+    lost = f"sharing costs {slower(found) * 100:.1f} %"
     cards = [
-        card(
-            "If no link were shared",
-            format_seconds(found["alone_step_s"]),
-            f"{share * 100:+.1f} % with sharing",
-        ),
+        card("If no link were shared", format_seconds(found["alone_step_s"]), lost),
         card("Fast engine", format_seconds(found["fast_step_s"]), "prices each collective by itself"),
-        card("Routing", found["routing"]),
+        card("Links", f"{found['links']:,}", found["routing"]),
     ]
     if found["hottest"]:
         first = found["hottest"][0]
-        note = (
-            f"{format_percent(first['utilisation'])} used, full {format_percent(first['full'])} of the step"
-        )
-        cards.append(card("Hottest link", first["link"], note, "bad" if first["full"] > 0.1 else ""))
-    about = join(
-        (tag("strong", found["model"]), tag("span", f"{found['gpus']:,} GPUs of {found['cluster']}"))
-    )
+        full = format_percent(first["full_s"] / found["step_s"])
+        note = f"{format_percent(first['share'])} used; full for {full} of the step"
+        cards.append(card("Hottest link", first["link"], note, "bad" if first["full_s"] else ""))
+    what = found.get("model") or found.get("workload") or ""
+    about = join((tag("strong", what), tag("span", f"{found['gpus']:,} GPUs of {found['cluster']}")))
     return answer(format_seconds(found["step_s"]), "a step, its links shared", about, cards=cards)
 
 
-def _tier_lines(found: Facts) -> list[tuple[str, Sequence[float]]]:
-    return [(each["tier"], each["over_time"]) for each in found["tiers"]]
-
-
-def _link_lines(found: Facts) -> list[tuple[str, Sequence[float]]]:
-    return [(each["link"], each["over_time"]) for each in found["hottest"]]
+def _link_name(link: Facts) -> str:
+    others = link["alike"] - 1
+    return f"{link['link']}, and {others:,} alike" if others else str(link["link"])
 
 
 def _map(title: str, lines: Sequence[tuple[str, Sequence[float]]], step_s: float, lead: str) -> list[Section]:
@@ -130,85 +121,63 @@ def _tiers(tiers: Sequence[Facts]) -> list[Section]:
             f"{each['links']:,}",
             format_rate(each["capacity_bytes_per_s"]),
             format_bytes(each["bytes"]),
-            format_percent(each["utilisation"]),
-            format_percent(each["busiest"]),
-            format_percent(each["full"]),
+            format_percent(each["share"]),
+            format_percent(each["busiest_share"]),
         ]
         for each in tiers
     ]
-    heads = ("Tier", "Links", "Each", "Carried", "Used", "Busiest link", "A link full")
-    caption = "Used: on average over links and the step. A link full: the share of the step in which one is."
+    heads = ("Tier", "Links", "Each", "Carried", "Used", "Busiest link at most")
+    caption = "Used: on average over all links of the tier and the whole step"
     return [Section("Tiers", table(heads, cells, caption), wide=True)]
 
 
-def _hottest(links: Sequence[Facts]) -> list[Section]:
+def _hottest(links: Sequence[Facts], step_s: float) -> list[Section]:
     if not links:
         return []
-    names = sorted({name for each in links for name in each["groups"]})
+    names = sorted({name for each in links for name in each["users"]})
     rows = []
     for each in links:
-        at, pieces = 0.0, []
+        at, pieces, total = 0.0, [], sum(each["users"].values()) or 1.0
         for name in names:
-            share = each["groups"].get(name, 0.0)
-            if share > 0:
-                used = share * each["utilisation"]
-                pieces.append(
-                    Piece(kind_of(name), at, used, f"{each['link']}: {name} {format_percent(share)}")
-                )
+            size = each["users"].get(name, 0.0)
+            used = size / total * each["share"]
+            if used > 0:
+                tip = f"{each['link']}: {name} {format_bytes(size)}"
+                pieces.append(Piece(kind_of(name), at, used, tip))
                 at += used
-        note = f"full {format_percent(each['full'])}"
-        rows.append(Row(each["link"], pieces, (format_percent(each["utilisation"]), tag("small", note))))
+        note = f"full {format_percent(each['full_s'] / step_s)}"
+        rows.append(Row(_link_name(each), pieces, (format_percent(each["share"]), tag("small", note))))
     key = legend([(kind_of(name), name) for name in names])
-    most = max(each["utilisation"] for each in links)
+    most = max(each["share"] for each in links)
     lead = "How much of the link the step uses, and which groups share it."
-    return [
-        Section(
-            "Who shares the hottest links", Markup(key + bars(rows, most, format_percent)), lead, wide=True
-        )
-    ]
+    body = Markup(key + bars(rows, most, format_percent, 0.01))
+    return [Section("Who shares the hottest links", body, lead, wide=True)]
 
 
 def kind_of(group: str) -> str:
     """The colour of a group: those of its family share one."""
-    for kind in ("tp", "cp", "ep", "pp", "dp"):
-        if kind in group:
-            return kind
-    return "other"
+    return next((kind for kind in ("tp", "cp", "ep", "pp", "dp") if kind in group), "other")
 
 
-def _operations(operations: Sequence[Facts]) -> list[Section]:
-    if not operations:
+def _operations(kinds: Sequence[Kind]) -> list[Section]:
+    if not kinds:
         return []
-    shown = operations[:MOST_OPS]
     cells = [
         [
-            each["what"],
-            each["group"],
-            f"{each['count']:,}",
-            format_seconds(each["alone_s"]),
-            format_seconds(each["mean_s"]),
-            f"{each['slowdown']:.2f} ×",
-            f"{each['worst_slowdown']:.2f} ×",
+            each.what,
+            each.group,
+            f"{each.times:,}",
+            format_seconds(each.alone_s / each.times),
+            format_seconds(each.took_s / each.times),
+            f"{each.slowdown:.2f} ×",
+            f"{each.slowest:.2f} ×",
         ]
-        for each in shown
+        for each in kinds
     ]
     keys = [
-        [
-            each["what"],
-            each["group"],
-            each["count"],
-            each["alone_s"],
-            each["mean_s"],
-            each["slowdown"],
-            each["worst_slowdown"],
-        ]
-        for each in shown
+        [each.what, each.group, each.times, each.alone_s, each.took_s, each.slowdown, each.slowest]
+        for each in kinds
     ]
     heads = ("Communication", "Group", "Times", "Alone", "Here", "Slower", "Worst")
-    caption = f"Most time lost first; a head sorts by its column{_left(operations)}"
+    caption = "Most time lost first; a head sorts by its column"
     return [Section("Slower than alone", table(heads, cells, caption, keys, True), wide=True)]
-
-
-def _left(operations: Sequence[Facts]) -> str:
-    left = len(operations) - MOST_OPS
-    return f"; {left:,} more are in the JSON" if left > 0 else ""
