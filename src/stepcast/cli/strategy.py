@@ -40,7 +40,7 @@ MODULES = ("core-attention", "latent-up", "norms", "mlp", "expert-activation", "
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
 LOSSES = ("in-place", "compiled", "engine")
 DISPATCHERS = ("all-to-all", "forwarding")
-EXECUTIONS = ("graphs", "partial-graphs", "eager")
+EXECUTIONS = ("graphs", "partial-graphs", "eager", "blocking")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
 MOST_MICRO_BATCHES = MICRO_BATCHES.most
@@ -248,7 +248,7 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--execution",
         choices=EXECUTIONS,
-        help="how the host issues kernels: captured, but for routed experts, or one by one",
+        help="how the host issues kernels: captured, but for routed experts, one by one, or each waited for",
     )
 
 

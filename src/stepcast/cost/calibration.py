@@ -18,8 +18,10 @@ from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.power import ATTENTION
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.rates import Array, Number
+from stepcast.cost.scan import scan_kind
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
 
@@ -133,8 +135,8 @@ def work_class(work: Compute) -> str:
             return f"grouped.{work.dtype}"
         case Attention():
             return "attention.backward" if work.backward else "attention.forward"
-        case Scan():
-            return "scan.backward" if work.backward else "scan.forward"
+        case Scan() | DeltaRule() | SelectiveScan():
+            return f"{scan_kind(work)}.{'backward' if work.backward else 'forward'}"
         case Elementwise():
             return f"stream.{stream_key(work)}"
     return "recorded"
@@ -161,20 +163,23 @@ def fit_correction(predicted_s: Array, measured_s: Array, in_step: bool = False)
     reach = [float(np.ptp(log_ratio)) / 2 + 0.1, 0.3 if wide else 0.0, 1.0]
     best = (float("inf"), *centre)
 
-    def leasts(middle: float, width: float) -> Array:
-        return np.array([-np.inf]) if in_step else np.linspace(middle - width, middle + width, 9)
-
     for _ in range(4):
-        for factor in np.linspace(centre[0] - reach[0], centre[0] + reach[0], 15):
-            for slope in np.linspace(centre[1] - reach[1], centre[1] + reach[1], 9 if wide else 1):
-                for least in leasts(centre[2], reach[2]):
-                    trial = Correction(
-                        float(np.exp(factor)), float(np.clip(slope, -0.5, 0.5)), float(np.exp(least))
-                    )
-                    error = np.abs(np.log(trial.applied_s(predicted_s) / measured_s))
-                    cost = float(np.mean(error)) + 0.1 * slope * slope
-                    if cost < best[0]:
-                        best = (cost, float(factor), float(slope), float(least))
+        factors = np.linspace(centre[0] - reach[0], centre[0] + reach[0], 15)
+        slopes = np.linspace(centre[1] - reach[1], centre[1] + reach[1], 9 if wide else 1)
+        leasts = (
+            np.array([-np.inf]) if in_step else np.linspace(centre[2] - reach[2], centre[2] + reach[2], 9)
+        )
+        bent = np.array([(predicted_s / PIVOT_S) ** float(np.clip(slope, -0.5, 0.5)) for slope in slopes])
+        floors = np.array([float(np.exp(least)) ** SHARPNESS for least in leasts])
+        for factor in factors:
+            # As Correction.applied_s has it, of all slopes and least times at once.
+            scaled = float(np.exp(factor)) * predicted_s * bent
+            tried = (scaled[:, None] ** SHARPNESS + floors[:, None]) ** (1.0 / SHARPNESS)
+            costs = np.mean(np.abs(np.log(tried / measured_s)), axis=-1) + (0.1 * slopes * slopes)[:, None]
+            at = int(np.argmin(costs))
+            if costs.flat[at] < best[0]:
+                slope, least = divmod(at, len(leasts))
+                best = (float(costs.flat[at]), float(factor), float(slopes[slope]), float(leasts[least]))
         centre, reach = list(best[1:]), [width / 5 for width in reach]
     found = Correction(float(np.exp(best[1])), float(np.clip(best[2], -0.5, 0.5)), float(np.exp(best[3])))
     error = np.abs(found.applied_s(predicted_s) / measured_s - 1.0)

@@ -18,7 +18,8 @@ from stepcast.ir.framework import Modules
 from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
 from stepcast.ir.sharding import Partition, gathered_bytes, plan_of
 from stepcast.ir.trainable import Matrices
-from stepcast.ir.weights import Part, Shard
+from stepcast.ir.weight import Part
+from stepcast.ir.weights import Shard
 from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, Matmul
 from stepcast.ir.workload import Op
 

@@ -17,6 +17,7 @@ from stepcast.units import GIB
 class Execution(StrEnum):
     """How the host issues kernels."""
 
+    BLOCKING = "blocking"  # one by one, each when the one before has ended (CUDA_LAUNCH_BLOCKING)
     EAGER = "eager"  # one by one
     PARTIAL_GRAPHS = "partial-graphs"  # captured but for routed experts, whose numbers of tokens change
     GRAPHS = "graphs"  # captured and replayed, so that the host costs nothing

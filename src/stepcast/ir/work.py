@@ -11,6 +11,7 @@ from enum import StrEnum
 from stepcast.ir.check import require_amounts, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Channel, Group, HostWay
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 
 
@@ -250,7 +251,7 @@ class Recorded:
             raise ValueError(f"duration_s must be a finite number, zero or more, not {self.duration_s!r}")
 
 
-Compute = Matmul | GroupedMatmul | Attention | Scan | Elementwise | Recorded
+Compute = Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | Elementwise | Recorded
 Communication = Collective | Transfer | HostCopy
 Work = Compute | HostUpdate | Communication
 

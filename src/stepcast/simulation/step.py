@@ -142,7 +142,7 @@ def _lanes_of(
     groups = set().union(*(facts_of(each).groups for each in layers.values()))
     named = set().union(*(awaited_by(each, kind) for each in layers.values() for kind in kinds))
     for stage in {id(stage): stage for stage in workload.stages}.values():
-        groups |= facts_of((*stage.prologue, *stage.epilogue)).groups
+        groups |= facts_of(stage.prologue).groups | facts_of(stage.epilogue).groups
     return tuple(each for each in (*Group, *HostWay) if each in groups), tuple(sorted(named))
 
 

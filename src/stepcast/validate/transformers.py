@@ -125,7 +125,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     table = columns(rows)
     kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
     selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
-    return Measurements(table, skipped, selections, dict(_figures(peaks)), NOTES, details=(COMMAND,))
+    return Measurements(table, skipped, selections, dict(figures(peaks)), NOTES, details=(COMMAND,))
 
 
 def _loaded(path: str) -> Calibration | None:
@@ -143,7 +143,7 @@ def _visited(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """
     visits: dict[tuple[str | None, ...], list[tuple[Path, Record]]] = {}
     for file in files:
-        for record in _records(file):
+        for record in records(file):
             visits.setdefault(tuple(record.get(name) for name in ROW), []).append((file, record))
     for found in visits.values():
         file, record = found[0]
@@ -158,7 +158,7 @@ def _median(name: str, records: Sequence[Record]) -> str:
     return repr(median(known)) if known else ""
 
 
-def _records(file: Path) -> Iterator[Record]:
+def records(file: Path) -> Iterator[Record]:
     with file.open(encoding="utf-8", newline="") as lines:
         yield from csv.DictReader(lines)
 
@@ -193,7 +193,7 @@ def _rows(
         yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
 
 
-def _figures(peaks: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
+def figures(peaks: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
     found = summary(*(np.array([pair[at] for pair in peaks], dtype=np.float64) for at in (0, 1)))
     if found is not None:
         yield "peak memory: mean_abs_error", found.mean_abs_error
