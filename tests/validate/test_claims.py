@@ -61,7 +61,9 @@ def test_the_command_line_can_say_it() -> None:
         row for row in steps() if row["batch"] == "4" and row["seq"] == "4096" and row["recompute"] == "none"
     )
     batch = "--micro-batch 4 --global-batch 4 --seq 4096"
-    words = f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16} --zero-gradients 1"
+    words = (
+        f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16} --zero-gradients 1"
+    )
     args, model, profile = (
         build_parser().parse_args(words.split()),
         row_model(row),
