@@ -137,6 +137,13 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
         "--fp8-params", action="store_true", help="keep and gather parameters in fp8, without a bf16 copy"
     )
     how.add_argument(
+        "--zero-gradients",
+        type=amount,
+        default=0.0,
+        metavar="SHARE",
+        help="weights that never had a gradient: of unseen tokens; 1: a toy that learns nothing",
+    )
+    how.add_argument(
         "--recompute",
         type=words.recompute_text,
         metavar="KIND",
@@ -414,6 +421,7 @@ def strategy_of(
         "expert_capacity": args.expert_capacity,
         "reshard": args.reshard,
         "fp8_parameters": args.fp8_params,
+        "zero_gradients": args.zero_gradients,
     }
     strategy = replace(settled, choices=choices).strategy(layout, args.micro_batch, global_batch, seq)
     if strategy.micro_batches > MOST_MICRO_BATCHES:

@@ -130,6 +130,8 @@ class Framework:
     kernels: Kernels = Kernels.FUSED
     execution: Execution = Execution.GRAPHS
     modules: Modules = Modules.TORCH
+    # Whether an eager host goes on to the next step while the GPU still runs this one, or waits for its end.
+    runs_ahead: bool = False
     # The format in which gradients are accumulated and reduced.
     gradient_dtype: DType = DType.FP32
     optimizer: Optimizer = ADAM
