@@ -56,9 +56,18 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float
     return counted_load(Counter(works), gpu, fit, busy_s)
 
 
-def counted_load(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
-    """The same of operators that each run a number of times."""
-    return load_of(*cool_seconds(works, gpu, fit), gpu, fit, busy_s)
+def counted_load(
+    works: Mapping[Compute, int],
+    gpu: Gpu,
+    fit: ComputeFit,
+    busy_s: float = math.inf,
+    drawing: Mapping[Compute, int] | None = None,
+) -> Load:
+    """The same of operators that each run a number of times; of those *drawing* power alone, if given."""
+    matrix_s, total_s, energy_s = cool_seconds(works, gpu, fit)
+    if drawing is not None:
+        energy_s = cool_seconds(drawing, gpu, fit)[2]
+    return load_of(matrix_s, total_s, energy_s, gpu, fit, busy_s)
 
 
 def cool_seconds(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:

@@ -199,7 +199,8 @@ def layer_view(strategy: Strategy) -> Strategy:
 def end_layers(model: Model, strategy: Strategy, framework: Framework, embedding: bool) -> tuple[Layer, ...]:
     """The layers of one end of the model, under the view of a layer."""
     sizes = Sizes(model, strategy, framework)
-    return embedding_layers(sizes) if embedding else head_layers(sizes)
+    layers = embedding_layers(sizes) if embedding else head_layers(sizes)
+    return _waited_for(layers) if framework.execution is Execution.BLOCKING else layers
 
 
 @lru_cache(maxsize=4096)
@@ -211,7 +212,24 @@ def block_layers(
     layers = _recomputed(sizes, _halves(sizes, kind), whole)
     if framework.execution is Execution.PARTIAL_GRAPHS:
         layers = tuple(replace(layer, captured=layer.role not in UNCAPTURED) for layer in layers)
-    return layers
+    return _waited_for(layers) if framework.execution is Execution.BLOCKING else layers
+
+
+def _waited_for(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """*layers* under a host that issues an op when the one before it has ended."""
+    return tuple(
+        replace(
+            layer,
+            forward=_read(layer.forward),
+            input_gradient=_read(layer.input_gradient),
+            weight_gradient=_read(layer.weight_gradient),
+        )
+        for layer in layers
+    )
+
+
+def _read(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    return tuple(replace(op, host_reads=True) for op in ops)
 
 
 def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:

@@ -10,6 +10,7 @@ class Activation(StrEnum):
     SILU = "silu"
     GELU = "gelu"
     GELU_NEW = "gelu-new"  # the same by tanh, operation by operation where code is not compiled
+    GELU_BLOOM = "gelu-bloom"  # likewise, in a function that keeps its input alone and has its own gradient
     RELU = "relu"
     SQUARED_RELU = "squared-relu"
 

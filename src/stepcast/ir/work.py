@@ -104,6 +104,8 @@ class ElementwiseKind(StrEnum):
     CONVOLUTION = "convolution"  # causal, along the sequence, each channel by itself
     GROUP_NORM = "group-norm"  # a row in several parts
     OPTIMIZER = "optimizer"
+    # AdamW of weights whose gradients and moments are zero, by which a GPU divides in more instructions.
+    IDLE_OPTIMIZER = "idle-optimizer"
     LISTED_OPTIMIZER = "listed-optimizer"  # operation by operation, over lists of tensors
     CAST = "cast"
     COPY = "copy"

@@ -40,6 +40,32 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
     return pairs
 
 
+def wiring_pairs(found: Facts) -> list[tuple[str, object]]:
+    """What a file says of the wiring of a node or of a network."""
+    pairs: list[tuple[str, object]] = []
+    if "gpus" in found:
+        pairs.append(("node", f"{found['gpus']} x {found.get('gpu', 'GPU')}"))
+    if "fabric" in found:
+        links = f", {found['fabric_links']:g} NVLinks" if "fabric_links" in found else ""
+        rate = (
+            f", {found['fabric_bytes_per_s'] / GB:g} GB/s each way" if "fabric_bytes_per_s" in found else ""
+        )
+        pairs.append(("fabric", f"{found['fabric']}{links}{rate}"))
+    if "sockets" in found:
+        pairs.append(("sockets", found["sockets"]))
+    if "nics" in found:
+        rate = f" of {found['nic_bytes_per_s'] / GB:g} GB/s" if "nic_bytes_per_s" in found else ""
+        pairs.append(("NICs", f"{found['nics']}{rate}" if found["nics"] else "none"))
+    words = {
+        "nodes": "nodes",
+        "leaf_nodes": "under a leaf",
+        "pod_nodes": "in a pod",
+        "scale_up_nodes": "in an NVLink domain",
+    }
+    pairs += [(word, f"{found[key]:,} nodes") for key, word in words.items() if key in found]
+    return pairs
+
+
 def _spoken(found: Facts) -> str:
     return f", {found['transport']}" if found["transport"] else ""
 
