@@ -59,7 +59,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
     (
         "pretraining",
         "my launch script",
-        f"predict --config {CONFIGS}/megatron/llama3_8b_h100_fp8.sh --cluster dgx-h100",
+        f"predict --config examples/configs/megatron-llama3-8b.sh --cluster dgx-h100",
         0,
         ("megatron-lm", "change nothing here: master-addr"),
     ),
