@@ -26,8 +26,8 @@ def report_of(prediction: "Prediction") -> StepReport:
     """The breakdown of an average stage, which sums to the step because every stage's does."""
     step_s, workload, pricer = prediction.simulated_s, prediction.workload, prediction.pricer
     found = prediction.settled
-    step, run = found.short if found else (prediction.step, prediction.run)
-    stages = found.stage_times() if found else stage_times(step, run)
+    step = found.short[0] if found else prediction.step
+    stages = found.stage_times() if found else _stages(prediction)
     count = len(stages)
     parts = dict.fromkeys(PARTS, 0.0)
     totals: dict[str, float] = defaultdict(float)
@@ -72,6 +72,12 @@ def report_of(prediction: "Prediction") -> StepReport:
     return report.corrected(residual) if residual else report
 
 
+def _stages(prediction: "Prediction") -> tuple[StageTime, ...]:
+    if prediction.shared:
+        return prediction.shared().stage_times()
+    return stage_times(prediction.step, prediction.run)
+
+
 def _stage_report(each: StageTime, in_flight: int) -> StageReport:
     exposed_s = sum(each.exposed_s.values())
     return StageReport(each.stage, each.busy_s, exposed_s, each.host_s, each.bubble_s, in_flight)
@@ -93,6 +99,9 @@ def _range(prediction: "Prediction") -> tuple[float, float]:
     """With every price at an end of its range, of all slots, however few of them were simulated."""
     found, pricer = prediction.settled, prediction.pricer
     low_s, high_s = _priced_ends(found.short[0] if found else prediction.step, pricer)
+    if prediction.shared:  # what sharing adds, it adds to both
+        slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
+        return low_s * slowed, high_s * slowed
     if found is None:
         return low_s, high_s
     further = _priced_ends(found.longer[0], pricer)

@@ -97,26 +97,32 @@ def job_path(
 
 
 @lru_cache(maxsize=4096)
-def group_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
+def group_path(
+    cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
+) -> GroupPath:
     """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
-    return _slowest_path(cluster, grid, grid.copies(family), place)
+    return _slowest_path(cluster, grid, grid.copies(family), place, active)
 
 
 @lru_cache(maxsize=4096)
-def neighbour_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
+def neighbour_path(
+    cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
+) -> GroupPath:
     """The slowest way from a rank to the next of its group, as between pipeline stages."""
     pairs = grid.neighbours(family)
     if not pairs:
         raise ValueError(f"{family} has a single rank, so no neighbours")
-    return _slowest_path(cluster, grid, pairs, place)
+    return _slowest_path(cluster, grid, pairs, place, active)
 
 
-def _slowest_path(cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], place: Place) -> GroupPath:
+def _slowest_path(
+    cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], place: Place, active: int | None
+) -> GroupPath:
     layout = grid.layout
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = placed(place, cluster, layout.gpus, whole)
     distinct = _distinct(groups, cluster, placement)
-    return max((resolve(cluster, ranks, placement=placement) for ranks in distinct), key=_slowness)
+    return max((resolve(cluster, ranks, active, placement) for ranks in distinct), key=_slowness)
 
 
 def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> list[tuple[int, ...]]:

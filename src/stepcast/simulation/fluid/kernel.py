@@ -133,7 +133,9 @@ def free_held(net: Any, now: Any, scratch: Any, link: int, mark: int, waiting: i
     return waiting
 
 
-def free(net: Any, now: Any, scratch: Any, mark: int, waiting: int, flows: int, links: int) -> tuple[int, int]:
+def free(
+    net: Any, now: Any, scratch: Any, mark: int, waiting: int, flows: int, links: int
+) -> tuple[int, int]:
     """Let go of the flows *waiting*, and of all whom their links hold back: their levels are open. How many
     flows and links are concerned now.
     """
@@ -177,13 +179,13 @@ def freeze(net: Any, now: Any, scratch: Any, flow: int, level: float, holder: in
             scratch.open[link] -= 1
 
 
-def level_of(net: Any, now: Any, scratch: Any, link: int) -> float:
+def level_of(net: Any, now: Any, scratch: Any, link: int) -> Any:
     """To where the open flows of *link* can rise."""
     return max(net.capacity[link] - now.used[link], 0.0) / scratch.open_use[link]
 
 
 def queue(net: Any, now: Any, scratch: Any, flows_from: int, flows: int, mark: int, size: int) -> int:
-    """Put the links of the flows that were freed last into the heap, where they lasts less long now."""
+    """Put the links of the flows that were freed last into the heap, where they last less long now."""
     for at in range(flows_from, flows):
         flow = scratch.flows[at]
         for entry in range(net.first[flow], net.first[flow + 1]):
@@ -358,13 +360,13 @@ def begin(net: Any, now: Any, scratch: Any, work: Any, state: Any, touched: int)
     return touched
 
 
-def note(state: Any, log: Any, flow: int, to_s: float) -> None:
+def note(now: Any, state: Any, log: Any, flow: int, to_s: float) -> None:
     if len(log.flow) > 0:
         at = state.counts[LOGGED]
         log.flow[at] = flow
         log.from_s[at] = state.since_s[flow]
         log.to_s[at] = to_s
-        log.speed[at] = state.speed[flow]
+        log.level[at] = state.speed[flow] * now.bound[flow]
         state.counts[LOGGED] += 1
 
 
@@ -372,7 +374,7 @@ def retire(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any, fl
     """*flow* has ended, and with the last of its set its task; how many links are touched now."""
     counts = state.counts
     end_s = state.flow_end_s[flow]
-    note(state, log, flow, end_s)
+    note(now, state, log, flow, end_s)
     state.flow_end_s[flow] = NEVER
     leave(net, now, flow)
     touched = touch(net, scratch, flow, counts[MARK], touched)
@@ -421,7 +423,7 @@ def pace(now: Any, scratch: Any, state: Any, log: Any, count: int, now_s: float)
         if speed != state.speed[flow]:
             passed_s = now_s - state.since_s[flow]
             if passed_s > 0:
-                note(state, log, flow, now_s)
+                note(now, state, log, flow, now_s)
                 state.left_s[flow] = max(state.left_s[flow] - passed_s * state.speed[flow], 0.0)
                 state.since_s[flow] = now_s
             state.speed[flow] = speed

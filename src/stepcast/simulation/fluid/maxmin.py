@@ -21,7 +21,8 @@ def rates(
     kernel = kernel_of(compiled)
     now, scratch = now_of(net, bound), scratch_of(net)
     kernel.fill(net, now, scratch)
-    return np.divide(now.level, amount, out=np.full(len(flows), np.inf), where=amount > 0)
+    found: Floats = np.divide(now.level, amount, out=np.full(len(flows), np.inf), where=amount > 0)
+    return found
 
 
 def net_of(links: Links, flows: FlowSet) -> Net:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.ir.flows import FlowError, Floats, Ints
+from stepcast.ir.flows import Floats, FlowError, Ints
 from stepcast.simulation.fluid import kernel as codes
 from stepcast.simulation.fluid.compiled import kernel_of
 from stepcast.simulation.fluid.maxmin import now_of, scratch_of
@@ -58,14 +58,14 @@ NONE = Repeats(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """When every task began and ended, and how fast each flow went from when to when."""
+    """When every task began and ended, and at which level each flow was from when to when."""
 
     start_s: Floats
     end_s: Floats
     flow: Ints
     from_s: Floats
     to_s: Floats
-    speed: Floats
+    level: Floats
     solved: int
     """How often rates were found anew."""
     looked_at: int
@@ -101,14 +101,14 @@ def run(
             log = _log(4 * needed) if kernel.compiled else _lists(_log(4 * needed))
     if code == codes.CLASH:
         raise FlowError("flows would begin again before they have ended")
-    flow, from_s, to_s, speed = (np.concatenate(part) for part in zip(*parts, strict=True))
+    flow, from_s, to_s, level = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Found(
         start_s=np.array(state.start_s[: len(tasks)]),
         end_s=np.array(state.end_s[: len(tasks)]),
         flow=flow.astype(np.int64),
         from_s=from_s,
         to_s=to_s,
-        speed=speed,
+        level=level,
         solved=int(state.counts[codes.SOLVED]),
         looked_at=int(state.counts[codes.LOOKED_AT]),
         unfinished=int(state.counts[codes.LEFT]),

@@ -113,9 +113,9 @@ class State(NamedTuple):
 
 
 class Log(NamedTuple):
-    """How fast each flow went from when to when, as a share of alone."""
+    """At which level each flow was from when to when."""
 
     flow: Any
     from_s: Any
     to_s: Any
-    speed: Any
+    level: Any
