@@ -11,6 +11,7 @@ from stepcast.cli.main import main
 from stepcast.units import format_bytes, format_percent, format_seconds
 from tests.cli.test_main import run
 from tests.faults.test_hostile_text import FILES, HOSTILE
+from tests.fuzz.targets import targets
 from tests.pages.parsed import Parsed, assert_safe
 from tests.shared import ROOT
 
@@ -113,6 +114,18 @@ def test_every_page_is_whole_safe_small_and_says_where_it_comes_from(
             assert told[key] == facts[key]
     for warning in facts.get("warnings", ()):  # type: ignore[attr-defined]
         assert warning[:60] in page.text
+
+
+@pytest.mark.parametrize("name", ["megatron-log", "torchtitan-log", "mlperf-log", "stragglers", "nccl-inspector", "flight-recorder", "nsys"])  # fmt: skip
+def test_every_log_of_a_job_has_a_page(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job").write_bytes(next(target for target in targets() if target.name == name).seeds[0])
+    page, facts = page_and_facts(["analyze", "job"], capsys)
+    assert facts["format"] == name
+    assert "What it tells" in page.text
+    if facts.get("step_s"):
+        assert f"{format_seconds(float(facts['step_s']))} per step" in page.text  # type: ignore[arg-type]
+    status, _, err = run(capsys, "analyze", "job", "--trace", "t.json")
+    assert (status, "--trace has no effect" in err) == (2, True)
 
 
 def test_the_page_of_a_step_answers_what_one_asks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

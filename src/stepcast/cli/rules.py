@@ -157,9 +157,19 @@ ANALYZE = (
         "an nccl-tests log tells how long collectives took and not when; leave it out",
     ),
     Rule(
+        ("trace",),
+        lambda f: f["format"] == "megatron",
+        "it writes the waits of Megatron traces, and this is {format}; leave it out",
+    ),
+    Rule(
         ("cluster", "set"),
         lambda f: f["format"] != "kineto",
         "a profiler trace is analysed by itself; leave it out",
+    ),
+    Rule(
+        ("cluster", "set"),
+        lambda f: f["format"] in ("megatron", "optimus", "nccl-tests"),
+        "{format} is analysed by itself; leave it out",
     ),
     Rule(
         ("calibration",),

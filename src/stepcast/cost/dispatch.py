@@ -23,6 +23,9 @@ EXPERT_ISSUE_S = 9e-6
 SCALED_ISSUE_S = 0.5e-3
 
 
+FUSED_UPDATES = (ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER)
+
+
 class Dispatch(StrEnum):
     """How kernels reach the GPU."""
 
@@ -63,7 +66,7 @@ class DispatchFit:
 
     def _kernel_s(self, work: Compute, backward: bool) -> float:
         if isinstance(work, Elementwise):
-            if work.kind is ElementwiseKind.OPTIMIZER and self.update_s:
+            if work.kind in FUSED_UPDATES and self.update_s:
                 return self.update_s
             if work.kind is ElementwiseKind.LISTED_OPTIMIZER and self.listed_update_s:
                 return self.listed_update_s

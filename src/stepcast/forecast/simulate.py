@@ -65,6 +65,8 @@ class Options:
     conditions: Conditions = HEALTHY
     # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
     issue_s: IssueSeconds | None = None
+    # Whether that host goes on to the next step before this one has ended.
+    ahead: bool = False
     # Whether computation slows down while communication runs beside it; recorded times may hold that already.
     contention: bool = False
     # Experts per token where its exchange crosses the network once for each node; None: once for each expert.
@@ -270,7 +272,7 @@ def prepared(
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
     takes = pricer.lost_share if options.contention else None
-    prices = Prices(pricer.seconds, options.issue_s, takes)
+    prices = Prices(pricer.seconds, options.issue_s, takes, ahead=options.ahead)
     alone = frozenset(group for group in Group if workload.layout.size(group) == 1)
 
     def built(schedule: Schedule) -> Step:

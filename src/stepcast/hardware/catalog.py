@@ -222,7 +222,8 @@ def _node_of(gpu: str) -> dict[str, Entry]:
         _set(entries, f"gpu={gpu}")
     told = f"one node of {having[0] if having else f'{gpu}, built as {other}'}"
     entries["description"] = Entry(told, gpu, gpu)
-    if "network.scale_up_nodes" not in entries:  # racks that are one domain stay whole
+    whole = ("network.scale_up_nodes", "network.shape")  # racks that are one domain, and a torus, stay whole
+    if not any(key in entries for key in whole):
         entries["nodes"] = Entry(1, gpu, f"{gpu} alone names one node")
     return entries
 

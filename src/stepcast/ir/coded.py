@@ -6,7 +6,7 @@ Sources: transformers 5.17, integrations/sdpa_attention.py, masking_utils.py and
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, Modules
-from stepcast.ir.model_parts import NormKind, PositionKind
+from stepcast.ir.model_parts import Activation, NormKind, PositionKind
 from stepcast.ir.strategy import Strategy
 
 
@@ -29,6 +29,18 @@ def masks_window(window: int | None, strategy: Strategy, framework: Framework) -
         return False
     compiled = framework.kernels is Kernels.COMPILED
     return compiled or (window is not None and window <= strategy.seq)
+
+
+def selects_heads(model: Architecture) -> bool:
+    """Whether queries, keys and values are taken by index from the one tensor that a product made of them:
+    BLOOM's code, whose gradients fill a tensor of that size each.
+    """
+    return model.activation is Activation.GELU_BLOOM
+
+
+def lies_by_heads(model: Architecture) -> bool:
+    """Whether queries lie head by head, not token by token: code that joins their parts makes them so."""
+    return model.position.tailed or model.latent is not None
 
 
 def widens_softmax(model: Architecture) -> bool:

@@ -26,6 +26,7 @@ from stepcast.ir.coded import fuses_attention, masks_window, widens_softmax
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
 from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
+from stepcast.ir.kept_recurrent import delta_kept, delta_transient, selective_kept, selective_transient
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
@@ -161,7 +162,20 @@ def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Hal
             scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
             kept = mamba_kept(scanned, shape.element, shape.matmul)
             return _Half(norms + kept, 0.0, mamba_transient(scanned, shape.element))
+        case Mixer.DELTA | Mixer.SELECTIVE:
+            kept, transient = _recurrent(model, block, shape)
+            return _Half(norms + kept, 0.0, transient)
     return _Half()
+
+
+def _recurrent(model: Model, block: Block, shape: _Shape) -> tuple[float, float]:
+    """What a delta net or a Mamba block of the first version keeps, and needs for a moment."""
+    sizes = (shape.tokens, shape.batch, shape.tp, shape.cp)
+    if block.mixer is Mixer.DELTA:
+        kept = delta_kept(model, *sizes, shape.element, shape.matmul)
+        return kept, delta_transient(model, *sizes, shape.element)
+    kept = selective_kept(model, shape.tokens, shape.batch, shape.element)
+    return kept, selective_transient(model, shape.tokens, shape.element)
 
 
 def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
@@ -211,6 +225,8 @@ def _attention(model: Model, shape: _Shape) -> float:
     kept = (query + key + value + output) * element
     # Values are a view of what was projected, unless they are a product of their own.
     views = shape.kernels is not Kernels.FUSED and (model.joined or not shape.written)
+    if model.attention_gate:
+        kept += 2 * output * element  # the gate, and the product, which the output projection needs
     if rotary and model.latent is None and views:
         kept += _projected(model, shape) - value * element
     if shape.written and model.qk_norm is not QkNorm.NONE:
@@ -261,6 +277,10 @@ def _kept_by_torchtitan(model: Model, block: Block, shape: _Shape, outer: float)
         scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
         kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
         transient = max(transient, mamba_transient(scanned, shape.element))
+    elif block.mixer in (Mixer.DELTA, Mixer.SELECTIVE):
+        own, moment = _recurrent(model, block, shape)
+        kept += outer * shape.element + own
+        transient = max(transient, moment)
     return Kept(kept, outer * shape.stream, transient)
 
 
@@ -300,7 +320,8 @@ def _projected(model: Model, shape: _Shape) -> float:
     (``generate.attention``).
     """
     ways = 1 if shape.tp > model.kv_heads else shape.tp
-    width = model.heads * model.head_dim + model.kv_heads * (model.head_dim + model.value_dim)
+    query = model.heads * model.head_dim * (2 if model.attention_gate else 1)
+    width = query + model.kv_heads * (model.head_dim + model.value_dim)
     return shape.tokens * width / ways * shape.element
 
 

@@ -7,7 +7,12 @@ from stepcast.units import format_short_count
 
 Facts = Mapping[str, Any]
 LAYOUT = ("tp", "cp", "ep", "pp", "vpp", "dp")
-ISSUED = {"graphs": "as captured graphs", "partial-graphs": "as partial graphs", "eager": "issued one by one"}
+ISSUED = {
+    "graphs": "as captured graphs",
+    "partial-graphs": "as partial graphs",
+    "eager": "issued one by one",
+    "blocking": "issued one by one, each waited for",
+}
 
 
 def asked_pairs(found: Facts) -> list[tuple[str, object]]:

@@ -115,7 +115,7 @@ class Pieces:
             issued = [each for part, _ in parts for each in part]
             return self._filled(issued, tuple([looks for _, looks in parts]), (), 1, goes_on, factor)
 
-        return self._made.get(layers, make, kind, goes_on, factor)
+        return self._made.get((layers,), make, kind, goes_on, factor)
 
     def interleaved(self, streams: Sequence[Sequence[Issued]], seconds: Seconds, factor: float) -> Piece:
         """Ops of all streams, each stream in its own order: always the op that can start first, so that one

@@ -32,8 +32,7 @@ def captured(
     works: Works = works_of
     if compiled:
         fusion = Fusion(trace)
-        for storage in fusion.unwritten:
-            trace.storages[storage].size_bytes = 0
+        fusion.settle_memory()
         numbers = {id(event): at for at, event in enumerate(trace.events)}
 
         def works(event: Event) -> tuple[Compute, ...]:
@@ -44,6 +43,7 @@ def captured(
     segments = _Segments(trace, places, works)
     layers, parts = segments.layers(), segments.parts()
     kept = [at for at, layer in enumerate(layers) if layer.all_ops or parts[at].parameters]
+    _hand_on(parts, kept)
     updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
     optimizer = Layer(str(Role.OPTIMIZER), _update(updates), role=Role.OPTIMIZER)
     body = _folded([layers[at] for at in kept])
@@ -63,6 +63,19 @@ def captured(
         compiled=compiled,
         facts=tuple(facts),
     )
+
+
+def _hand_on(parts: list[Part], kept: Sequence[int]) -> None:
+    """What layers keep that are left out, their operators being joined with others', the next one keeps."""
+    held = 0
+    for at, part in enumerate(parts):
+        held += part.kept_bytes
+        if at in kept:
+            parts[at] = replace(part, kept_bytes=held)
+            held = 0
+    if held and kept:
+        last = parts[kept[-1]]
+        parts[kept[-1]] = replace(last, kept_bytes=last.kept_bytes + held)
 
 
 def _segments(trace: Trace) -> list[int]:
@@ -274,7 +287,7 @@ def _memory(trace: Trace) -> CapturedMemory:
         if storage.made > fullest or (storage.freed is not None and storage.freed <= fullest):
             continue
         role = storage.role
-        if role == "activations" and (storage.made > end or (storage.freed or len(events)) <= end):
+        if role == "activations" and (storage.made >= end or (storage.freed or len(events)) <= end):
             role = "temporary"
         found["parameters" if role == "buffers" else role] += storage.size_bytes
     return CapturedMemory(**found, all_gradients=gradients)
