@@ -10,7 +10,15 @@ from functools import lru_cache
 import numpy as np
 
 from stepcast.cost.collectives.choose import Algorithm
-from stepcast.cost.collectives.moves import NO_THROUGH, Groups, Moved, Moves, Through, moved
+from stepcast.cost.collectives.moves import (
+    NO_THROUGH,
+    Groups,
+    Moved,
+    Moves,
+    Through,
+    joined_moves,
+    moved,
+)
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.graph.routes import routes
 from stepcast.hardware.graph.ways import Ways, all_of, entries, summed
@@ -46,7 +54,7 @@ def collective_flows(
     by_sender = network.topology.routing is not Routing.SPRAY and work.kind is CollectiveKind.ALL_TO_ALL
     size = float(work.total_bytes)
     found = moved(work.kind, algorithm, size, groups, by_sender=by_sender, crossing=crossing)
-    moves = _both_ways(found.moves) if _rings_on_torus(network, algorithm) else found.moves
+    moves = _along_axes(network, found.moves) if _rings_on_torus(network, algorithm) else found.moves
     added, reduced = found.added, found.reduced
     if stage is not None and _spans_stages(work.group):
         here = seats[_ranks_of(grid, stage)]
@@ -108,11 +116,42 @@ def _rings_on_torus(network: Network, algorithm: Algorithm) -> bool:
     return network.topology.kind is NetworkKind.TORUS and algorithm in rings
 
 
-def _both_ways(moves: Moves) -> Moves:
-    """Half of the data go round the other way: a torus has links for both."""
-    half = moves._replace(size_bytes=moves.size_bytes / 2)
-    back = half._replace(source=half.target, target=half.source)
-    return Moves(*(np.concatenate(pair) for pair in zip(half, back, strict=True)))
+def _along_axes(network: Network, moves: Moves) -> Moves:
+    """What leaves a domain, sent to the group's next along each dimension, both ways: on a torus rings run
+    along lines. Where a group has no lines, its ring stays as it is.
+    """
+    size = network.cluster.domain_gpus
+    out = moves.source // size != moves.target // size
+    cells = int(max(moves.source.max(initial=0), moves.target.max(initial=0))) // size + 1
+    place, at = np.unique(moves.flow[out] * cells + moves.source[out] // size, return_inverse=True)
+    left = np.bincount(at, moves.size_bytes[out])
+    flow, cell = np.divmod(place, cells)
+    ends: list[tuple[Ints, Ints]] = []
+    stride = 1
+    for length in network.topology.shape:
+        coordinate = cell // stride % length
+        line = cell - coordinate * stride
+        order = np.lexsort((coordinate, line, flow))
+        new = np.ones(len(order), bool)
+        new[1:] = (flow[order[1:]] != flow[order[:-1]]) | (line[order[1:]] != line[order[:-1]])
+        start = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+        count = np.bincount(np.cumsum(new) - 1)[np.cumsum(new) - 1]
+        follower = order[start + (np.arange(len(order)) - start + 1) % count]
+        ends.append((order[count > 1], follower[count > 1]))
+        stride *= length
+    near, far = (np.concatenate(each) for each in zip(*ends, strict=True))
+    ways = np.bincount(near, minlength=len(cell))
+    if (ways == 0).any():
+        return moves
+    half = (left / ways)[near] / 2
+    inside = moves.only(~out)
+    return joined_moves(
+        [
+            inside,
+            Moves(flow[near], cell[near] * size, cell[far] * size, half),
+            Moves(flow[near], cell[far] * size, cell[near] * size, half),
+        ]
+    )
 
 
 def _routed(network: Network, moves: Moves) -> Ways:

@@ -28,7 +28,7 @@ def routes(network: Network, source: Ints, target: Ints, keys: Ints | None = Non
     parts = [within(network, inside, source[inside], target[inside])]
     if len(outside):
         if cluster.topology.kind is NetworkKind.TORUS:
-            found = along_torus(network, source[outside] // domain, target[outside] // domain, keys[outside])
+            found = along_torus(network, source[outside] // domain, target[outside] // domain)
             parts.append(found._replace(row=outside[found.row]))
         else:
             parts.append(_between(network, outside, source[outside], target[outside], keys[outside]))
