@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, read_document
+from stepcast.cli.engine import ENGINES as STEP_ENGINES
+from stepcast.cli.engine import HELP as ENGINE_HELP
+from stepcast.cli.engine import engine_of
 from stepcast.cli.numbers import check_multiple, gpu_count, rate
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
@@ -18,7 +21,7 @@ from stepcast.ir.workload import Workload
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Options
 
-ENGINES = ("fast", "simai")
+ENGINES = (*STEP_ENGINES, "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
 SENDS = ("eager", "rendezvous", "blocking")
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical")
@@ -43,7 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=gpu_count, metavar="N", help="GPUs in all; data parallelism takes what is left"
     )
     parser.add_argument(
-        "--engine", choices=ENGINES, default="fast", help="simai: SimAI-analytical's own pricing"
+        "--engine",
+        choices=ENGINES,
+        default="fast",
+        help=f"{ENGINE_HELP}; simai: SimAI-analytical's own pricing",
     )
     parser.add_argument("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)}, or a schedule file")
     parser.add_argument(
@@ -183,6 +189,7 @@ def _options(args: argparse.Namespace) -> "Options":
         ideal_communication=args.ideal_communication,
         conditions=Conditions(stages, groups),
         place=Place(args.place),
+        engine=engine_of(args),
     )
 
 
