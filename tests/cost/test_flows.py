@@ -204,7 +204,7 @@ def test_rings_on_a_torus_run_along_its_lines(shape: str, layout: Layout) -> Non
         assert load.max() <= found.seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", filter(joined_by_switches, cluster_names()))
+@pytest.mark.parametrize("name", list(filter(joined_by_switches, cluster_names())))
 def test_what_a_price_counts_fits_the_links_in_its_time(name: str) -> None:
     """All groups of a stage at once, on networks that are not oversubscribed: nothing is ever short."""
     cluster = load_cluster(name)

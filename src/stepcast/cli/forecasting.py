@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
+from stepcast.cli.background import with_background
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.engine import engine_of
 from stepcast.cli.place import add_place_argument, has_racks
@@ -193,6 +194,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
     options = Options(
         place=Place(args.place), residual=residual if args.residual else None, engine=engine_of(args)
     )
+    options = with_background(options, args, cluster, strategy.layout.gpus)
     return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
 
 
