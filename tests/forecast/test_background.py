@@ -135,7 +135,11 @@ def test_the_command_line_runs_a_step_beside_a_job(
         (JOB.replace("4-7", "3-6"), ["--engine", "fluid"], "another: node 3 is the run's own"),
         (JOB.replace("tp = 8", "tp = 7"), ["--engine", "fluid"], "job.toml: another: "),
         (JOB.replace("llama", "lama"), ["--engine", "fluid"], "job.toml: another: "),
-        (JOB.replace("tp = 8", "cluster = 'dgx-a100'"), ["--engine", "fluid"], "runs on another cluster"),
+        (
+            JOB.replace("tp = 8", "tp = 8, cluster = 'dgx-a100'"),
+            ["--engine", "fluid"],
+            "runs on another cluster",
+        ),
     ],
 )
 def test_wrong_jobs_are_told_in_one_line(
