@@ -75,6 +75,7 @@ VERBS = {
     "replay changed": ["replay", MEGATRON, "--what-if", "compute=0.5x"],
     "compare": ["compare", MEGATRON, MEGATRON],
     "search": SEARCH,
+    "network": ["network", *PREDICT[1:]],
     "plan": PLAN,
     "validate": VALIDATE,
 }
