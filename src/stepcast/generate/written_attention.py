@@ -75,8 +75,8 @@ class WrittenCore:
         )
 
     def _scale_gradient(self) -> Ops:
-        """Of the scores; BLOOM's product scales as it adds the bias, and so do those of its gradient. PyTorch's
-        own operations scale queries and keys.
+        """Of the scores; BLOOM's product scales as it adds the bias, and so do those of its gradient, and
+        PyTorch's own operations scale queries and keys.
         """
         if selects_heads(self.sizes.model) or self._fallen_back:
             return ()
@@ -149,8 +149,8 @@ class WrittenCore:
         return ops
 
     def _saved(self) -> Ops:
-        """Of PyTorch's own softmax of attention: rows that see nothing are looked for and left at zero, and the
-        probabilities are given back as narrow as the queries.
+        """Of PyTorch's own softmax of attention: rows that see nothing are looked for and left at zero, and
+        the probabilities are given back as narrow as the queries.
         """
         if not self._fallen_back:
             return ()
