@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
+from stepcast.cli.background import with_background
 from stepcast.cli.calibrations import check_gpu, load_calibration
+from stepcast.cli.engine import engine_of
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.strategy import (
     USUAL_FRAMEWORK,
@@ -189,7 +191,10 @@ def asked_by(args: argparse.Namespace) -> Asked:
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
     if args.framework is None:
         assumptions.append(_software(settled.framework))
-    options = Options(place=Place(args.place), residual=residual if args.residual else None)
+    options = Options(
+        place=Place(args.place), residual=residual if args.residual else None, engine=engine_of(args)
+    )
+    options = with_background(options, args, cluster, strategy.layout.gpus)
     return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
 
 

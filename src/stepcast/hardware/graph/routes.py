@@ -10,7 +10,7 @@ from stepcast.hardware.node import FabricKind
 from stepcast.hardware.topology import NetworkKind
 from stepcast.ir.flows import Floats, Ints
 
-__all__ = ["RouteError", "Ways", "routes"]
+__all__ = ["RouteError", "Ways", "check_working", "routes"]
 
 
 def routes(network: Network, source: Ints, target: Ints, keys: Ints | None = None) -> Ways:
@@ -28,12 +28,12 @@ def routes(network: Network, source: Ints, target: Ints, keys: Ints | None = Non
     parts = [within(network, inside, source[inside], target[inside])]
     if len(outside):
         if cluster.topology.kind is NetworkKind.TORUS:
-            found = along_torus(network, source[outside] // domain, target[outside] // domain, keys[outside])
+            found = along_torus(network, source[outside] // domain, target[outside] // domain)
             parts.append(found._replace(row=outside[found.row]))
         else:
             parts.append(_between(network, outside, source[outside], target[outside], keys[outside]))
     ways = all_of(parts)
-    _check(network, ways)
+    check_working(network, ways)
     return ways
 
 
@@ -143,7 +143,7 @@ def _working_slots(network: Network) -> tuple[Ints, Floats]:
     return nic, np.divide(share, left, out=np.zeros_like(share), where=left > 0)
 
 
-def _check(network: Network, ways: Ways) -> None:
+def check_working(network: Network, ways: Ways) -> None:
     """Links without a way round must work."""
     if network.alive is None or not len(ways.link):
         return
