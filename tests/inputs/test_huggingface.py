@@ -27,7 +27,8 @@ def without_unused_ffn(model: Model) -> Model:
     """Configs give a dense width even where every layer has experts; it names no weight. What the code of a
     family does besides, a catalogue of architectures does not say.
     """
-    plain = Activation.GELU if model.activation is Activation.GELU_NEW else model.activation
+    written = (Activation.GELU_NEW, Activation.GELU_BLOOM)
+    plain = Activation.GELU if model.activation in written else model.activation
     model = replace(
         model, joined=False, wide_norms=False, dropout=0.0, drops_attention=False, activation=plain
     )

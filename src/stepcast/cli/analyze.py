@@ -220,6 +220,7 @@ PAGES: dict[str, Callable[..., Any]] = {
     "optimus": _loaded("stepcast.pages.traces", "optimus_page"),
     "nccl-tests": _loaded("stepcast.pages.traces", "sweep_page"),
 }
+PAGES |= dict.fromkeys(ANALYSES.keys() - PAGES.keys(), _loaded("stepcast.pages.jobs", "job_page"))
 
 
 def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":

@@ -1,11 +1,12 @@
 """One price for any work on a cluster: computation by the GPU's model, communication by the group's links."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from stepcast.cost.collectives import (
     Algorithm,
+    CollectivePrice,
     Route,
     bus_factor,
     lost_share,
@@ -24,6 +25,7 @@ from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import (
     Collective,
     CollectiveKind,
+    Communication,
     Compute,
     HostCopy,
     HostUpdate,
@@ -64,14 +66,28 @@ class Pricer:
     # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
     ideal: bool = False
     place: Place = Place.EVEN
+    # Each group as if the others of its family were still: who shares links with whom is found later.
+    alone: bool = False
     _known: dict[Work, Price] = field(default_factory=dict, repr=False)
+    _computed: dict[int, tuple[Compute, Price]] = field(default_factory=dict, repr=False)
+    """By the identity of works: what prices computation compares them where that is needed."""
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Pickled with the prices that are known: models of computation are functions, and stay behind."""
-        return {**self.__dict__, "compute": unpriced}
+        return {**self.__dict__, "compute": unpriced, "_known": dict(self.known()), "_computed": {}}
+
+    def known(self) -> Iterator[tuple[Work, Price]]:
+        """What was priced, equal computations perhaps more than once."""
+        yield from self._known.items()
+        yield from self._computed.values()
 
     def price(self, work: Work) -> Price:
+        if isinstance(work, Compute):
+            computed = self._computed.get(id(work))
+            if computed is None:
+                computed = self._computed[id(work)] = work, self._known.get(work) or self.compute(work)
+            return computed[1]
         found = self._known.get(work)
         if found is None:
             found = self._known[work] = self._priced(work)
@@ -90,24 +106,19 @@ class Pricer:
         """Kind of work -> the least trusted source among its prices."""
         trust = list(PriceSource)
         worst: dict[str, PriceSource] = {}
-        for work, found in self._known.items():
+        for work, found in self.known():
             kind = str(work.kind) if isinstance(work, Collective) else type(work).__name__.lower()
             known = worst.get(kind, found.source)
             worst[kind] = max(known, found.source, key=trust.index)
         return {kind: str(source) for kind, source in sorted(worst.items())}
 
-    def _priced(self, work: Work) -> Price:
+    def _priced(self, work: Communication | HostUpdate) -> Price:
         match work:
             case Collective():
                 route = self.route(work.group)
                 if self.ideal:
                     return _communication(ideal_s(work, route) * work.times, spread=0.0)
-                if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP:
-                    route = replace(route, exchange_share=self.cluster.communication.expert_share)
-                    if self.once_per_node:
-                        route = forwarding_route(route, self.once_per_node)
-                found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
-                return _communication(found.seconds * work.times)
+                return _communication(self.chosen(work).seconds * work.times)
             case Transfer():
                 route = self.neighbour_route(work.group)
                 if self.ideal:
@@ -117,8 +128,15 @@ class Pricer:
                 return copy_price(work, host_of(self.cluster), self.node_gpus)
             case HostUpdate():
                 return update_price(work, host_of(self.cluster), self.node_gpus)
-            case _:
-                return self.compute(work)
+
+    def chosen(self, work: Collective) -> CollectivePrice:
+        """One of *work*, with the algorithm that is taken for it."""
+        route = self.route(work.group)
+        if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP:
+            route = replace(route, exchange_share=self.cluster.communication.expert_share)
+            if self.once_per_node:
+                route = forwarding_route(route, self.once_per_node)
+        return price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
 
     def lost_share(self, work: Work) -> float:
         """Seconds of computing lost for each second of *work* beside it."""
@@ -138,9 +156,10 @@ class Pricer:
         layout = self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
 
         def make() -> Route:
-            return route_of(path(self.cluster, grid_of(layout), str(group), self.place), self.cluster)
+            active = 0 if self.alone else None
+            return route_of(path(self.cluster, grid_of(layout), str(group), self.place, active), self.cluster)
 
-        return _ROUTES.get((self.cluster, path), make, layout, group, self.place)
+        return _ROUTES.get((self.cluster, path), make, layout, group, self.place, self.alone)
 
     def neighbour_route(self, group: Group) -> Route:
         """The links between neighbours in *group*, at their slowest."""
@@ -173,12 +192,17 @@ def forwarding_route(route: Route, experts: int) -> Route:
     nodes = route.nodes
     if nodes == 1:
         return route
-    share = nodes * (1.0 - (1.0 - 1.0 / nodes) ** experts) / experts
+    share = crossing_share(nodes, experts)
     return replace(
         route,
         inter_bytes_per_s=route.inter_bytes_per_s / share,
         exchange_bytes_per_s=route.exchange_bytes_per_s / share,
     )
+
+
+def crossing_share(nodes: int, experts: int) -> float:
+    """Nodes that a token goes to, of its *experts* drawn evenly, for each of them."""
+    return nodes * (1.0 - (1.0 - 1.0 / nodes) ** experts) / experts
 
 
 def ideal_s(work: Collective, route: Route) -> float:

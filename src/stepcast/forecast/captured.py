@@ -66,7 +66,13 @@ def predict_captured(
     compute = compute_pricer(captured.workload, cluster, calibration, framework.attention)
     workload, begins = spread_out(captured, spread, compute)
     issue_s = _issue_s(framework)
-    options = Options(schedule=spread.schedule, issue_s=issue_s, contention=True, send=Send.EAGER)
+    options = Options(
+        schedule=spread.schedule,
+        issue_s=issue_s,
+        ahead=framework.runs_ahead,
+        contention=True,
+        send=Send.EAGER,
+    )
     prediction = simulate(workload, cluster, options, compute)
     memory = stage_memory(captured, spread, begins, cluster)
     return replace(

@@ -57,7 +57,7 @@ class RecordedRank:
 
     @property
     def window_s(self) -> float | None:
-        inside = [self.steps_s[at] for at in self.window if at < len(self.steps_s)]
+        inside = [each for at, each in enumerate(self.steps_s) if at in self.window]
         return statistics.mean(inside) if inside else None
 
     def facts(self) -> dict[str, Any]:

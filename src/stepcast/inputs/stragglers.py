@@ -1,11 +1,11 @@
 """Traces of ByteDance-Seed/StragglerAnalysis as text: one row for an operation of one worker in one step."""
 
-import csv
 from collections import defaultdict
 
 import numpy as np
 
 from stepcast.inputs.errors import FormatError
+from stepcast.inputs.rows import csv_rows
 from stepcast.inputs.source import Source
 from stepcast.ir.stragglers import Operation, WorkerSteps
 
@@ -19,7 +19,7 @@ def looks_like(head: str) -> bool:
 
 
 def read(source: Source) -> WorkerSteps:
-    rows = csv.reader(source.each_line())
+    rows = csv_rows(source)
     heads = [name.strip() for name in next(rows, [])]
     if missing := [name for name in COLUMNS if name not in heads]:
         raise FormatError(f"column {missing[0]} is missing", source.path, 1)

@@ -21,6 +21,7 @@ from enum import StrEnum
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.group import Group
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.role import OpPart, Role
 from stepcast.ir.work import Collective, Work
@@ -203,19 +204,30 @@ def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Bloc
     found: list[Block] = []
     start = 0
     for block in body:
-        length = len(block.layers)
-        touched = {
-            (place - start) // length for place in changed if start <= place < start + length * block.repeat
-        }
-        times: list[Sequence[Layer]] = [
-            tuple(changed.get(start + at * length + index, layer) for index, layer in enumerate(block.layers))
-            if at in touched
-            else block.layers
-            for at in range(block.repeat)
-        ]
-        found += folded(times) if touched else [block]
-        start += length * block.repeat
+        length, stop = len(block.layers), start + len(block.layers) * block.repeat
+        touched: dict[int, list[tuple[int, Layer]]] = {}
+        for place, layer in changed.items():
+            if start <= place < stop:
+                at, index = divmod(place - start, length)
+                touched.setdefault(at, []).append((index, layer))
+        found += folded(_replaced(block, touched)) if touched else [block]
+        start = stop
     return tuple(found)
+
+
+def _replaced(block: Block, touched: Mapping[int, Sequence[tuple[int, Layer]]]) -> list[Sequence[Layer]]:
+    """The layers of each repeat, one object for those in which the same is replaced."""
+    times: list[Sequence[Layer]] = [block.layers] * block.repeat
+    known: dict[tuple[tuple[int, int], ...], tuple[Layer, ...]] = {}
+    for at, others in touched.items():
+        key = tuple([(index, id(layer)) for index, layer in others])
+        if key not in known:
+            layers = list(block.layers)
+            for index, layer in others:
+                layers[index] = layer
+            known[key] = tuple(layers)
+        times[at] = known[key]
+    return times
 
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.
@@ -244,10 +256,18 @@ def folded(units: Sequence[Sequence[Layer]]) -> list[Block]:
                 count += 1
             if count > 1 and count * length > best * times:
                 best, times = length, count
-        layers = tuple(layer for unit in units[at : at + best] for layer in unit)
-        blocks.append(Block(layers, times))
+        layers = units[at] if best == 1 else tuple([each for unit in units[at : at + best] for each in unit])
+        blocks.append(Block(_one(layers), times))
         at += best * times
     return blocks
+
+
+def _one(layers: Sequence[Layer]) -> Sequence[Layer]:
+    """One object for the same layers in the same order: what is worked out for it is found by its identity."""
+    return _RUNS.get(layers, lambda: layers) if isinstance(layers, tuple) else tuple(layers)
+
+
+_RUNS: ByIdentity[tuple[Layer, ...]] = ByIdentity(8192)
 
 
 @dataclass(frozen=True, slots=True)

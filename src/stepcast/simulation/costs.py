@@ -3,11 +3,14 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Communication, HostCopy, Transfer, Work
+from stepcast.ir.work import Collective, Communication, Compute, HostCopy, HostUpdate, Work
 from stepcast.simulation.pieces import Cost
 
+COMPUTING = frozenset((*get_args(Compute), HostUpdate))
+COMMUNICATING = frozenset(get_args(Communication))
 Seconds = Callable[[Work], float]
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
@@ -20,6 +23,11 @@ class Issue:
     work: Work
     backward: bool
     kernels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Less than nothing: how long before the step the host began to issue it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +71,32 @@ class Prices:
     takes: Seconds | None = None
     """Seconds of computing that a work takes for each second beside it."""
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
+    ahead: bool = False
+    """Whether hosts go on to the next step without waiting for the end of one."""
     _known: dict[int, tuple[Work, float]] = field(default_factory=dict, init=False, compare=False)
     """What computing takes, by the identity of works: each is named beside many collectives."""
 
     def __call__(self, cost: Cost) -> float:
+        kind = type(cost)
+        if kind in COMPUTING:
+            return self.seconds(cost)  # type: ignore[arg-type]
+        if kind in COMMUNICATING:
+            return self._communication_s(cost)  # type: ignore[arg-type]
         match cost:
             case float() | int():
                 return cost
             case Issue(work, backward, kernels):
                 assert self.issue_s is not None
                 return self.issue_s(work, backward) * kernels
+            case Lead():
+                return 0.0
             case Delayed(work, delay_s):
                 return self._communication_s(work) + delay_s
             case Slowed(work, factor):
                 return self.seconds(work) * factor
             case Beside():
                 return self._lost_s(cost)
-            case Collective() | Transfer() | HostCopy():
-                return self._communication_s(cost)
-        return self.seconds(cost)  # type: ignore[arg-type]
+        raise TypeError(f"{kind.__name__} is no cost")
 
     def _lost_s(self, beside: Beside) -> float:
         assert self.takes is not None

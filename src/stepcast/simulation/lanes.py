@@ -125,14 +125,14 @@ _AWAITED: ByIdentity[frozenset[str]] = ByIdentity(8192)
 
 
 def facts_of(layers: Sequence[Layer]) -> Facts:
-    return _FACTS.get(layers, partial(_facts, layers))
+    return _FACTS.get((layers,), partial(_facts, layers))
 
 
 def awaited_by(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
     """What ops wait for that was issued before these layers."""
     if not facts_of(layers).waits:
         return frozenset()
-    return _AWAITED.get(layers, partial(_awaited, layers, kind), kind)
+    return _AWAITED.get((layers,), partial(_awaited, layers, kind), kind)
 
 
 def _facts(layers: Sequence[Layer]) -> Facts:

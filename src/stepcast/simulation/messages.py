@@ -117,6 +117,7 @@ class Frame:
 
     def __init__(self, schedule: Schedule, stage: int, lanes: int, messages: Messages) -> None:
         self.schedule, self.stage, self.lanes, self.messages = schedule, stage, lanes, messages
+        self._known: dict[tuple[Kind, int], tuple[Cost, ...]] = {}
 
     def around(
         self,
@@ -169,20 +170,25 @@ class Frame:
         if self.messages.mode is Send.EAGER:
             before = after = ()
         return tuple(
-            tuple((phase.kind, phase.chunk, self._passes(phase)) for phase in part)
-            for part in (phases, before, after)
+            [
+                tuple([(phase.kind, phase.chunk, self._passes(phase)) for phase in part])
+                for part in (phases, before, after)
+            ]
         )
 
     def _passes(self, phase: Phase) -> tuple[Cost, ...]:
         """How the messages of *phase* come and go: not at all, within the stage, or at a cost."""
-        here, source, target = Place(self.stage, phase.chunk), self.inbound(phase), self.outbound(phase)
-        comes: Cost = source is not None
-        goes: Cost = target is not None
-        if source is not None and self.remote(source):
-            comes = ("from another", self.cost(phase, source, here))
-        if target is not None and self.remote(target):
-            goes = ("to another", self.cost(phase, here, target))
-        return comes, goes
+        what = phase.kind, phase.chunk
+        if what not in self._known:
+            here, source, target = Place(self.stage, phase.chunk), self.inbound(phase), self.outbound(phase)
+            comes: Cost = source is not None
+            goes: Cost = target is not None
+            if source is not None and self.remote(source):
+                comes = ("from another", self.cost(phase, source, here))
+            if target is not None and self.remote(target):
+                goes = ("to another", self.cost(phase, here, target))
+            self._known[what] = comes, goes
+        return self._known[what]
 
 
 @lru_cache(maxsize=1024)

@@ -8,18 +8,13 @@ schedule alone and is worked out once for it.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import chain
-from typing import NamedTuple
-
-import numpy as np
 
 from stepcast.ir.identity import ByIdentity
-from stepcast.simulation.arrays import Calls, Program
-from stepcast.simulation.distinct import distinct
-from stepcast.simulation.messages import FREE, USUAL, End, Frame, Framed, Messages, Phase, Send, Which, Wire
-from stepcast.simulation.pieces import Cost, Ints, Piece, ProgramError, Segment, TimedOp
+from stepcast.simulation.arrays import Program
+from stepcast.simulation.messages import FREE, Frame, Messages, Phase
+from stepcast.simulation.pieces import Cost, Piece, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule
+from stepcast.simulation.skeleton import InRound, Meeting, Message, Slots, skeleton_of
 
 SegmentOf = Callable[[int, tuple[Phase, ...]], Segment]
 """(stage, the one or two phases of the call) -> segment. Asked once for each kind of call of a stage."""
@@ -36,58 +31,8 @@ class Round:
     """Whether they wait for outputs of this same round instead, one after the other."""
 
     @property
-    def meeting(self) -> "Meeting":
+    def meeting(self) -> Meeting:
         return Meeting(tuple(self.segments), tuple(self.waits.items()), self.in_turn)
-
-
-class Meeting(NamedTuple):
-    """A round without its segments."""
-
-    stages: tuple[int, ...]
-    waits: tuple[tuple[int, tuple[int, ...]], ...]
-    in_turn: bool
-
-
-class Slots(NamedTuple):
-    """A segment that a stage calls for *phases*; *before* and *after* are those of the calls around it."""
-
-    stage: int
-    phases: tuple[Phase, ...]
-    before: tuple[Phase, ...]
-    after: tuple[Phase, ...]
-    alike: int
-    """The same number for those around whose segments the same messages stand."""
-    look: int
-    """The same number for those that run the same phases, too."""
-    passes: object
-    """The same object, in whichever skeleton, for those around whose segments the same messages stand."""
-
-    @property
-    def name(self) -> str:
-        return "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in self.phases) or "messages"
-
-
-class InRound(NamedTuple):
-    """A segment that a stage calls in a round."""
-
-    number: int
-    stage: int
-
-
-class Message(NamedTuple):
-    """A segment that a channel between two stages calls."""
-
-    kind: Kind
-    source: Place
-    target: Place
-
-
-@dataclass(frozen=True, eq=False)
-class Skeleton:
-    """A program without its segments, and what each of them is."""
-
-    made: Calls
-    parts: tuple[Slots | InRound | Message, ...]
 
 
 def pipeline_program(
@@ -105,14 +50,13 @@ def pipeline_program(
     *like* says of each micro-batch which one it runs the same as; nothing: all run the usual. *same* is equal
     for stages to which *segment_of* gives the same segments; nothing: it is asked for every stage.
     """
-    meetings = [tuple(each.meeting for each in rounds) for rounds in (before, after)]
+    meetings = [tuple([each.meeting for each in rounds]) for rounds in (before, after)]
     skeleton = skeleton_of(schedule, messages.mode, tuple(like), *meetings)
     rounds = [*before, *after]
     number: dict[object, int] = {}
-    same = [number.setdefault(each, len(number)) for each in same or range(schedule.stages)]
-    found: dict[object, Segment] = {}
+    same = tuple([number.setdefault(each, len(number)) for each in same or range(schedule.stages)])
     known: dict[object, Segment] = {}
-    costs = tuple(messages.cost(kind, _HERE, _HERE) for kind in _SENT) if messages.alike else ()
+    costs = tuple([messages.cost(kind, _HERE, _HERE) for kind in _SENT]) if messages.alike else ()
 
     def segment(part: Slots | InRound | Message) -> Segment:
         if isinstance(part, InRound):
@@ -120,13 +64,6 @@ def pipeline_program(
         if isinstance(part, Message):
             kind, source, target = part
             return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
-        place = (same[part.stage], part.look) if messages.alike else part
-        segment = found.get(place)
-        if segment is None:
-            segment = found[place] = slots(part)
-        return segment
-
-    def slots(part: Slots) -> Segment:
         base = segment_of(part.stage, part.phases) if part.phases else None
         key = (base, part.alike if messages.alike else part)
         if key not in known:
@@ -134,7 +71,9 @@ def pipeline_program(
             known[key] = Segment(part.name, _framed(frame, base, part, costs))
         return known[key]
 
-    return Program(lanes, tuple(map(segment, skeleton.parts)), skeleton.made)
+    parts, which = skeleton.once_each(same) if messages.alike else (skeleton.parts, None)
+    segments = tuple(map(segment, parts))
+    return Program(lanes, tuple([segments[at] for at in which]) if which else segments, skeleton.made)
 
 
 _HERE = Place(0, 0)
@@ -148,7 +87,7 @@ def _framed(
     *costs* of messages where all are alike.
     """
     phases = part.phases, part.before, part.after
-    if base is None or len(base.chain) < 3 or any(len(piece.shape.outputs) for piece, _ in base.chain[:-1]):
+    if base is None or len(base.chain) < 3 or any([piece.shape.ports[1] for piece, _ in base.chain[:-1]]):
         return frame.around(base, *phases).segment.chain
     (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
     key = (frame.messages.mode, part.passes, *costs) if costs else (frame.messages.mode, frame.key(*phases))
@@ -163,285 +102,3 @@ def _message(cost: object, lanes: int, messages: Messages, kind: Kind) -> Segmen
     lane = messages.send_lanes[kind is Kind.BACKWARD]
     op = TimedOp("message", cost, lane, inputs=(0, 1))
     return Segment.of("message", (op,), lanes=lanes, inputs=2, outputs=(0,))
-
-
-@lru_cache(maxsize=128)
-def skeleton_of(
-    schedule: Schedule,
-    mode: Send,
-    like: tuple[int, ...],
-    before: tuple[Meeting, ...],
-    after: tuple[Meeting, ...],
-) -> Skeleton:
-    build = _Build(schedule, mode, like)
-    for stage in range(schedule.stages):
-        build.rounds(stage, 0, before)
-        build.slots(stage)
-        build.rounds(stage, len(before), after)
-        build.close_rank(f"stage {stage}")
-    build.bind()
-    if mode is Send.RENDEZVOUS:
-        build.channels()
-    return build.skeleton((*before, *after))
-
-
-class _Bound(NamedTuple):
-    """A wire, and the place of which it carries a signal, of all calls or of each."""
-
-    wire: Wire
-    stage: int | Ints
-    chunk: int | Ints
-
-
-class _Alike(NamedTuple):
-    """Kinds of calls around whose segments the same messages stand, by one of them."""
-
-    number: int
-    passes: object
-    phases: tuple[Phase, ...]
-    before: tuple[Phase, ...]
-    after: tuple[Phase, ...]
-    framed: Framed
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Calls that are bound alike."""
-
-    wires: tuple[_Bound | None, ...]
-    calls: Ints
-    batches: Ints
-    """calls x phases: the micro-batches of the calls."""
-    batches_before: Ints
-    """The same for the calls before them."""
-
-
-class _Build:
-    def __init__(self, schedule: Schedule, mode: Send, like: Sequence[int]) -> None:
-        self.schedule, self.mode = schedule, mode
-        self.like: Ints = np.array(like or [USUAL] * schedule.micro_batches, np.int64)
-        self.parts: list[Slots | InRound | Message] = []
-        self.rank_start = [0]
-        self.rank_names: list[str] = []
-        self.segment: list[Ints] = []
-        self.batches: list[Ints] = []
-        self.calls = 0
-        self.groups: list[_Group] = []
-        self.round_calls: dict[tuple[int, int], int] = {}
-        self.alike: dict[object, _Alike] = {}
-        # Of the calls of slots, stage by stage: which they are, their stage and the number of their kind; the
-        # micro-batches of the call before, of their own, and of the one after.
-        self.slot_calls: list[Ints] = []
-        self.slot_batches: list[Ints] = []
-        self.looks: dict[object, int] = {}
-        size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
-        self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
-
-    def add(self, segment: Ints, batches: Ints | None = None) -> int:
-        """Append calls to the present rank; the first of them."""
-        first = self.calls
-        self.segment.append(segment)
-        self.batches.append(np.full((len(segment), 2), -1, np.int64) if batches is None else batches)
-        self.calls += len(segment)
-        return first
-
-    def close_rank(self, name: str) -> None:
-        self.rank_start.append(self.calls)
-        self.rank_names.append(name)
-
-    def rounds(self, stage: int, offset: int, meetings: Sequence[Meeting]) -> None:
-        for number, each in enumerate(meetings, start=offset):
-            if stage in each.stages:
-                self.parts.append(InRound(number, stage))
-                self.round_calls[number, stage] = self.add(np.array([len(self.parts) - 1], np.int64))
-
-    def slots(self, stage: int) -> None:
-        phases, code, batches = _calls(self.schedule, stage, self.like, self.mode is Send.BLOCKING)
-        key = code
-        if self.mode is not Send.EAGER:
-            kinds = len(phases)
-            neighbours = np.concatenate([[0], code, [0]])
-            key = (neighbours[:-2] * kinds + code) * kinds + neighbours[2:]
-        _, first, group = distinct(key)
-        used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
-        first_call = self.add(len(self.parts) + group.astype(np.int64), np.where(used, batches, -1))
-        frame = self.frame(stage)
-        numbers = []
-        for at in first.tolist():
-            around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
-            near = (phases[code[at]], around[0], around[1])
-            passes = frame.key(*near)
-            found = self.alike.get(passes)
-            if found is None:
-                framed = _placeholder(frame, *near)
-                found = self.alike[passes] = _Alike(len(self.alike), _passes(passes), *near, framed)
-            look = self.looks.setdefault((near[0], found.number), len(self.looks))
-            self.parts.append(Slots(stage, *near, found.number, look, found.passes))
-            numbers.append(found.number)
-        calls = first_call + np.arange(len(code))
-        kinds_of = np.array(numbers, np.int64)[group]
-        self.slot_calls.append(np.stack([calls, np.full_like(calls, stage), kinds_of]))
-        before, after = (
-            np.concatenate([batches[:1], batches[:-1]]),
-            np.concatenate([batches[1:], batches[-1:]]),
-        )
-        self.slot_batches.append(np.stack([before, batches, after]))
-
-    def frame(self, stage: int) -> Frame:
-        return Frame(self.schedule, stage, _MESSAGE_LANES, Messages(_anything, self.mode))
-
-    def bind(self) -> None:
-        """Which signals the calls of slots give, and which they wait for: for all that are alike together."""
-        slots, batches = np.concatenate(self.slot_calls, axis=1), np.concatenate(self.slot_batches, axis=1)
-        order = np.argsort(slots[2], kind="stable")
-        bounds = np.searchsorted(slots[2][order], np.arange(len(self.alike) + 1)).tolist()
-        for each, start, stop in zip(self.alike.values(), bounds, bounds[1:], strict=False):
-            members = order[start:stop]
-            calls, stages = slots[:2, members]
-            before, own, after = batches[:, members]
-            for which, ports, owners, batch in (
-                (Which.READY, each.framed.ready, each.phases, own),
-                (Which.POSTED, each.framed.posted, each.after, after),
-            ):
-                for phase, port in ports.items():
-                    place = int(owners[phase].backward), stages, owners[phase].chunk, batch[:, phase]
-                    self.signal[which][0][place] = calls
-                    self.signal[which][1][place] = port
-            wires = tuple(self.bound(wire, each, stages) if wire else None for wire in each.framed.wires)
-            self.groups.append(_Group(wires, calls, own, before))
-
-    def bound(self, wire: Wire, each: _Alike, stages: Ints) -> _Bound:
-        places = np.zeros((2, self.schedule.stages), np.int64)
-        for stage in set(stages.tolist()):
-            places[:, stage] = self.frame(stage).place(wire, each.phases, each.before)
-        return _Bound(wire, *places[:, stages])
-
-    def channels(self) -> None:
-        """Every message between two stages, in the order of its sender, as a call of its own."""
-        between: dict[tuple[int, int, int], list[tuple[Place, Place]]] = {}
-        for chunk in range(self.schedule.chunks):
-            for stage in range(self.schedule.stages):
-                place = Place(stage, chunk)
-                for direction, step in enumerate((self.schedule.following, self.schedule.previous)):
-                    goal = step(place)
-                    if goal is not None and goal.stage != stage:
-                        between.setdefault((direction, stage, goal.stage), []).append((place, goal))
-        for (direction, source, target), routes in sorted(between.items()):
-            self.channel(direction, routes)
-            self.close_rank(f"{('activations', 'gradients')[direction]} {source} to {target}")
-
-    def channel(self, direction: int, routes: Sequence[tuple[Place, Place]]) -> None:
-        kind, sent = (Kind.FORWARD, Kind.BACKWARD)[direction], []
-        for number, (source, _) in enumerate(routes):
-            batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
-            calls = self.signal[Which.READY][0][direction, *source][batches]
-            sent.append(np.stack([calls, np.full_like(calls, number), batches]))
-        ordered = np.concatenate(sent, axis=1)
-        _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
-        first = self.add(len(self.parts) + route, np.stack([batch, np.full_like(batch, -1)], axis=1))
-        for number, (source, target) in enumerate(routes):
-            self.parts.append(Message(kind, source, target))
-            wires = (
-                _Bound(Wire(Which.READY, direction, End.SOURCE, False, 0), *source),
-                _Bound(Wire(Which.POSTED, direction, End.TARGET, False, 0), *target),
-            )
-            at = np.flatnonzero(route == number)
-            self.groups.append(_Group(wires, first + at, batch[at, None], batch[at, None]))
-            self.signal[Which.ARRIVED][0][direction, *source][batch[at]] = first + at
-            self.signal[Which.ARRIVED][1][direction, *source][batch[at]] = 0
-
-    def skeleton(self, meetings: Sequence[Meeting]) -> Skeleton:
-        met = [len(others) for each in meetings for _, others in each.waits]
-        inputs = max([0, *met, *(len(group.wires) for group in self.groups)])
-        source_call = np.full((self.calls, inputs), -1, np.int64)
-        source_port = np.full((self.calls, inputs), -1, np.int64)
-        for group in self.groups:
-            for port, bound in enumerate(group.wires):
-                if bound is not None:
-                    wire, stage, chunk = bound
-                    batch = (group.batches_before if wire.of_previous else group.batches)[:, wire.phase]
-                    place = wire.direction, stage, chunk, batch
-                    calls, ports = self.signal[wire.which]
-                    source_call[group.calls, port] = calls[place]
-                    source_port[group.calls, port] = ports[place]
-        for number, each in enumerate(meetings):
-            awaited = number if each.in_turn else number - 1
-            for stage, others in each.waits:
-                for port, other in enumerate(others):
-                    if (awaited, other) not in self.round_calls:
-                        raise ProgramError(
-                            f"stage {stage} waits for stage {other}, which takes no part in the round before"
-                        )
-                    source_call[self.round_calls[number, stage], port] = self.round_calls[awaited, other]
-                    source_port[self.round_calls[number, stage], port] = 0
-        segment = np.concatenate([np.zeros(0, np.int64), *self.segment])
-        start = np.array(self.rank_start, np.int64)
-        batches = np.concatenate([np.zeros((0, 2), np.int64), *self.batches])
-        names = tuple(self.rank_names)
-        made = Calls(start, segment, source_call, source_port, names, batches)
-        return Skeleton(made, tuple(self.parts))
-
-
-@lru_cache(maxsize=4096)
-def _passes(key: object) -> object:
-    """One object for equal keys: it costs less to compare."""
-    return object()
-
-
-def _anything(kind: Kind, source: Place, target: Place) -> Cost:
-    """Where only who sends to whom matters."""
-    return 1.0
-
-
-def _placeholder(
-    frame: Frame, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]
-) -> Framed:
-    """What is bound to what around any segment for *phases*."""
-    count = len(phases)
-    ops = [TimedOp("", 0.0, inputs=(number,)) for number in range(count)]
-    base = Segment.of("", ops, lanes=frame.lanes, inputs=count, outputs=range(count)) if count else None
-    return frame.around(base, phases, before, after)
-
-
-_MESSAGE_LANES = 5
-
-
-def _calls(
-    schedule: Schedule, stage: int, like: Ints, open_and_close: bool
-) -> tuple[list[tuple[Phase, ...]], Ints, Ints]:
-    """The kinds of calls of a stage (the empty one first), the kind of each call and its micro-batches.
-
-    *open_and_close* adds an empty call at each end, in which the first receive is posted and the last send
-    passes.
-    """
-    slots = schedule.orders[stage]
-    flat = np.fromiter(chain.from_iterable(slots), np.int64, 4 * len(slots))
-    kind, batch, chunk, with_next = flat.reshape(-1, 4).T
-    what = kind * schedule.chunks + chunk
-    first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
-    first[distinct(what).first] = True
-    last[len(kind) - 1 - distinct(what[::-1]).first] = True
-    likes, _, which = distinct(like)
-    slot = 1 + ((what * 2 + first) * 2 + last) * len(likes) + which[batch]
-    slots_known = len(Kind) * schedule.chunks * 4 * len(likes) + 1
-    second = np.concatenate([[False], with_next[:-1] > 0])
-    starts = np.flatnonzero(~second)
-    paired = with_next[starts] > 0
-    partner = np.where(paired, starts + 1, starts)
-    batches = np.stack([batch[starts], batch[partner]], axis=1)
-    number = slot[starts] * slots_known + np.where(paired, slot[partner], 0)
-    _, where, code = distinct(number)
-    phases: list[tuple[Phase, ...]] = [()]
-    for at in starts[where].tolist():
-        pair = range(at, at + 1 + int(with_next[at]))
-        phases.append(
-            tuple(
-                Phase(Kind(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]]))
-                for i in pair
-            )
-        )
-    code = code.astype(np.int64) + 1
-    if open_and_close:
-        code = np.concatenate([[0], code, [0]])
-        batches = np.concatenate([batches[:1], batches, batches[-1:]])
-    return phases, code, batches

@@ -1,0 +1,388 @@
+"""Who calls what when in a pipeline, and who waits for whom: what follows from a schedule alone, worked out
+once for it.
+
+One rank per stage; rendezvous messages add one for each pair of stages and direction, named after them. Which
+segments are called is left open: each is told by what it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from stepcast.ir.identity import ByIdentity
+from stepcast.simulation.arrays import Calls
+from stepcast.simulation.distinct import distinct
+from stepcast.simulation.messages import USUAL, End, Frame, Framed, Messages, Phase, Send, Which, Wire
+from stepcast.simulation.pieces import Cost, Ints, ProgramError, Segment, TimedOp
+from stepcast.simulation.schedule import Kind, Place, Schedule
+
+
+class Meeting(NamedTuple):
+    """A round without its segments."""
+
+    stages: tuple[int, ...]
+    waits: tuple[tuple[int, tuple[int, ...]], ...]
+    in_turn: bool
+
+
+class Slots(NamedTuple):
+    """A segment that a stage calls for *phases*; *before* and *after* are those of the calls around it."""
+
+    stage: int
+    phases: tuple[Phase, ...]
+    before: tuple[Phase, ...]
+    after: tuple[Phase, ...]
+    alike: int
+    """The same number for those around whose segments the same messages stand."""
+    look: int
+    """The same number for those that run the same phases, too."""
+    passes: object
+    """The same object, in whichever skeleton, for those around whose segments the same messages stand."""
+
+    @property
+    def name(self) -> str:
+        return "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in self.phases) or "messages"
+
+
+class InRound(NamedTuple):
+    """A segment that a stage calls in a round."""
+
+    number: int
+    stage: int
+
+
+class Message(NamedTuple):
+    """A segment that a channel between two stages calls."""
+
+    kind: Kind
+    source: Place
+    target: Place
+
+
+@dataclass(frozen=True, eq=False)
+class Skeleton:
+    """A program without its segments, and what each of them is."""
+
+    made: Calls
+    parts: tuple[Slots | InRound | Message, ...]
+    _known: dict[tuple[int, ...], tuple[list[Slots | InRound | Message], list[int]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    def once_each(self, same: tuple[int, ...]) -> tuple[list[Slots | InRound | Message], list[int]]:
+        """The parts, those that run the same once, and for each of all which of these it is; *same* has equal
+        numbers for stages that run the same.
+        """
+        if same not in self._known:
+            number: dict[object, int] = {}
+            once: list[Slots | InRound | Message] = []
+            which = []
+            for part in self.parts:
+                key = (Slots, same[part.stage], part.look) if isinstance(part, Slots) else part
+                at = number.setdefault(key, len(once))
+                if at == len(once):
+                    once.append(part)
+                which.append(at)
+            self._known[same] = once, which
+        return self._known[same]
+
+
+@lru_cache(maxsize=128)
+def skeleton_of(
+    schedule: Schedule,
+    mode: Send,
+    like: tuple[int, ...],
+    before: tuple[Meeting, ...],
+    after: tuple[Meeting, ...],
+) -> Skeleton:
+    build = _Build(schedule, mode, like)
+    for stage in range(schedule.stages):
+        build.rounds(stage, 0, before)
+        build.slots(stage)
+        build.rounds(stage, len(before), after)
+        build.close_rank(f"stage {stage}")
+    build.bind()
+    if mode is Send.RENDEZVOUS:
+        build.channels()
+    return build.skeleton((*before, *after))
+
+
+class _Bound(NamedTuple):
+    """A wire, and the place of which it carries a signal, of all calls or of each."""
+
+    wire: Wire
+    stage: int | Ints
+    chunk: int | Ints
+
+
+class _Alike(NamedTuple):
+    """Kinds of calls around whose segments the same messages stand, by one of them."""
+
+    number: int
+    like: "_Passing"
+    phases: tuple[Phase, ...]
+    before: tuple[Phase, ...]
+    after: tuple[Phase, ...]
+
+    @property
+    def framed(self) -> Framed:
+        return self.like.framed
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Calls that are bound alike."""
+
+    wires: tuple[_Bound | None, ...]
+    calls: Ints
+    batches: Ints
+    """calls x phases: the micro-batches of the calls."""
+    batches_before: Ints
+    """The same for the calls before them."""
+
+
+class _Build:
+    def __init__(self, schedule: Schedule, mode: Send, like: Sequence[int]) -> None:
+        self.schedule, self.mode = schedule, mode
+        self.like: Ints = np.array(like or [USUAL] * schedule.micro_batches, np.int64)
+        self.frames = [
+            Frame(schedule, stage, _MESSAGE_LANES, Messages(_anything, mode))
+            for stage in range(schedule.stages)
+        ]
+        self.parts: list[Slots | InRound | Message] = []
+        self.rank_start = [0]
+        self.rank_names: list[str] = []
+        self.segment: list[Ints] = []
+        self.batches: list[Ints] = []
+        self.calls = 0
+        self.groups: list[_Group] = []
+        self.round_calls: dict[tuple[int, int], int] = {}
+        self.alike: dict[object, _Alike] = {}
+        # Of the calls of slots, stage by stage: which they are, their stage and the number of their kind; the
+        # micro-batches of the call before, of their own, and of the one after.
+        self.slot_calls: list[Ints] = []
+        self.slot_batches: list[Ints] = []
+        self.looks: dict[object, int] = {}
+        size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
+        self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
+
+    def add(self, segment: Ints, batches: Ints | None = None) -> int:
+        """Append calls to the present rank; the first of them."""
+        first = self.calls
+        self.segment.append(segment)
+        self.batches.append(np.full((len(segment), 2), -1, np.int64) if batches is None else batches)
+        self.calls += len(segment)
+        return first
+
+    def close_rank(self, name: str) -> None:
+        self.rank_start.append(self.calls)
+        self.rank_names.append(name)
+
+    def rounds(self, stage: int, offset: int, meetings: Sequence[Meeting]) -> None:
+        for number, each in enumerate(meetings, start=offset):
+            if stage in each.stages:
+                self.parts.append(InRound(number, stage))
+                self.round_calls[number, stage] = self.add(np.array([len(self.parts) - 1], np.int64))
+
+    def slots(self, stage: int) -> None:
+        phases, code, batches, first = _calls(self.schedule, stage, self.like, self.mode is Send.BLOCKING)
+        group = code - 1
+        if self.mode is not Send.EAGER:
+            kinds = len(phases)
+            neighbours = np.concatenate([[0], code, [0]])
+            _, first, group = distinct((neighbours[:-2] * kinds + code) * kinds + neighbours[2:])
+        used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
+        first_call = self.add(len(self.parts) + group, np.where(used, batches, -1))
+        frame = self.frames[stage]
+        numbers = []
+        for at in first.tolist():
+            around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
+            near = (phases[code[at]], around[0], around[1])
+            passes = frame.key(*near)
+            found = self.alike.get(passes)
+            if found is None:
+                like = _LIKE.get(
+                    (), lambda near=near: _Passing(_placeholder(frame, *near)), self.mode, passes
+                )
+                found = self.alike[passes] = _Alike(len(self.alike), like, *near)
+            look = self.looks.setdefault((near[0], found.number), len(self.looks))
+            self.parts.append(Slots(stage, *near, found.number, look, found.like))
+            numbers.append(found.number)
+        calls = first_call + np.arange(len(code))
+        kinds_of = np.array(numbers, np.int64)[group]
+        self.slot_calls.append(np.stack([calls, np.full_like(calls, stage), kinds_of]))
+        before, after = (
+            np.concatenate([batches[:1], batches[:-1]]),
+            np.concatenate([batches[1:], batches[-1:]]),
+        )
+        self.slot_batches.append(np.stack([before, batches, after]))
+
+    def bind(self) -> None:
+        """Which signals the calls of slots give, and which they wait for: for all that are alike together."""
+        slots, batches = np.concatenate(self.slot_calls, axis=1), np.concatenate(self.slot_batches, axis=1)
+        order = np.argsort(slots[2], kind="stable")
+        bounds = np.searchsorted(slots[2][order], np.arange(len(self.alike) + 1)).tolist()
+        for each, start, stop in zip(self.alike.values(), bounds, bounds[1:], strict=False):
+            members = order[start:stop]
+            calls, stages = slots[:2, members]
+            before, own, after = batches[:, members]
+            for which, ports, owners, batch in (
+                (Which.READY, each.framed.ready, each.phases, own),
+                (Which.POSTED, each.framed.posted, each.after, after),
+            ):
+                for phase, port in ports.items():
+                    place = int(owners[phase].backward), stages, owners[phase].chunk, batch[:, phase]
+                    self.signal[which][0][place] = calls
+                    self.signal[which][1][place] = port
+            wires = tuple(self.bound(wire, each, stages) if wire else None for wire in each.framed.wires)
+            self.groups.append(_Group(wires, calls, own, before))
+
+    def bound(self, wire: Wire, each: _Alike, stages: Ints) -> _Bound:
+        places = np.zeros((2, self.schedule.stages), np.int64)
+        for stage in set(stages.tolist()):
+            places[:, stage] = self.frames[stage].place(wire, each.phases, each.before)
+        return _Bound(wire, *places[:, stages])
+
+    def channels(self) -> None:
+        """Every message between two stages, in the order of its sender, as a call of its own."""
+        between: dict[tuple[int, int, int], list[tuple[Place, Place]]] = {}
+        for chunk in range(self.schedule.chunks):
+            for stage in range(self.schedule.stages):
+                place = Place(stage, chunk)
+                for direction, step in enumerate((self.schedule.following, self.schedule.previous)):
+                    goal = step(place)
+                    if goal is not None and goal.stage != stage:
+                        between.setdefault((direction, stage, goal.stage), []).append((place, goal))
+        for (direction, source, target), routes in sorted(between.items()):
+            self.channel(direction, routes)
+            self.close_rank(f"{('activations', 'gradients')[direction]} {source} to {target}")
+
+    def channel(self, direction: int, routes: Sequence[tuple[Place, Place]]) -> None:
+        kind, sent = (Kind.FORWARD, Kind.BACKWARD)[direction], []
+        for number, (source, _) in enumerate(routes):
+            batches = np.array(self.schedule.micro_batches_of(source.chunk), np.int64)
+            calls = self.signal[Which.READY][0][direction, *source][batches]
+            sent.append(np.stack([calls, np.full_like(calls, number), batches]))
+        ordered = np.concatenate(sent, axis=1)
+        _, route, batch = ordered[:, np.argsort(ordered[0], kind="stable")]
+        first = self.add(len(self.parts) + route, np.stack([batch, np.full_like(batch, -1)], axis=1))
+        for number, (source, target) in enumerate(routes):
+            self.parts.append(Message(kind, source, target))
+            wires = (
+                _Bound(Wire(Which.READY, direction, End.SOURCE, False, 0), *source),
+                _Bound(Wire(Which.POSTED, direction, End.TARGET, False, 0), *target),
+            )
+            at = np.flatnonzero(route == number)
+            self.groups.append(_Group(wires, first + at, batch[at, None], batch[at, None]))
+            self.signal[Which.ARRIVED][0][direction, *source][batch[at]] = first + at
+            self.signal[Which.ARRIVED][1][direction, *source][batch[at]] = 0
+
+    def skeleton(self, meetings: Sequence[Meeting]) -> Skeleton:
+        met = [len(others) for each in meetings for _, others in each.waits]
+        inputs = max([0, *met, *(len(group.wires) for group in self.groups)])
+        source_call = np.full((self.calls, inputs), -1, np.int64)
+        source_port = np.full((self.calls, inputs), -1, np.int64)
+        for group in self.groups:
+            for port, bound in enumerate(group.wires):
+                if bound is not None:
+                    wire, stage, chunk = bound
+                    batch = (group.batches_before if wire.of_previous else group.batches)[:, wire.phase]
+                    place = wire.direction, stage, chunk, batch
+                    calls, ports = self.signal[wire.which]
+                    source_call[group.calls, port] = calls[place]
+                    source_port[group.calls, port] = ports[place]
+        for number, each in enumerate(meetings):
+            awaited = number if each.in_turn else number - 1
+            for stage, others in each.waits:
+                for port, other in enumerate(others):
+                    if (awaited, other) not in self.round_calls:
+                        raise ProgramError(
+                            f"stage {stage} waits for stage {other}, which takes no part in the round before"
+                        )
+                    source_call[self.round_calls[number, stage], port] = self.round_calls[awaited, other]
+                    source_port[self.round_calls[number, stage], port] = 0
+        segment = np.concatenate([np.zeros(0, np.int64), *self.segment])
+        start = np.array(self.rank_start, np.int64)
+        batches = np.concatenate([np.zeros((0, 2), np.int64), *self.batches])
+        names = tuple(self.rank_names)
+        made = Calls(start, segment, source_call, source_port, names, batches)
+        return Skeleton(made, tuple(self.parts))
+
+
+@dataclass(frozen=True, eq=False)
+class _Passing:
+    """How messages pass around any segment for some phases."""
+
+    framed: Framed
+
+
+_LIKE: ByIdentity[_Passing] = ByIdentity(4096)
+"""One object for equal keys of frames, in whichever skeleton: it costs less to compare."""
+
+
+def _anything(kind: Kind, source: Place, target: Place) -> Cost:
+    """Where only who sends to whom matters."""
+    return 1.0
+
+
+def _placeholder(
+    frame: Frame, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]
+) -> Framed:
+    """What is bound to what around any segment for *phases*."""
+    count = len(phases)
+    ops = [TimedOp("", 0.0, inputs=(number,)) for number in range(count)]
+    base = Segment.of("", ops, lanes=frame.lanes, inputs=count, outputs=range(count)) if count else None
+    return frame.around(base, phases, before, after)
+
+
+_MESSAGE_LANES = 5
+
+
+def _calls(
+    schedule: Schedule, stage: int, like: Ints, open_and_close: bool
+) -> tuple[list[tuple[Phase, ...]], Ints, Ints, Ints]:
+    """The kinds of calls of a stage (the empty one first), the kind of each call, its micro-batches, and the
+    first call of each kind but the empty one.
+
+    *open_and_close* adds an empty call at each end, in which the first receive is posted and the last send
+    passes.
+    """
+    slots = schedule.orders[stage]
+    flat = np.fromiter(chain.from_iterable(slots), np.int64, 4 * len(slots))
+    kind, batch, chunk, with_next = flat.reshape(-1, 4).T
+    what = kind * schedule.chunks + chunk
+    first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
+    first[distinct(what).first] = True
+    last[len(kind) - 1 - distinct(what[::-1]).first] = True
+    likes, _, which = distinct(like - USUAL)
+    slot = 1 + ((what * 2 + first) * 2 + last) * len(likes) + which[batch]
+    slots_known = len(Kind) * schedule.chunks * 4 * len(likes) + 1
+    second = np.concatenate([[False], with_next[:-1] > 0])
+    starts = np.flatnonzero(~second)
+    paired = with_next[starts] > 0
+    partner = np.where(paired, starts + 1, starts)
+    batches = np.stack([batch[starts], batch[partner]], axis=1)
+    number = slot[starts]
+    if paired.any():
+        number = number * slots_known + np.where(paired, slot[partner], 0)
+    _, where, code = distinct(number)
+    phases: list[tuple[Phase, ...]] = [()]
+    for at in starts[where].tolist():
+        pair = range(at, at + 1 + int(with_next[at]))
+        phases.append(
+            tuple(
+                [
+                    Phase(Kind(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]]))
+                    for i in pair
+                ]
+            )
+        )
+    code = code + 1
+    if open_and_close:
+        code = np.concatenate([[0], code, [0]])
+        batches = np.concatenate([batches[:1], batches, batches[-1:]])
+    return phases, code, batches, where
