@@ -59,7 +59,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
     (
         "pretraining",
         "my launch script",
-        f"predict --config {CONFIGS}/megatron/llama3_8b_h100_fp8.sh --cluster dgx-h100",
+        f"predict --config examples/configs/megatron-llama3-8b.sh --cluster dgx-h100",
         0,
         ("megatron-lm", "change nothing here: master-addr"),
     ),
@@ -160,7 +160,13 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
     ("planning", "what can I rent?", "list clusters", 0, ("aws-p5", "azure-nd-h100-v5")),
     ("planning", "which GPUs are known?", "list gpus", 0, ("h200", "rtx-4090", "l40s")),
     ("planning", "on AWS", "predict llama-3.1-8b --cluster p5.48xlarge --gpus 64", 0, ("aws-p5",)),
-    ("planning", "a TPU", "predict llama-3.1-8b --cluster tpu-v5p --gpus 64", 2, ("not modelled",)),
+    (
+        "planning",
+        "a TPU",
+        "predict llama-3.1-8b --cluster tpu-v5p --gpus 64 --fsdp",
+        0,
+        ("64 tpu-v5p", "nobody measured", "fits"),
+    ),
     (
         "planning",
         "16k GPUs",

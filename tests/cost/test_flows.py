@@ -204,7 +204,7 @@ def test_rings_on_a_torus_run_along_its_lines(shape: str, layout: Layout) -> Non
         assert load.max() <= found.seconds * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", filter(joined_by_switches, cluster_names()))
+@pytest.mark.parametrize("name", [name for name in cluster_names() if joined_by_switches(name)])
 def test_what_a_price_counts_fits_the_links_in_its_time(name: str) -> None:
     """All groups of a stage at once, on networks that are not oversubscribed: nothing is ever short."""
     cluster = load_cluster(name)
@@ -255,6 +255,18 @@ def test_a_switch_that_adds_sends_one_sum_up() -> None:
     load = flows.on_links(len(network.links))
     assert load[network["nic up"].at(0, 3)[0]] == pytest.approx(SIZE)
     assert load[network["leaf up"].at(3, 0)[0]] == pytest.approx(SIZE)  # not that of its four nodes
+
+
+def test_pods_send_one_sum_to_the_cores() -> None:
+    tiers = ["network.leaf_nodes=2", "network.pod_nodes=4", "network.in_network_reduction=true"]
+    layout = Layout(tp=8, dp=8)
+    network, seats = built(load_cluster("dgx-h100", tiers), layout)
+    work = Collective(KIND.ALL_REDUCE, SIZE, Group.DP)
+    flows = collective_flows(network, seats, grid_of(layout), work, Algorithm.IN_NETWORK, LONG)
+    load = flows.on_links(len(network.links))
+    for block, groups in (("leaf up", 1), ("leaf down", 1), ("core up", 8), ("core down", 8)):
+        start, size = network[block].start, network[block].size
+        assert load[start : start + size] == pytest.approx(np.full(size, groups * SIZE))
 
 
 def test_slow_and_failed_links_are_not_in_the_price() -> None:

@@ -1,10 +1,13 @@
 """A run beside other jobs on the same network."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from stepcast.cli.main import main
 from stepcast.forecast.background import Neighbour, beside
 from stepcast.forecast.predict import predict
 from stepcast.forecast.simulate import Engine, Options, Prediction
@@ -99,3 +102,51 @@ def test_nodes_have_one_job(nodes: tuple[int, ...], message: str) -> None:
     where = cluster("nodes=16")
     with pytest.raises(ValueError, match=message):
         beside(where, 32, [Neighbour("other", nodes, run(where, 2, Options()))])
+
+
+ASKED = ["predict", "--model", "llama-2-7b", "--cluster", "dgx-h100", "--gpus", "32", "--tp", "8"]
+SETS = [f"--set={each}" for each in ("network.kind=fat-tree", "network.leaf_nodes=3")]
+JOB = """
+[[job]]
+name = "another"
+nodes = "4-7"
+predict = { model = "llama-2-7b", tp = 8, global_batch = 16 }
+"""
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> float:
+    thin = "--set=network.oversubscription=8"
+    assert main([*ASKED, *SETS, thin, "--global-batch", "16", "--engine", "fluid", "--json", *words]) == 0
+    step_s: float = json.loads(capsys.readouterr().out)["step_s"]
+    return step_s
+
+
+def test_the_command_line_runs_a_step_beside_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    assert told(capsys, "--background", str(tmp_path / "job.toml")) > 1.1 * told(capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "message"),
+    [
+        (JOB, [], "only --engine fluid shares links with others"),
+        (JOB.replace("4-7", "3-6"), ["--engine", "fluid"], "another: node 3 is the run's own"),
+        (JOB.replace("tp = 8", "tp = 7"), ["--engine", "fluid"], "job.toml: another: "),
+        (JOB.replace("llama", "lama"), ["--engine", "fluid"], "job.toml: another: "),
+        (
+            JOB.replace("tp = 8", "tp = 8, cluster = 'dgx-a100'"),
+            ["--engine", "fluid"],
+            "runs on another cluster",
+        ),
+    ],
+)
+def test_wrong_jobs_are_told_in_one_line(
+    text: str, more: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "job.toml").write_text(text)
+    assert main([*ASKED, *SETS, "--background", str(tmp_path / "job.toml"), *more]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1

@@ -47,6 +47,7 @@ VERBS: tuple[Verb, ...] = (
     Verb("sweep", "many predictions or searches at once, resumable, here or on a cluster"),
     Verb("plan", "days, cost, energy and failures of a whole run"),
     Verb("simulate", "run a workload file on a cluster"),
+    Verb("network", "what the links do while a step runs"),
     Verb("capture", "a PyTorch model as a workload, without a GPU"),
     Verb("record", "a real PyTorch job, written down per rank"),
     Verb("run", "execute a workload for real over torch.distributed"),

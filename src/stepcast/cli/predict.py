@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.background import add_background_argument
 from stepcast.cli.engine import add_engine_argument
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
 from stepcast.cli.neighbours import neighbours
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
     )
     add_engine_argument(parser)
+    add_background_argument(parser)
     answer = parser.add_argument_group("the answer")
     answer.add_argument(
         "--save", type=new_file, metavar="FILE.toml", help="write the run, to predict it again from the file"

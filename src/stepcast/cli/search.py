@@ -22,8 +22,12 @@ WRITTEN = (".csv", ".parquet", ".json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="M", help="name in the catalogue, or a config.json")
-    parser.add_argument("--cluster", required=True, metavar="C", help="name in the catalogue, or a TOML file")
+    parser.add_argument("name", metavar="MODEL", nargs="?", help="the model, as --model names it")
+    parser.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
+    parser.add_argument(
+        "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
+    )
+    parser.add_argument("--gpu", metavar="G", help="or GPUs of one node: as many as --gpus says")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )

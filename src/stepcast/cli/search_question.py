@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import allowed
+from stepcast.cli.forecasting import check_named
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
 
@@ -110,6 +111,11 @@ def question_of(args: argparse.Namespace) -> Question:
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
+    if getattr(args, "name", None) is not None:
+        if args.model is not None:
+            raise ValueError(f"{args.name}: --model names the model already; leave one of them out")
+        args.model = args.name
+    check_named(args)
     model = load_model(args.model) if isinstance(args.model, str) else args.model
     cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
+from stepcast.cli.background import add_background_argument, with_background
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.engine import ENGINES as STEP_ENGINES
 from stepcast.cli.engine import HELP as ENGINE_HELP
@@ -51,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="fast",
         help=f"{ENGINE_HELP}; simai: SimAI-analytical's own pricing",
     )
+    add_background_argument(parser)
     parser.add_argument("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)}, or a schedule file")
     parser.add_argument(
         "--body", choices=("stage", "model"), default="stage", help="what the file's body stands for"
@@ -123,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     slow_ranks = {_count(name, "--slow-rank"): x for name, x in _factors(args.slow_rank, "--slow-rank")}
     cluster = load_cluster(args.cluster, args.set)
+    options = with_background(options, args, cluster, args.gpus or workload.layout.gpus)
     prediction = simulate(workload, cluster, options, slow_ranks=slow_ranks)
     asked = {
         "workload": ", ".join(args.files),

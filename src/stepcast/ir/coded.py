@@ -14,11 +14,23 @@ def fuses_attention(model: Architecture, strategy: Strategy, framework: Framewor
     """Whether one kernel does it: none knows sinks, none heads that share keys in fp32, and models whose
     scores are biased by distance never ask for one.
     """
+    if falls_back(model, framework):
+        return False
     if framework.modules is Modules.TRANSFORMERS:
         shared = model.heads != model.kv_heads and strategy.stored is DType.FP32
         if model.attention_sinks or shared or model.position.kind is PositionKind.ALIBI:
             return False
     return framework.flash_attention
+
+
+def falls_back(model: Architecture, framework: Framework) -> bool:
+    """Whether PyTorch runs its attention operation by operation in fp32: Falcon's code hands it one head of
+    keys for all without saying that they are shared, which none of its kernels takes
+    (_scaled_dot_product_attention_math, aten/src/ATen/native/transformers/attention.cpp).
+    """
+    one = model.joined and not model.gated and model.kv_heads == 1 < model.heads
+    rotary = model.position.kind is PositionKind.ROTARY
+    return framework.modules is Modules.TRANSFORMERS and one and rotary
 
 
 def masks_window(window: int | None, strategy: Strategy, framework: Framework) -> bool:

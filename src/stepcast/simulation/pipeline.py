@@ -87,7 +87,7 @@ def _framed(
     *costs* of messages where all are alike.
     """
     phases = part.phases, part.before, part.after
-    if base is None or len(base.chain) < 3 or any(len(piece.shape.outputs) for piece, _ in base.chain[:-1]):
+    if base is None or len(base.chain) < 3 or any([piece.shape.ports[1] for piece, _ in base.chain[:-1]]):
         return frame.around(base, *phases).segment.chain
     (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
     key = (frame.messages.mode, part.passes, *costs) if costs else (frame.messages.mode, frame.key(*phases))

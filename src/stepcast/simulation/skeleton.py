@@ -205,7 +205,9 @@ class _Build:
             passes = frame.key(*near)
             found = self.alike.get(passes)
             if found is None:
-                like = _LIKE.get((), lambda near=near: _Passing(_placeholder(frame, *near)), self.mode, passes)
+                like = _LIKE.get(
+                    (), lambda near=near: _Passing(_placeholder(frame, *near)), self.mode, passes
+                )
                 found = self.alike[passes] = _Alike(len(self.alike), like, *near)
             look = self.looks.setdefault((near[0], found.number), len(self.looks))
             self.parts.append(Slots(stage, *near, found.number, look, found.like))

@@ -102,7 +102,7 @@ def build_step(
     chunks = chunks_of(workload, schedule, body)
     groups, named = _lanes_of(workload, schedule, chunks.values())
     lanes = Lanes(groups, send is Send.BLOCKING, eager, named)
-    terms = Terms(lanes, alone, eager, prices.takes is not None)
+    terms = Terms(lanes, alone.intersection(groups), eager, prices.takes is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send, alike=True)
     once = _once(workload, schedule)
