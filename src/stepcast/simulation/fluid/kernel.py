@@ -22,7 +22,7 @@ SAME = 1e-9
 NEAR = 1e-11
 """Levels nearer than this share are not worth a further look."""
 NEVER = np.inf
-BLOCK = 128
+BLOCK = 32
 """Flows whose first end is remembered together."""
 MOMENT_S = 1e-12
 """Events within a picosecond are one: what is alike would else be told apart by its rounding."""
@@ -223,7 +223,8 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int)
         scratch.key[link] = level_of(net, now, scratch, link)
         push(keys, items, size, scratch.key[link], link)
         size += 1
-    while size > 0:
+    left = flows
+    while size > 0 and left > 0:
         link, key = items[0], keys[0]
         drop(keys, items, size)
         size -= 1
@@ -243,6 +244,7 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int)
             if scratch.flow_mark[flow] == mark:
                 if now.bound[flow] <= level * (1 + SAME):
                     freeze(net, now, scratch, flow, now.bound[flow], -1, mark)
+                    left -= 1
                     bounded = True
             elif now.level[flow] > level * (1 + NEAR) and scratch.flow_mark[flow] < mark:
                 scratch.flow_mark[flow] = mark
@@ -252,6 +254,7 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int)
         if waiting > 0 or bounded:  # who has more than this link can give must share it, too
             before = flows
             flows, links = free(net, now, scratch, mark, waiting, flows, links)
+            left += flows - before
             size = queue(net, now, scratch, before, flows, mark, size)
             if scratch.open[link] > 0:
                 level = level_of(net, now, scratch, link)
@@ -265,8 +268,9 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int)
             flow = net.owner[entry]
             if scratch.flow_mark[flow] == mark:
                 freeze(net, now, scratch, flow, level, link, mark)
+                left -= 1
             entry = now.after[entry]
-    for at in range(flows):
+    for at in range(flows if left > 0 else 0):
         flow = scratch.flows[at]
         if scratch.flow_mark[flow] == mark:
             freeze(net, now, scratch, flow, now.bound[flow], -1, mark)
