@@ -315,7 +315,7 @@ def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
 
 
 def _engine_issue_s(work: Work, backward: bool) -> float:
-    """Transformer Engine's modules, which take longer over products, and most over those of scaled formats."""
+    """Transformer Engine's modules, which take longer over products, most over those of scaled formats."""
     issue_s = _eager_issue_s(work, backward)
     if isinstance(work, Matmul | GroupedMatmul):
         issue_s += MODULE_ISSUE_S + (SCALED_ISSUE_S if work.dtype.scaled else 0.0)
