@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "analyze",
         "forecast",
         "optimus",
+        "pytorch",
     },
     # cli, library, __init__ and __main__ may import everything
 }
@@ -68,9 +69,25 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+ROOMS = sorted({part_of(path) for path in FILES})
+each_room = pytest.mark.parametrize("room", ROOMS)
+
+
+def files_of(room: str) -> list[tuple[Path, str]]:
+    """Paths and names of the files of *room*, hundreds in all: a test for each would take longer to report than to run."""
+    return [(path, path.relative_to(PACKAGE).as_posix()) for path in FILES if part_of(path) == room]
+
+
 @cache
 def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(ast.parse(path.read_text())))
+
+
+def modules_of(path: Path) -> set[str]:
+    """The modules that the file at *path* imports, up to the first dot."""
+    names = {alias.name for node in nodes_of(path) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in nodes_of(path) if isinstance(node, ast.ImportFrom)}
+    return {name.partition(".")[0] for name in names}
 
 
 def imported_parts(path: Path) -> set[str]:
@@ -96,30 +113,28 @@ def called_names(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_every_import_points_left(path: Path) -> None:
-    part = part_of(path)
-    if part not in FREE:
-        extra = imported_parts(path) - MAY_IMPORT[part] - {part, "__version__"}
-        assert not extra, f"{path.relative_to(PACKAGE)} imports {sorted(extra)}"
+@each_room
+def test_every_import_points_left(room: str) -> None:
+    if room in FREE:
+        return
+    for path, name in files_of(room):
+        extra = imported_parts(path) - MAY_IMPORT[room] - {room, "__version__"}
+        assert not extra, f"{name} imports {sorted(extra)}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_the_edges_print_or_open_files(path: Path) -> None:
-    calls = called_names(path)
-    if part_of(path) != "cli":
-        assert "print" not in calls, "only cli/ prints"
-    name = path.relative_to(PACKAGE).as_posix()
-    if part_of(path) not in MAY_OPEN and name not in MAY_OPEN_FILES:
-        assert not calls & {"open", ".read_text", ".read_bytes", ".write_text", ".write_bytes"}, name
+@each_room
+def test_only_the_edges_print_or_open_files(room: str) -> None:
+    for path, name in files_of(room):
+        calls = called_names(path)
+        assert room == "cli" or "print" not in calls, f"{name}: only cli/ prints"
+        if room not in MAY_OPEN and name not in MAY_OPEN_FILES:
+            assert not calls & {"open", ".read_text", ".read_bytes", ".write_text", ".write_bytes"}, name
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_only_the_room_for_pytorch_imports_it(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert part_of(path) == "pytorch" or "torch" not in {name.split(".")[0] for name in names}
+@each_room
+def test_only_the_room_for_pytorch_imports_it(room: str) -> None:
+    for path, name in files_of(room):
+        assert room == "pytorch" or "torch" not in modules_of(path), name
 
 
 # Calls that write, create or move files, whatever they are given.
@@ -145,13 +160,13 @@ def writing_calls(nodes: Iterable[ast.AST]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_files_are_written_in_one_place(path: Path) -> None:
-    calls = writing_calls(nodes_of(path))
-    if path.relative_to(PACKAGE).as_posix() == "outputs/files.py":
-        assert calls
-    else:
-        assert not calls, "write through stepcast.outputs.files, which leaves no file half written"
+@each_room
+def test_files_are_written_in_one_place(room: str) -> None:
+    for path, name in files_of(room):
+        calls = writing_calls(nodes_of(path))
+        assert bool(calls) == (name == "outputs/files.py"), (
+            f"{name} {calls}: write through stepcast.outputs.files, which leaves no file half written"
+        )
 
 
 @pytest.mark.parametrize(
@@ -188,14 +203,13 @@ RUNS_OR_SENDS = {
 NEEDED = {"cli/record.py": "subprocess", "inputs/flight_recorder.py": "pickle"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_nothing_runs_what_it_reads_or_sends_it_away(path: Path) -> None:
-    modules = {alias.name for node in nodes_of(path) if isinstance(node, ast.Import) for alias in node.names}
-    modules |= {str(node.module) for node in nodes_of(path) if isinstance(node, ast.ImportFrom)}
-    forbidden = RUNS_OR_SENDS | (set() if part_of(path) == "pytorch" else {"socket"})
-    forbidden -= {NEEDED.get(path.relative_to(PACKAGE).as_posix(), "")}
-    assert not forbidden & {name.partition(".")[0] for name in modules}
-    assert not {"eval", "exec", "__import__", ".system", ".popen"} & called_names(path)
+@each_room
+def test_nothing_runs_what_it_reads_or_sends_it_away(room: str) -> None:
+    for path, name in files_of(room):
+        forbidden = RUNS_OR_SENDS | (set() if room == "pytorch" else {"socket"})
+        forbidden -= {NEEDED.get(name, "")}
+        assert not forbidden & modules_of(path), name
+        assert not {"eval", "exec", "__import__", ".system", ".popen"} & called_names(path), name
 
 
 def test_the_page_of_the_house_has_the_same_rooms() -> None:

@@ -1,11 +1,12 @@
 # mypy: ignore-errors
 """Runs workloads of one rank on the GPU at hand, and records a training job of one rank.
 
-    PYTHONPATH=src python tools/measure_run.py FOLDER
+    PYTHONPATH=src python tools/measure_run.py FOLDER [--runs]
 
 Writes ``run_NAME.json`` (measured and predicted by kind of op, ``stepcast run --rank``), and of the recorded
 job ``plain.json`` (its own clock, without the recorder), ``watched.json`` (with it), ``record.json`` and the
 traces. ``python tools/measure_run.py --train FILE`` is that job: a transformer under DistributedDataParallel.
+``--kernels NAME FILE`` writes which kernels each work of a run took, and their microseconds in a step.
 """
 
 import json
@@ -50,6 +51,84 @@ def train(file: str) -> None:
     dist.destroy_process_group()
 
 
+def kernels(name: str, file: str) -> None:
+    """Kernels by work, within one step under PyTorch's profiler."""
+    import bisect
+    import tempfile
+    from collections import defaultdict
+
+    import torch
+
+    from stepcast.analyze.ran import kind_of
+    from stepcast.cli.main import build_parser
+    from stepcast.cli.run import _plan, _predicted
+    from stepcast.pytorch.run.clocks import GpuClock
+    from stepcast.pytorch.run.exchange import NoExchange
+    from stepcast.pytorch.run.execute import Executor
+    from stepcast.pytorch.run.operators import Operators
+
+    arguments = build_parser().parse_args(["run", *RUNS[name].split()])
+    prediction, _ = _predicted(arguments)
+    plan, rank = _plan(prediction, 1), arguments.rank
+    operators = Operators(torch, "cuda", plan.weight_sizes(plan.stage_of_rank(rank)))
+    executor = Executor(plan, rank, operators, NoExchange(), GpuClock(torch))
+    executor.prepare()
+    executor.clock.quiet = True
+    for _ in range(4):
+        executor._walk()
+    torch.cuda.synchronize()
+    calls, call = {}, operators.call
+
+    def marked(work):
+        calls[repr(work)] = work
+        made = call(work)
+
+        def run():
+            with torch.profiler.record_function(f"work {work!r}"):
+                made()
+
+        return run
+
+    operators.call = marked
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as seen:
+        executor._walk()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        seen.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(f"{folder}/trace.json").read_text())["traceEvents"]
+    marks = sorted(
+        (one["ts"], one["ts"] + one["dur"], one["name"][5:])
+        for one in events
+        if one.get("cat") == "user_annotation" and one["name"].startswith("work ")
+    )
+    starts = [one[0] for one in marks]
+    launched = {
+        one["args"]["correlation"]: one["ts"]
+        for one in events
+        if one.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in one.get("args", {})
+    }
+    found = defaultdict(lambda: defaultdict(lambda: [0, 0.0]))
+    for one in events:
+        if one.get("cat") not in ("kernel", "gpu_memset", "gpu_memcpy"):
+            continue
+        at = bisect.bisect_right(starts, launched.get(one["args"]["correlation"], 0)) - 1
+        own = found[marks[at][2] if at >= 0 else ""][one["name"][:90]]
+        own[0] += 1
+        own[1] += one["dur"]
+    rows = [
+        {
+            "work": work,
+            "kind": kind_of(calls[work]) if work in calls else "",
+            "ops": sum(1 for one in marks if one[2] == work),
+            "predicted_us": prediction.pricer.seconds(calls[work]) * 1e6 if work in calls else None,
+            "kernels": own,
+        }
+        for work, own in found.items()
+    ]
+    Path(file).write_text(json.dumps(rows, indent=1))
+
+
 def command(words: str, **options) -> None:
     print(words[:200], flush=True)
     started = time.time()
@@ -61,6 +140,9 @@ def main() -> None:
     if sys.argv[1] == "--train":
         train(sys.argv[2])
         return
+    if sys.argv[1] == "--kernels":
+        kernels(*sys.argv[2:])
+        return
     folder, me = Path(sys.argv[1]), Path(__file__).resolve()
     folder.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(me.parents[1] / "src"), "PYTHONUNBUFFERED": "1"}
@@ -71,6 +153,11 @@ def main() -> None:
             env=environment,
             timeout=150,
         )
+        if "--runs" not in sys.argv:
+            file = f"{folder}/kernels_{name}.json"
+            command(f"{python} {me} --kernels {name} {file}", env=environment, timeout=100)
+    if "--runs" in sys.argv:
+        return
     job = f"{python} -m torch.distributed.run --nproc-per-node 1 {me} --train"
     command(f"{job} {folder}/plain.json", env=environment, timeout=100)
     command(

@@ -13,7 +13,7 @@ from tests.cli.test_main import run
 from tests.inputs.test_chakra import COLL, COMP, METADATA, RECV, SEND, coll, node, peers
 
 H100 = ("--cluster", "dgx-h100")
-LLAMA = ("predict", "--model", "llama-3.1-8b", *H100, "--seq", "2048", "--global-batch", "16")
+LLAMA = ("predict", "--model", "llama-3.1-8b-l8", *H100, "--seq", "2048", "--global-batch", "16")
 
 
 def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_gathers_grow_with_the_ranks_that_gpus_states(
 @pytest.mark.parametrize(
     "strategy",
     [
-        ("--gpus", "16", "--tp", "2", "--pp", "4"),
+        ("--gpus", "8", "--tp", "2", "--pp", "4"),
         ("--gpus", "8", "--tp", "2", "--pp", "2", "--vpp", "2"),
         ("--gpus", "4", "--pp", "4", "--schedule", "zb-h1"),
         ("--gpus", "4", "--pp", "2", "--schedule", "dualpipe"),

@@ -95,8 +95,9 @@ def test_output_cut_short_by_the_reader_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# Configurations of other tools and specs of sweeps are no documents that are shown.
-DOCUMENTS = [path for path in sorted(EXAMPLES.iterdir()) if path.name not in ("configs", "sweeps")]
+# Configurations of other tools, specs of sweeps and neighbours are no documents that are shown.
+ASIDE = ("configs", "sweeps", "network")
+DOCUMENTS = [path for path in sorted(EXAMPLES.iterdir()) if path.name not in ASIDE]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

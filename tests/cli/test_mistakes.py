@@ -65,9 +65,9 @@ def test_overflow_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_workload_is_packed_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "workload.et.gz"
-    assert run(capsys, *PREDICT, "--to-workload", str(path))[0] == 0
+    assert run(capsys, *PREDICT, "--gpus", "4", "--to-workload", str(path))[0] == 0
     gzip.decompress((tmp_path / "workload.0.et.gz").read_bytes())
-    assert read(path).layout.dp == 64
+    assert read(path).layout.dp == 4
 
 
 def test_convert_does_not_overwrite_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

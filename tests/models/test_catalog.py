@@ -105,6 +105,14 @@ PARAMETERS = {
     "internlm2-20b": 19_861_149_696,
     "yi-34b": 34_388_917_248,
     "codestral-mamba-7b": 7_285_403_648,
+    "mamba-2.8b": 2_768_345_600,
+    "falcon-mamba-7b": 7_272_665_088,
+    "jamba-v0.1": 51_570_323_328,
+    "jamba-1.5-mini": 51_570_323_328,
+    "jamba-1.5-large": 398_555_145_696,
+    "qwen3-next-80b-a3b": 79_674_391_296,
+    "glm-4.5": 352_797_829_024,
+    "glm-4.5-air": 106_852_251_264,
 }
 
 # Billions, total and active (embedding and head included), of models known by rounded counts.
@@ -135,6 +143,9 @@ ROUNDED = {
     "mamba2-2.7b": ("2.7", "2.7"),
     "bamba-9b": ("9.8", "9.8"),
     "granite-4.0-h-small": ("32.2", "8.8"),
+    "jamba-v0.1": ("51.6", "12.1"),
+    "jamba-1.5-large": ("398.6", "94.1"),
+    "qwen3-next-80b-a3b": ("79.7", "3.9"),
     "llama-4-maverick": ("400.7", "17.2"),
     "mpt-7b": ("6.7", "6.7"),
     "qwen2-57b-a14b": ("57.4", "14.2"),

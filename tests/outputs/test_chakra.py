@@ -125,7 +125,7 @@ def round_trip(workload: Workload) -> Workload:
     return chakra.read_run([Source(name, data) for name, data in found.items()])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(workloads())
 def test_random_workloads_come_back_equal(workload: Workload) -> None:
     assert round_trip(workload) == workload
@@ -134,7 +134,10 @@ def test_random_workloads_come_back_equal(workload: Workload) -> None:
 @needs_shared
 @pytest.mark.parametrize("seed", ["000_61968dba09bf56f9", "001_ec526f178b8c47e2"])
 def test_seeds_come_back_equal(seed: str) -> None:
+    """On fewer ranks than there are: each has a file, and those of a stage differ in numbers alone."""
     workload = simai.read(Source(SHARED / "seeds" / f"{seed}.txt"))
+    layout = replace(workload.layout, tp=2, dp=2)
+    workload = replace(workload, layout=layout, micro_batches=min(2, workload.micro_batches))
     assert round_trip(workload) == replace(workload, warnings=())
 
 

@@ -11,6 +11,7 @@ from stepcast.cli.main import main
 from stepcast.units import format_bytes, format_percent, format_seconds
 from tests.cli.test_main import run
 from tests.faults.test_hostile_text import FILES, HOSTILE
+from tests.fuzz.targets import targets
 from tests.pages.parsed import Parsed, assert_safe
 from tests.shared import ROOT
 
@@ -74,6 +75,7 @@ VERBS = {
     "replay changed": ["replay", MEGATRON, "--what-if", "compute=0.5x"],
     "compare": ["compare", MEGATRON, MEGATRON],
     "search": SEARCH,
+    "network": ["network", *PREDICT[1:]],
     "plan": PLAN,
     "validate": VALIDATE,
 }
@@ -113,6 +115,18 @@ def test_every_page_is_whole_safe_small_and_says_where_it_comes_from(
             assert told[key] == facts[key]
     for warning in facts.get("warnings", ()):  # type: ignore[attr-defined]
         assert warning[:60] in page.text
+
+
+@pytest.mark.parametrize("name", ["megatron-log", "torchtitan-log", "mlperf-log", "stragglers", "nccl-inspector", "flight-recorder", "nsys"])  # fmt: skip
+def test_every_log_of_a_job_has_a_page(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("job").write_bytes(next(target for target in targets() if target.name == name).seeds[0])
+    page, facts = page_and_facts(["analyze", "job"], capsys)
+    assert facts["format"] == name
+    assert "What it tells" in page.text
+    if facts.get("step_s"):
+        assert f"{format_seconds(float(facts['step_s']))} per step" in page.text  # type: ignore[arg-type]
+    status, _, err = run(capsys, "analyze", "job", "--trace", "t.json")
+    assert (status, "--trace has no effect" in err) == (2, True)
 
 
 def test_the_page_of_a_step_answers_what_one_asks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,3 +324,31 @@ def test_the_demo_ends_with_a_page_that_links_the_others(
     assert "./prediction.html" in links
     for link in links:
         assert_safe(Path("out", link or "").read_bytes())
+
+
+@pytest.mark.parametrize("words", [PREDICT, SEARCH], ids=["predict", "search"])
+def test_pages_begin_with_what_the_report_begins_with(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Model, cluster, framework, layout, batch, version and command, word for word."""
+    page = tmp_path / "page.html"
+    _, out, _ = run(capsys, *words, "--html", str(page))
+    shown = page.read_text()
+    head = re.sub(r"\n +", " ", out.split("\n\n")[0]).splitlines()
+    assert len(head) >= 4
+    begin = shown.index('class="asked"')
+    assert begin < shown.index('class="answer"')
+    asked = shown[begin : shown.index("</dl>", begin)]
+    told = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", asked)
+    for line, (name, value) in zip(head, told, strict=True):
+        assert line.startswith(name)
+        assert re.sub(r"\s+", " ", line.removeprefix(name).strip()) == value
+
+
+def test_every_page_names_version_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    run(capsys, "analyze", MEGATRON, "--html", str(page))
+    shown = page.read_text()
+    asked = shown[shown.index('class="asked"') :]
+    assert "analyze" in asked[: asked.index("</dl>")]
+    assert "stepcast 0." in asked[: asked.index("</dl>")]

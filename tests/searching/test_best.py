@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -16,17 +17,26 @@ from stepcast.searching.space import space_of
 from tests.searching.spaces import Case, dense, experts, sharded
 
 
-def exhausted(case: Case) -> list[tuple[float, int]]:
-    """Step and row of all candidates that fit, fastest first."""
+def exhausted(case: Case) -> dict[str, list[tuple[float, int]]]:
+    """Step or energy, and row, of all candidates that fit, the least first."""
     space, cluster, framework = case
     legal = bounds(space, cluster, framework, np.inf).legal
-    found = []
+    found: dict[str, list[tuple[float, int]]] = {"step": [], "energy": []}
     for at in np.flatnonzero(legal).tolist():
         strategy = space.strategy(at)
         stages = memory(space.model, strategy, cluster.gpu, framework)
         if all(stage.total <= cluster.gpu.memory_bytes for stage in stages):
-            found.append((predict(space.model, cluster, strategy, framework).step_s, at))
-    return sorted(found)
+            prediction = predict(space.model, cluster, strategy, framework)
+            found["step"].append((prediction.step_s, at))
+            scored = OBJECTIVES["energy"].score(Candidate(prediction, 0.0, strategy.layout.gpus, cluster))
+            found["energy"].append((scored, at))
+    return {name: sorted(rows) for name, rows in found.items()}
+
+
+@cache
+def dense_searched() -> Result:
+    """What several tests ask for."""
+    return searched(dense())
 
 
 def searched(case: Case, **options: object) -> Result:
@@ -37,7 +47,8 @@ def searched(case: Case, **options: object) -> Result:
 @pytest.mark.parametrize("made", [dense, experts, sharded])
 def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     case = made()
-    result, all_of_them = searched(case), exhausted(case)
+    result, every = searched(case), exhausted(case)
+    all_of_them = every["step"]
     assert [(each.step_s, each.at) for each in result.best] == all_of_them[:10]
     counts = result.counts
     parts = counts.illegal + counts.too_large + counts.pruned + counts.simulated
@@ -45,6 +56,10 @@ def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     assert counts.considered == len(case.space) == parts
     assert counts.simulated < len(all_of_them)
     assert all(each.bound_s <= each.step_s for each in result.simulated)
+    if made is dense:
+        found = searched(case, objective="energy", top=5)
+        assert [(each.score, each.at) for each in found.best] == every["energy"][:5]
+        assert found.counts.simulated < len(all_of_them)
 
 
 def test_parts_are_searched_as_one() -> None:
@@ -67,21 +82,8 @@ def test_objectives_put_their_least_first(objective: str) -> None:
         assert best[0].strategy == fastest.strategy  # as many GPUs each
 
 
-def test_the_least_energy_is_that_of_exhaustion() -> None:
-    case = dense()
-    space, cluster, framework = case
-    scored = []
-    for _, at in exhausted(case):
-        prediction = predict(space.model, cluster, space.strategy(at), framework)
-        scored.append((OBJECTIVES["energy"].score(Candidate(prediction, 0.0, 32, cluster)), at))
-    found = searched(case, objective="energy", top=5)
-    assert [(each.score, each.at) for each in found.best] == sorted(scored)[:5]
-    assert found.counts.simulated < len(scored)
-
-
 def test_less_memory_leaves_fewer() -> None:
-    case = dense()
-    whole = searched(case, top=1)
+    case, whole = dense(), dense_searched()
     needed = whole.best[0].memory_bytes
     less = searched(case, top=1, most_bytes=needed - 1)
     assert less.best[0].memory_bytes < needed
@@ -105,7 +107,7 @@ def test_a_search_that_is_stopped_keeps_its_best() -> None:
 
 
 def test_the_front_has_none_that_another_beats() -> None:
-    result = searched(dense())
+    result = dense_searched()
     front = result.front
     assert front[0].step_s == result.best[0].step_s
     for faster, slower in pairwise(front):
@@ -124,13 +126,11 @@ def test_two_workers_answer_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # As if the space were large enough for several processes.
     monkeypatch.setattr("stepcast.searching.best.FEWEST_FOR_SEVERAL", 1)
     monkeypatch.setattr("stepcast.searching.crew.FEWEST_EACH", 1)
-    case = dense()
-    assert searched(case, workers=2) == searched(case, workers=1)
+    assert searched(dense(), workers=2) == dense_searched()
 
 
 def test_more_memory_lets_others_in() -> None:
-    case = dense()
-    whole = searched(case, top=1)
+    case, whole = dense(), dense_searched()
     least = min(each.memory_bytes for each in whole.simulated)
     result = searched(case, top=1, most_bytes=least)
     assert result.roomier is not None

@@ -8,7 +8,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.generate.flops import model_flops
-from stepcast.ir.framework import Dispatcher, Kernels
+from stepcast.ir.framework import Dispatcher, Execution, Kernels
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule
 from stepcast.validate.published.comparison import measured_step_s
 from stepcast.validate.published.corrections import CorrectionError, corrected, corrections, parse
@@ -202,3 +202,22 @@ def test_the_baseline_of_megascale_is_of_2023() -> None:
     assert strategy.recompute.kind is RecomputeKind.SELECTIVE
     assert strategy.sequence_parallel
     assert not strategy.overlap.gradients
+
+
+@pytest.mark.parametrize(("gpus", "execution"), [("384.0", Execution.BLOCKING), ("80.0", Execution.EAGER)])
+def test_runs_that_hung_otherwise_waited_for_each_kernel(gpus: str, execution: Execution) -> None:
+    row = {
+        **ROW,
+        "source": "bigscience-workshop/bigscience train/tr11-176B-ml/chronicles-prequel.md",
+        "framework": "Megatron-DeepSpeed",
+        "model": "gpt3-175b",
+        "num_gpus": gpus,
+        "dp": str(float(gpus) / 8),
+        "tp": "8.0",
+        "seq": "2048",
+        "global_batch": "1920",
+    }
+    (found,) = corrected([row], corrections())
+    setup = setup_of(found)
+    assert setup.framework.execution is execution
+    assert ("--execution blocking" in setup.command) == (execution is Execution.BLOCKING)

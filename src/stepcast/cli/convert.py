@@ -1,6 +1,7 @@
 """``stepcast convert IN OUT --to FORMAT``."""
 
 import argparse
+from dataclasses import replace
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, read_document
@@ -21,10 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file to write (.gz compresses), or - for standard output; chakra: PREFIX of a file per rank",
     )
     parser.add_argument(
-        "--to", required=True, choices=[target.name for target in TARGETS], help="format to write"
+        "--to",
+        choices=[target.name for target in TARGETS],
+        help="format to write; OUT.toml is a cluster description unless told otherwise",
     )
     parser.add_argument("--json", action="store_true", help="say what was done as one JSON object")
-    parser.add_argument("--gpu", metavar="G", help="of a captured program: whose times a workload file gets")
+    parser.add_argument(
+        "--gpu",
+        metavar="G",
+        help="of a captured program: whose times a workload file gets; of a topology: what its nodes have",
+    )
     add_edit_arguments(parser)
 
 
@@ -32,15 +39,23 @@ def run(args: argparse.Namespace) -> int:
     to_stdout = args.output == "-"
     if to_stdout and args.json:
         raise ValueError("--json and - both take standard output: write to a file, or leave --json out")
+    to = args.to or ("cluster" if args.output.endswith(".toml") else None)
+    if to is None:
+        known = ", ".join(target.name for target in TARGETS)
+        raise ValueError(f"say with --to what to write: one of {known}; OUT.toml is a cluster description")
     document = read_document([args.input], args)
     check_applicable(args, kinds={type(document).__name__}, file=args.input)
-    target = target_named(args.to)
+    target = target_named(to)
     if type(document).__name__ == "Captured" and target.takes == "workload":
         from stepcast.cli.captured import as_workload
 
         document = as_workload(document, args)
+    elif args.gpu and type(document).__name__ == "Wiring":
+        document = replace(document, gpu=args.gpu)
     elif args.gpu:
-        raise ValueError("--gpu has no effect: it is for captured programs, whose kernels have no times")
+        raise ValueError(
+            "--gpu has no effect: it is for captured programs, whose kernels have no times, and topologies"
+        )
     files = target.files(document, args.output)
     sizes = {name: print_data(data) for name, data in files} if to_stdout else write_files(files)
     names, size = list(sizes), sum(sizes.values())

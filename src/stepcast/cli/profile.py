@@ -3,9 +3,10 @@
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; what is left is measured when the command runs again
 
 KEEP_EVERY_S = 5.0
+LOOK_EVERY = 10  # operators, between two looks at the host
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +54,9 @@ def run(args: argparse.Namespace) -> int:
     cases = gpu_cases(gpu, default_fit(), backend.formats, args.quick)
     document = known or Document(gpu.name, backend.device, backend.software, Points())
     document = replace(document, gpu=gpu.name, launch=document.launch or backend.launch())
+    paces = [document.launch]
     limit_s = QUICK_LIMIT_S if args.quick else LIMIT_S
-    keep = _Keeper(args.output, document)
+    keep = _Keeper(args.output, document, lambda: paces.append(backend.launch()))
     points = measure(cases, backend, document.points, limit_s, time.monotonic, keep)
     kept_up = sustained_cases(gpu, default_fit(), backend.formats)
     points = measure_sustained(kept_up, backend, points)
@@ -66,12 +69,26 @@ def run(args: argparse.Namespace) -> int:
     fit = Calibration(gpu.name, {}, power=power).told(gpu, default_fit())
     fitted = fit_classes(tuple(every.values()), points.seconds, gpu, fit)
     document = replace(
-        document, points=points, power=power, corrections={entry.kind: entry.correction for entry in fitted}
+        document,
+        points=points,
+        power=power,
+        corrections={entry.kind: entry.correction for entry in fitted},
+        launch=_typical(paces),
     )
     document = _with_collectives(document, torch)
     _write(args.output, document)
     _show(args, document, fitted, backend)
     return 0
+
+
+def _typical(paces: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What the looks at the host saw; the first may be of an earlier run, with its own."""
+    from stepcast.cost.calibration import LOOKS
+
+    before = int(paces[0].get(LOOKS, 1))
+    names = [name for name in paces[0] if name != LOOKS]
+    seen = {name: [paces[0][name]] * before + [each[name] for each in paces[1:]] for name in names}
+    return {name: median(values) for name, values in seen.items()} | {LOOKS: before + len(paces) - 1}
 
 
 def _gpu(name: str | None, device: str) -> "Gpu":
@@ -131,11 +148,13 @@ def _write(path: str, document: "Document") -> None:
 class _Keeper:
     """Shows progress and keeps what has been measured, so that a run cut short is not lost."""
 
-    def __init__(self, path: str, document: "Document") -> None:
-        self._path, self._document, self._written_s = path, document, 0.0
+    def __init__(self, path: str, document: "Document", look: Callable[[], None]) -> None:
+        self._path, self._document, self._written_s, self._look = path, document, 0.0, look
 
     def __call__(self, progress: "Progress") -> None:
         _show_progress(progress)
+        if progress.done % LOOK_EVERY == 0:
+            self._look()  # at the host, whose pace differs from one second to the next
         if progress.elapsed_s - self._written_s >= KEEP_EVERY_S:
             self._written_s = progress.elapsed_s
             _write(self._path, replace(self._document, points=progress.points))
@@ -175,7 +194,16 @@ def _show(
         )
         return
     print(
-        facts([*about.items(), *((name, format_seconds(value)) for name, value in document.launch.items())])
+        facts(
+            [
+                *about.items(),
+                *(
+                    (name, format_seconds(value))
+                    for name, value in document.launch.items()
+                    if name != "looks"
+                ),
+            ]
+        )
     )
     print()
     heads = ("class", "points", "error before", "after", "on points left out", "factor")

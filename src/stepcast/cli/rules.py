@@ -48,6 +48,11 @@ CLUSTER_CHANGES = Rule(
     lambda f: f["cluster"] is not None,
     "it changes a cluster, and none is named; give --cluster as well",
 )
+BACKGROUND = Rule(
+    ("background",),
+    lambda f: f["engine"] == "fluid",
+    "only --engine fluid shares links with others; give that as well, or leave it out",
+)
 PLACE = Rule(
     ("place",),
     lambda f: f["racks"],
@@ -157,9 +162,19 @@ ANALYZE = (
         "an nccl-tests log tells how long collectives took and not when; leave it out",
     ),
     Rule(
+        ("trace",),
+        lambda f: f["format"] == "megatron",
+        "it writes the waits of Megatron traces, and this is {format}; leave it out",
+    ),
+    Rule(
         ("cluster", "set"),
         lambda f: f["format"] != "kineto",
         "a profiler trace is analysed by itself; leave it out",
+    ),
+    Rule(
+        ("cluster", "set"),
+        lambda f: f["format"] in ("megatron", "optimus", "nccl-tests"),
+        "{format} is analysed by itself; leave it out",
     ),
     Rule(
         ("calibration",),

@@ -73,6 +73,10 @@ def _text(found: dict[str, Any], width: int) -> str:
         from stepcast.cli.calibrations import calibration_text
 
         return calibration_text(found, width)
+    if found["kind"] == "wiring":
+        from stepcast.report.hardware import wiring_pairs
+
+        return facts(wiring_pairs(found), width)
     if found["kind"] in ("step log", "collectives", "worker steps"):
         from stepcast.cli.logs import log_text
 
@@ -191,6 +195,9 @@ def facts_of(document: Any) -> dict[str, Any]:
             from stepcast.cli.captured import captured_facts
 
             return captured_facts(document)
+        case "Wiring":
+            found: dict[str, Any] = document.facts()
+            return found
         case "Cluster":
             from stepcast.hardware.facts import cluster_facts
 

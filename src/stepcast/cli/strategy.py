@@ -40,7 +40,7 @@ MODULES = ("core-attention", "latent-up", "norms", "mlp", "expert-activation", "
 OPTIMIZERS = ("adamw", "sgd", "sgd-momentum", "muon", "adafactor")
 LOSSES = ("in-place", "compiled", "engine")
 DISPATCHERS = ("all-to-all", "forwarding")
-EXECUTIONS = ("graphs", "partial-graphs", "eager")
+EXECUTIONS = ("graphs", "partial-graphs", "eager", "blocking")
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8
 MOST_MICRO_BATCHES = MICRO_BATCHES.most
@@ -135,6 +135,13 @@ def _add_schedule(how: "argparse._ArgumentGroup") -> None:
     )
     how.add_argument(
         "--fp8-params", action="store_true", help="keep and gather parameters in fp8, without a bf16 copy"
+    )
+    how.add_argument(
+        "--zero-gradients",
+        type=amount,
+        default=0.0,
+        metavar="SHARE",
+        help="weights that never had a gradient: of unseen tokens; 1: a toy that learns nothing",
     )
     how.add_argument(
         "--recompute",
@@ -241,7 +248,7 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
     how.add_argument(
         "--execution",
         choices=EXECUTIONS,
-        help="how the host issues kernels: captured, but for routed experts, or one by one",
+        help="how the host issues kernels: captured, but for routed experts, one by one, or each waited for",
     )
 
 
@@ -414,6 +421,7 @@ def strategy_of(
         "expert_capacity": args.expert_capacity,
         "reshard": args.reshard,
         "fp8_parameters": args.fp8_params,
+        "zero_gradients": args.zero_gradients,
     }
     strategy = replace(settled, choices=choices).strategy(layout, args.micro_batch, global_batch, seq)
     if strategy.micro_batches > MOST_MICRO_BATCHES:

@@ -120,7 +120,8 @@ def _arguments(words: Words) -> list[str]:
     return found
 
 
-def _parsed(verb: str, words: Words) -> argparse.Namespace:
+def parsed(verb: str, words: Words) -> argparse.Namespace:
+    """What a command line of *words* would say; a ValueError where it would be refused."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -141,7 +142,7 @@ def _predicted(points: Sequence[Words]) -> Answers:
     for place, words in enumerate(points):
         given = {name: value for name, value in words.items() if name != BREAKDOWN}
         try:
-            args = _parsed("predict", given)
+            args = parsed("predict", given)
             asked.append((place, asked_by(args), args))
         except Exception as error:
             found[place] = _failed(error)
@@ -156,7 +157,7 @@ def _predicted(points: Sequence[Words]) -> Answers:
 def _shared(asked: "Asked") -> tuple[Any, ...]:
     options = asked.options
     values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
-    return (*values, options.place, options.residual)
+    return (*values, options.place, options.residual, options.engine)
 
 
 def _predictions(asked: "Sequence[Asked]") -> list[Any]:
@@ -221,7 +222,7 @@ def _planned(words: Words) -> dict[str, Any]:
     from stepcast.cli.plan import planned
 
     try:
-        found = planned(_parsed("plan", words)).facts
+        found = planned(parsed("plan", words)).facts
     except Exception as error:
         return _failed(error)
     step_s = found["days"]["without_interruption"] * DAY / found["steps"]
@@ -234,7 +235,7 @@ def _best(words: Words) -> dict[str, Any]:
     from stepcast.cli.search_question import question_of
 
     try:
-        row = best_row(question_of(_parsed("search", {**words, "workers": 1})))
+        row = best_row(question_of(parsed("search", {**words, "workers": 1})))
     except Exception as error:
         return _failed(error)
     if row is None:

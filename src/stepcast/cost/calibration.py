@@ -18,12 +18,17 @@ from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.power import ATTENTION
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.rates import Array, Number
+from stepcast.cost.scan import scan_kind
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
 
 PIVOT_S = 1e-3  # the slope turns around this time, where factor alone counts
+# Looks at a host that are as sure as it is that hosts are alike: one and the same took 0.75 to 1.5 times as
+# long from minute to minute (tools/measure_pace.py), those of other machines may be half or twice as fast.
+LOOKS, UNSURE_LOOKS = "looks", 3
 SHARPNESS = 8  # of the smooth maximum of the model and the least time
 # What corrections of real measurements lie far within: seconds, and ratios of measured to predicted ones.
 ENERGIES = (1e-9, 10.0)  # the most joule per operation, and multiple of it in attention
@@ -32,6 +37,10 @@ PLAUSIBLE = {"factor": (1e-3, 1e3), "least_s": (0.0, 10.0), "spread": (0.0, 100.
 
 class CalibrationError(ValueError):
     """A calibration that is not what the model can use."""
+
+
+# Of a class's operators, evenly over their sizes: three numbers need no more.
+MOST_FITTED = 4_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +84,14 @@ class Calibration:
     alone: bool = False
     # Joule per operation by format, and of attention's as a multiple; where sustained work was measured.
     power: Mapping[str, float] = field(default_factory=dict, hash=False)
+    # Host seconds over those of the fit's host; where they were measured.
+    pace: float = 1.0
 
     def told(self, gpu: Gpu, fit: ComputeFit) -> ComputeFit:
         """*fit* with the clock that this GPU holds: corrections are those of cool operators."""
-        return _told(fit, gpu.architecture, tuple(self.power.items()))
+        seen = _numbers("power") if self.alone else {}
+        energies = {name: energy / seen.get(name, 1.0) for name, energy in self.power.items()}
+        return _told(fit, gpu.architecture, tuple(energies.items()))
 
     def price(self, work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:
         """The corrected price, or the fitted one where the class was not measured.
@@ -98,6 +111,12 @@ class Calibration:
         efficiency = min(1.0, price.efficiency * price.seconds / seconds) if seconds > 0 else 1.0
         low_s, high_s = seconds / (1.0 + correction.spread), seconds * (1.0 + correction.spread)
         return Price(seconds, PriceSource.CALIBRATED, price.bound, efficiency, low_s, high_s)
+
+
+@lru_cache(maxsize=4)
+def _numbers(name: str) -> dict[str, float]:
+    """A table of the profile of the GPU, and its host, whose steps prices are right for."""
+    return {key: float(value) for key, value in load_fit("profile")[name].items()}
 
 
 @lru_cache(maxsize=1)
@@ -120,8 +139,8 @@ def work_class(work: Compute) -> str:
             return f"grouped.{work.dtype}"
         case Attention():
             return "attention.backward" if work.backward else "attention.forward"
-        case Scan():
-            return "scan.backward" if work.backward else "scan.forward"
+        case Scan() | DeltaRule() | SelectiveScan():
+            return f"{scan_kind(work)}.{'backward' if work.backward else 'forward'}"
         case Elementwise():
             return f"stream.{stream_key(work)}"
     return "recorded"
@@ -142,29 +161,36 @@ def fit_correction(predicted_s: Array, measured_s: Array, in_step: bool = False)
         raise CalibrationError("a correction needs at least two measured operators of its class")
     if not (np.all(predicted_s > 0) and np.all(measured_s > 0)):
         raise CalibrationError("measured times must be above zero")
+    every = predicted_s, measured_s
+    if predicted_s.size > MOST_FITTED:
+        kept = np.argsort(predicted_s, kind="stable")[:: -(-predicted_s.size // MOST_FITTED)]
+        predicted_s, measured_s = predicted_s[kept], measured_s[kept]
     log_ratio = np.log(measured_s / predicted_s)
     centre = [float(np.median(log_ratio)), 0.0, float(np.log(np.min(measured_s)))]
     wide = shows_slope(predicted_s)
     reach = [float(np.ptp(log_ratio)) / 2 + 0.1, 0.3 if wide else 0.0, 1.0]
     best = (float("inf"), *centre)
 
-    def leasts(middle: float, width: float) -> Array:
-        return np.array([-np.inf]) if in_step else np.linspace(middle - width, middle + width, 9)
-
     for _ in range(4):
-        for factor in np.linspace(centre[0] - reach[0], centre[0] + reach[0], 15):
-            for slope in np.linspace(centre[1] - reach[1], centre[1] + reach[1], 9 if wide else 1):
-                for least in leasts(centre[2], reach[2]):
-                    trial = Correction(
-                        float(np.exp(factor)), float(np.clip(slope, -0.5, 0.5)), float(np.exp(least))
-                    )
-                    error = np.abs(np.log(trial.applied_s(predicted_s) / measured_s))
-                    cost = float(np.mean(error)) + 0.1 * slope * slope
-                    if cost < best[0]:
-                        best = (cost, float(factor), float(slope), float(least))
+        factors = np.linspace(centre[0] - reach[0], centre[0] + reach[0], 15)
+        slopes = np.linspace(centre[1] - reach[1], centre[1] + reach[1], 9 if wide else 1)
+        leasts = (
+            np.array([-np.inf]) if in_step else np.linspace(centre[2] - reach[2], centre[2] + reach[2], 9)
+        )
+        bent = np.array([(predicted_s / PIVOT_S) ** float(np.clip(slope, -0.5, 0.5)) for slope in slopes])
+        floors = np.array([float(np.exp(least)) ** SHARPNESS for least in leasts])
+        for factor in factors:
+            # As Correction.applied_s has it, of all slopes and least times at once.
+            scaled = float(np.exp(factor)) * predicted_s * bent
+            tried = (scaled[:, None] ** SHARPNESS + floors[:, None]) ** (1.0 / SHARPNESS)
+            costs = np.mean(np.abs(np.log(tried / measured_s)), axis=-1) + (0.1 * slopes * slopes)[:, None]
+            at = int(np.argmin(costs))
+            if costs.flat[at] < best[0]:
+                slope, least = divmod(at, len(leasts))
+                best = (float(costs.flat[at]), float(factor), float(slopes[slope]), float(leasts[least]))
         centre, reach = list(best[1:]), [width / 5 for width in reach]
     found = Correction(float(np.exp(best[1])), float(np.clip(best[2], -0.5, 0.5)), float(np.exp(best[3])))
-    error = np.abs(found.applied_s(predicted_s) / measured_s - 1.0)
+    error = np.abs(found.applied_s(every[0]) / every[1] - 1.0)
     return Correction(found.factor, found.slope, found.least_s, float(np.quantile(error, 0.9)))
 
 
@@ -188,7 +214,25 @@ def calibration(table: Mapping[str, Any], where: str = "calibration") -> Calibra
     ):
         raise CalibrationError(f"{where}: [constants] holds names and finite numbers alone")
     alone = isinstance(table.get("launch"), Mapping)  # which only a profile has
-    return Calibration(str(table["gpu"]), corrections, dict(constants), alone, _energies(table, where))
+    pace = _pace(table["launch"], where) if alone else 1.0
+    return Calibration(str(table["gpu"]), corrections, dict(constants), alone, _energies(table, where), pace)
+
+
+def _pace(launch: Mapping[str, Any], where: str) -> float:
+    """How much longer this host takes to issue operators than the one that host times were learnt on.
+
+    What a profile saw in one moment says little of a host that others use too: it counts as much as the looks
+    were many.
+    """
+    looks, ratios = launch.get(LOOKS, 1), []
+    if not isinstance(looks, int) or looks < 1:
+        raise CalibrationError(f"{where}: [launch] {LOOKS} = {looks!r} is no count")
+    for name, usual_s in _numbers("launch").items():
+        found = launch.get(name, usual_s)
+        if not isinstance(found, int | float) or not 1e-8 < found < 1e-2:
+            raise CalibrationError(f"{where}: [launch] holds seconds of a host; {name} = {found!r} is none")
+        ratios.append(found / usual_s)
+    return float(math.prod(ratios) ** (looks / (looks + UNSURE_LOOKS) / len(ratios)))
 
 
 def _energies(table: Mapping[str, Any], where: str) -> dict[str, float]:

@@ -24,9 +24,10 @@ from stepcast.cost.power import heated_s, slowdown
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.products import fit_of, matrix_of, product_s, products_of, scaled
 from stepcast.cost.rates import Number, Rates, matrix_unit, vector_rates
-from stepcast.cost.scan import scan_bytes, scan_s
+from stepcast.cost.scan import Scanned, scan_kind, scan_s, scanned_bytes
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
 
@@ -55,9 +56,18 @@ def step_load(works: Iterable[Compute], gpu: Gpu, fit: ComputeFit, busy_s: float
     return counted_load(Counter(works), gpu, fit, busy_s)
 
 
-def counted_load(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit, busy_s: float = math.inf) -> Load:
-    """The same of operators that each run a number of times."""
-    return load_of(*cool_seconds(works, gpu, fit), gpu, fit, busy_s)
+def counted_load(
+    works: Mapping[Compute, int],
+    gpu: Gpu,
+    fit: ComputeFit,
+    busy_s: float = math.inf,
+    drawing: Mapping[Compute, int] | None = None,
+) -> Load:
+    """The same of operators that each run a number of times; of those *drawing* power alone, if given."""
+    matrix_s, total_s, energy_s = cool_seconds(works, gpu, fit)
+    if drawing is not None:
+        energy_s = cool_seconds(drawing, gpu, fit)[2]
+    return load_of(matrix_s, total_s, energy_s, gpu, fit, busy_s)
 
 
 def cool_seconds(works: Mapping[Compute, int], gpu: Gpu, fit: ComputeFit) -> tuple[float, float, float]:
@@ -138,7 +148,7 @@ def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) 
             return _priced(unit, float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
         case Attention():
             return _attention_price(work, gpu, fit, load)
-        case Scan():
+        case Scan() | DeltaRule() | SelectiveScan():
             return _scan_price(work, gpu, fit, load)
         case Elementwise():
             seconds = stream_seconds(
@@ -299,12 +309,13 @@ def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> 
     return _priced("attention", float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
 
 
-def _scan_price(work: Scan, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+def _scan_price(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
     """Each of its kernels is launched by itself; they are too far from the peak to heat the GPU."""
-    own, rates = fit.scan(work.backward), matrix_of(gpu, work.dtype)
+    kind = scan_kind(work)
+    own, rates = fit.scan(kind, work.backward), matrix_of(gpu, work.dtype)
     seconds = scan_s(work, rates.peak_flops, scaled(vector_rates(gpu), gpu, fit), own)
     seconds = seconds + own.kernels * _launch_s(rates, 0.0, fit, load)
-    return _priced("scan", float(seconds), work.flops, scan_bytes(work), rates, gpu, fit)
+    return _priced(kind, float(seconds), work.flops, scanned_bytes(work), rates, gpu, fit)
 
 
 def _priced(

@@ -8,7 +8,7 @@ from stepcast.cost.attention import AttentionFit
 from stepcast.cost.matmul import MatmulFit
 from stepcast.cost.memory_bound import StreamFit
 from stepcast.cost.power import PowerFit
-from stepcast.cost.scan import ScanFit
+from stepcast.cost.scan import SCANS, ScanFit
 
 Fit = TypeVar("Fit")
 
@@ -45,14 +45,13 @@ class ComputeFit:
     backward_call_s: float  # the least that one backward call through the autograd engine takes by itself
     # Kind of work -> architecture on which it was measured, or UNSEEN -> half width of the 90 % range.
     spread: Mapping[str, Mapping[str, float]] = field(hash=False)
-    # Of Mamba-2 blocks, which fits of other operators do without.
-    scan_forward: ScanFit | None = None
-    scan_backward: ScanFit | None = None
+    # Kind of what runs along the sequence and phase, which fits of other operators do without.
+    scans: Mapping[tuple[str, str], ScanFit] = field(hash=False, default_factory=dict)
 
-    def scan(self, backward: bool) -> ScanFit:
-        found = self.scan_backward if backward else self.scan_forward
+    def scan(self, kind: str, backward: bool) -> ScanFit:
+        found = self.scans.get((kind, "backward" if backward else "forward"))
         if found is None:
-            raise FitError("fit: scan is missing: this fit cannot price the scan of Mamba blocks")
+            raise FitError(f"fit: {kind} is missing: this fit cannot price what runs along the sequence")
         return found
 
     def stream(self, key: str) -> StreamFit:
@@ -113,15 +112,14 @@ def compute_fit(table: Mapping[str, Any]) -> ComputeFit:
             step_launch_s=float(table["step_launch_s"]),
             backward_call_s=float(table["backward_call_s"]),
             spread={kind: dict(entry) for kind, entry in table["spread"].items()},
-            scan_forward=_scan(table, "forward"),
-            scan_backward=_scan(table, "backward"),
+            scans={
+                (kind, phase): _build(ScanFit, entry, f"{kind}.{phase}")
+                for kind in SCANS
+                for phase, entry in table.get(kind, {}).items()
+            },
         )
     except KeyError as missing:
         raise FitError(f"fit: {missing} is missing") from None
-
-
-def _scan(table: Mapping[str, Any], phase: str) -> ScanFit | None:
-    return _build(ScanFit, table["scan"][phase], f"scan.{phase}") if "scan" in table else None
 
 
 def _by_architecture(table: Mapping[str, Any], unit: str) -> dict[str, MatmulFit]:

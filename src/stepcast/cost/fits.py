@@ -18,9 +18,13 @@ REPLACED = ("memory_efficiency",)
 def default_fit() -> ComputeFit:
     """Learnt on an H200 with current PyTorch, and for fp32 on five older GPUs."""
     table, mamba, traced = load_fit("compute"), load_fit("mamba"), load_fit("transformers")
+    linear = load_fit("linear")
     table["stream"] |= mamba["stream"] | traced["stream"]
     table["attention"] = merged(table["attention"], traced["attention"])
     table["spread"]["scan"] = {**table["spread"]["attention"], "hopper": mamba["spread"]}
+    for kind in ("delta", "selective"):
+        table[kind] = linear[kind]
+        table["spread"][kind] = {**table["spread"]["attention"], "hopper": linear["spread"][kind]}
     fit = compute_fit(table | {"scan": mamba["scan"]})
     return replace(fit, power=replace(fit.power, measured=_measured_power()))
 

@@ -39,14 +39,7 @@ def slowed(price: Price, work: Compute, kernel: AttentionKernel, architecture: s
     """*price* of the current kernels as what that generation takes."""
     if not isinstance(work, Attention) or (kernel, architecture) not in SLOWER:
         return price
-    factor = SLOWER[kernel, architecture][work.backward]
-    return replace(
-        price,
-        seconds=price.seconds * factor,
-        efficiency=price.efficiency / factor,
-        low_s=price.low_s * factor,
-        high_s=price.high_s * factor,
-    )
+    return price.times(SLOWER[kernel, architecture][work.backward])
 
 
 def misses_boundaries(work: Matmul) -> bool:

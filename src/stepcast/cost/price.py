@@ -1,7 +1,7 @@
 """What an operator costs, and where the number came from."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 
@@ -44,3 +44,13 @@ class Price:
             raise ValueError(
                 f"a price of {self.seconds} s cannot lie outside {self.low_s} to {self.high_s} s"
             )
+
+    def times(self, factor: float) -> "Price":
+        """The same work on what is *factor* times as slow."""
+        return replace(
+            self,
+            seconds=self.seconds * factor,
+            efficiency=self.efficiency / factor,
+            low_s=self.low_s * factor,
+            high_s=self.high_s * factor,
+        )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from stepcast.cost.collectives import (
     Algorithm,
+    CollectivePrice,
     Route,
     bus_factor,
     lost_share,
@@ -65,6 +66,8 @@ class Pricer:
     # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
     ideal: bool = False
     place: Place = Place.EVEN
+    # Each group as if the others of its family were still: who shares links with whom is found later.
+    alone: bool = False
     _known: dict[Work, Price] = field(default_factory=dict, repr=False)
     _computed: dict[int, tuple[Compute, Price]] = field(default_factory=dict, repr=False)
     """By the identity of works: what prices computation compares them where that is needed."""
@@ -116,12 +119,7 @@ class Pricer:
                 route = self.route(work.group)
                 if self.ideal:
                     return _communication(ideal_s(work, route) * work.times, spread=0.0)
-                if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP:
-                    route = replace(route, exchange_share=self.cluster.communication.expert_share)
-                    if self.once_per_node:
-                        route = forwarding_route(route, self.once_per_node)
-                found = price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
-                return _communication(found.seconds * work.times)
+                return _communication(self.chosen(work).seconds * work.times)
             case Transfer():
                 route = self.neighbour_route(work.group)
                 if self.ideal:
@@ -131,6 +129,15 @@ class Pricer:
                 return copy_price(work, host_of(self.cluster), self.node_gpus)
             case HostUpdate():
                 return update_price(work, host_of(self.cluster), self.node_gpus)
+
+    def chosen(self, work: Collective) -> CollectivePrice:
+        """One of *work*, with the algorithm that is taken for it."""
+        route = self.route(work.group)
+        if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP:
+            route = replace(route, exchange_share=self.cluster.communication.expert_share)
+            if self.once_per_node:
+                route = forwarding_route(route, self.once_per_node)
+        return price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
 
     def lost_share(self, work: Work) -> float:
         """Seconds of computing lost for each second of *work* beside it."""
@@ -150,9 +157,10 @@ class Pricer:
         layout = self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
 
         def make() -> Route:
-            return route_of(path(self.cluster, grid_of(layout), str(group), self.place), self.cluster)
+            active = 0 if self.alone else None
+            return route_of(path(self.cluster, grid_of(layout), str(group), self.place, active), self.cluster)
 
-        return _ROUTES.get((self.cluster, path), make, layout, group, self.place)
+        return _ROUTES.get((self.cluster, path), make, layout, group, self.place, self.alone)
 
     def neighbour_route(self, group: Group) -> Route:
         """The links between neighbours in *group*, at their slowest."""
@@ -185,12 +193,17 @@ def forwarding_route(route: Route, experts: int) -> Route:
     nodes = route.nodes
     if nodes == 1:
         return route
-    share = nodes * (1.0 - (1.0 - 1.0 / nodes) ** experts) / experts
+    share = crossing_share(nodes, experts)
     return replace(
         route,
         inter_bytes_per_s=route.inter_bytes_per_s / share,
         exchange_bytes_per_s=route.exchange_bytes_per_s / share,
     )
+
+
+def crossing_share(nodes: int, experts: int) -> float:
+    """Nodes that a token goes to, of its *experts* drawn evenly, for each of them."""
+    return nodes * (1.0 - (1.0 - 1.0 / nodes) ** experts) / experts
 
 
 def ideal_s(work: Collective, route: Route) -> float:

@@ -12,12 +12,13 @@ from typing import Any
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import Load, counted_load, priced_once
-from stepcast.cost.dispatch import EXPERT_ISSUE_S, SCALED_ISSUE_S
+from stepcast.cost.dispatch import EXPERT_ISSUE_S, MODULE_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
+from stepcast.cost.slowest import pace_of, paced
 from stepcast.forecast.beyond import beyond_checked
 from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, prepared, simulate, together
 from stepcast.generate.flops import model_flops
@@ -43,6 +44,8 @@ from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
 
+GPU_VENDORS = ("nvidia", "amd")  # whose software the frameworks are
+
 
 def predict(
     model: Model,
@@ -66,8 +69,9 @@ def _predicted(
     calibration: Calibration | None,
 ) -> Prediction:
     workload = generate(model, strategy, framework)
-    compute = compute_pricer(workload, cluster, calibration, framework.attention)
-    options = _as_strategy_says(options, model, strategy, framework)
+    idle = strategy.zero_gradients == 1
+    compute = compute_pricer(workload, cluster, calibration, framework.attention, idle)
+    options = _at_pace(_as_strategy_says(options, model, strategy, framework), calibration)
     prediction = run(workload, cluster, options, compute)
     return replace(
         prediction,
@@ -211,9 +215,19 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framew
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
         issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework),
+        ahead=framework.runs_ahead,
         once_per_node=experts.top_k if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
+
+
+def _at_pace(options: Options, calibration: Calibration | None) -> Options:
+    """*options* with the host that *calibration* was measured on."""
+    issue_s = options.issue_s
+    if issue_s is None or calibration is None or calibration.pace == 1.0:
+        return options
+    pace = calibration.pace
+    return replace(options, issue_s=lambda work, backward: pace * issue_s(work, backward))
 
 
 def _stops_for_transfers(strategy: Strategy) -> bool:
@@ -244,10 +258,12 @@ def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
 def _scaled_warnings(report: StepReport, cluster: Cluster, precision: str) -> list[str]:
     if PriceSource.SCALED not in (report.sources.get("matmul"), report.sources.get("groupedmatmul")):
         return []
-    return [
-        f"nobody measured {cluster.gpu.runs_as(precision)} products on {cluster.gpu.name} or its kind: "
-        "their times are scaled from other GPUs; 'stepcast profile' measures yours"
-    ]
+    told = f"nobody measured {cluster.gpu.runs_as(precision)} products on {cluster.gpu.name} or its kind: "
+    if cluster.gpu.vendor not in GPU_VENDORS:
+        return [
+            f"{told}times and software are taken as a GPU's; see 'Other accelerators' in docs/clusters.md"
+        ]
+    return [f"{told}their times are scaled from other GPUs; 'stepcast profile' measures yours"]
 
 
 def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
@@ -298,9 +314,11 @@ def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
 
 
 def _engine_issue_s(work: Work, backward: bool) -> float:
-    """Transformer Engine's modules, which take longer over products of scaled formats."""
-    scaled = isinstance(work, Matmul | GroupedMatmul) and work.dtype.scaled
-    return _eager_issue_s(work, backward) + (SCALED_ISSUE_S if scaled else 0.0)
+    """Transformer Engine's modules, which take longer over products, most over those of scaled formats."""
+    issue_s = _eager_issue_s(work, backward)
+    if isinstance(work, Matmul | GroupedMatmul):
+        issue_s += MODULE_ISSUE_S + (SCALED_ISSUE_S if work.dtype.scaled else 0.0)
+    return issue_s
 
 
 def _eager_issue_s(work: Work, backward: bool) -> float:
@@ -318,20 +336,27 @@ def compute_pricer(
     cluster: Cluster,
     calibration: Calibration | None = None,
     attention: AttentionKernel = AttentionKernel.CURRENT,
+    idle: bool = False,
 ) -> ComputePrice:
-    """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation."""
+    """Prices computation as part of a long step on the cluster's GPU, with *attention* of its generation;
+    *idle*: its backward multiplies zeros, which takes next to no power.
+    """
     gpu, fit = cluster.gpu, default_fit()
     body = workload.stages[len(workload.stages) // 2].body
     made_of, repeats = [block.layers for block in body], [block.repeat for block in body]
-    load = _LOADS.get((gpu, fit, *made_of), lambda: counted_load(_works(body), gpu, fit), *repeats)
-    current = priced_once(gpu, fit, load)
-    if calibration is None and attention is AttentionKernel.CURRENT:
+
+    def counted() -> Load:
+        return counted_load(_works(body), gpu, fit, drawing=_works(body, forward=True) if idle else None)
+
+    load = _LOADS.get((gpu, fit, *made_of), counted, idle, *repeats)
+    current, pace = priced_once(gpu, fit, load), pace_of(workload.layout, workload.micro_batches)
+    if calibration is None and attention is AttentionKernel.CURRENT and pace == 1.0:
         return current
 
     def price(work: Compute) -> Price:
         work = as_run(work, attention)
         found = current(work) if calibration is None else calibration.price(work, gpu, fit, load)
-        return slowed(found, work, attention, gpu.architecture)
+        return paced(slowed(found, work, attention, gpu.architecture), work, pace)
 
     return price
 
@@ -340,14 +365,16 @@ _LOADS: ByIdentity[Load] = ByIdentity(4096)
 _COUNTED: ByIdentity[Counter[Compute]] = ByIdentity(4096)
 
 
-def _works(body: Sequence[Block]) -> Counter[Compute]:
-    """What the layers of *body* compute, and how often."""
+def _works(body: Sequence[Block], forward: bool = False) -> Counter[Compute]:
+    """What the layers of *body* compute, and how often; in *forward* alone, if told."""
     works: Counter[Compute] = Counter()
     for block in body:
-        for work, count in _COUNTED.get((block.layers,), partial(_computing, block.layers)).items():
+        counted = _COUNTED.get((block.layers,), partial(_computing, block.layers, forward), forward)
+        for work, count in counted.items():
             works[work] += count * block.repeat
     return works
 
 
-def _computing(layers: Sequence[Layer]) -> Counter[Compute]:
-    return Counter([op.work for layer in layers for op in layer.all_ops if isinstance(op.work, Compute)])
+def _computing(layers: Sequence[Layer], forward: bool) -> Counter[Compute]:
+    ops = [op for layer in layers for op in (layer.forward if forward else layer.all_ops)]
+    return Counter([op.work for op in ops if isinstance(op.work, Compute)])

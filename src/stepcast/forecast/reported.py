@@ -26,8 +26,8 @@ def report_of(prediction: "Prediction") -> StepReport:
     """The breakdown of an average stage, which sums to the step because every stage's does."""
     step_s, workload, pricer = prediction.simulated_s, prediction.workload, prediction.pricer
     found = prediction.settled
-    step, run = found.short if found else (prediction.step, prediction.run)
-    stages = found.stage_times() if found else stage_times(step, run)
+    step = found.short[0] if found else prediction.step
+    stages = found.stage_times() if found else _stages(prediction)
     count = len(stages)
     parts = dict.fromkeys(PARTS, 0.0)
     totals: dict[str, float] = defaultdict(float)
@@ -59,17 +59,40 @@ def report_of(prediction: "Prediction") -> StepReport:
         gpus=workload.layout.gpus,
         schedule=step.schedule.name,
         micro_batches=workload.micro_batches,
-        run={"cluster": prediction.cluster.name, **workload.layout.facts()},
+        run={
+            "cluster": prediction.cluster.name,
+            **workload.layout.facts(),
+            **({"engine": str(prediction.options.engine)} if prediction.shared else {}),
+        },
         sources=pricer.sources(),
         warnings=(
             *workload.warnings,
             *_body_warnings(workload, prediction.options),
             *pricer.placement_warnings(),
         ),
-        assumptions=prediction.assumptions,
+        assumptions=(*prediction.assumptions, *_sharing(prediction)),
     )
     residual = prediction.options.residual
     return report.corrected(residual) if residual else report
+
+
+def _stages(prediction: "Prediction") -> tuple[StageTime, ...]:
+    if prediction.shared:
+        return prediction.shared().stage_times()
+    return stage_times(prediction.step, prediction.run)
+
+
+def _sharing(prediction: "Prediction") -> list[str]:
+    """By how much the fluid engine found communication slowed, of each group that was."""
+    if not prediction.shared:
+        return []
+    slowed: dict[str, float] = {}
+    for each in prediction.shared().observed.operations:
+        if each.slowest > 1.005:
+            slowed[each.who.name] = max(each.slowest, slowed.get(each.who.name, 1.0))
+    most = sorted(slowed.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{group} up to {times:.2f} times as long" for group, times in most)
+    return [f"engine fluid: communication shared the network: {told or 'nothing was slowed by it'}"]
 
 
 def _stage_report(each: StageTime, in_flight: int) -> StageReport:
@@ -93,6 +116,9 @@ def _range(prediction: "Prediction") -> tuple[float, float]:
     """With every price at an end of its range, of all slots, however few of them were simulated."""
     found, pricer = prediction.settled, prediction.pricer
     low_s, high_s = _priced_ends(found.short[0] if found else prediction.step, pricer)
+    if prediction.shared:  # what sharing adds, it adds to both
+        slowed = prediction.simulated_s / prediction.run.makespan_s if prediction.run.makespan_s else 1.0
+        return low_s * slowed, high_s * slowed
     if found is None:
         return low_s, high_s
     further = _priced_ends(found.longer[0], pricer)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from stepcast.hardware import Cluster, Place
 from stepcast.ir.band import Band
 from stepcast.ir.doubts import doubts
 from stepcast.ir.edits import with_layout
+from stepcast.ir.flows import Repeating
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.residual import Residual
@@ -40,6 +42,14 @@ from stepcast.units import format_seconds
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
     from stepcast.cost.memory import StageMemory
+    from stepcast.forecast.fluid import FluidStep
+
+
+class Engine(StrEnum):
+    """How a step is run."""
+
+    FAST = "fast"  # folded, each communication as long as it takes by itself
+    FLUID = "fluid"  # task by task, communication as flows
 
 
 @dataclass(frozen=True)
@@ -56,6 +66,8 @@ class Options:
     conditions: Conditions = HEALTHY
     # Seconds an eager host needs to issue each op; None: captured graphs, which cost it nothing.
     issue_s: IssueSeconds | None = None
+    # Whether that host goes on to the next step before this one has ended.
+    ahead: bool = False
     # Whether computation slows down while communication runs beside it; recorded times may hold that already.
     contention: bool = False
     # Experts per token where its exchange crosses the network once for each node; None: once for each expert.
@@ -64,6 +76,11 @@ class Options:
     ideal_communication: bool = False
     # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
     place: Place = Place.EVEN
+    # fluid: communication shares the links of the network while it runs side by side.
+    engine: Engine = Engine.FAST
+    # Traffic of other jobs on the same network, and the nodes of the cluster that it needs; for fluid.
+    others: Sequence[Repeating] = ()
+    network_nodes: int | None = None
     # By how much measured runs of this framework on such GPUs were slower or faster, where that is asked for.
     residual: Residual | None = None
 
@@ -99,6 +116,8 @@ class Prediction:
     settled: Settled | None = None
     # Of many micro-batches: a shorter step that may tell when it ends.
     brief: Callable[[], tuple[Step, Pair] | None] | None = None
+    # By the fluid engine, where that is asked for.
+    shared: "Callable[[], FluidStep] | None" = None
     # When it ends, where it was simulated together with others.
     ends_s: float | None = None
     # What was asked for, in the words of the JSON contract.
@@ -143,6 +162,8 @@ class Prediction:
     def found_s(self) -> float:
         if self.settled:
             return self.settled.makespan_s
+        if self.shared:
+            return self.shared().run.makespan_s
         return self.run.makespan_s if self.ends_s is None else self.ends_s
 
     @property
@@ -184,7 +205,7 @@ class Prediction:
 
     @cached_property
     def times(self) -> Times:
-        return task_times(self.run)
+        return self.shared().run.times if self.shared else task_times(self.run)
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -215,12 +236,14 @@ def simulate(
     """Run *workload* on *cluster*; *slow_ranks* compute by a factor longer."""
     prediction = prepared(workload, cluster, options, compute, slow_ranks)
     if prediction.settled is None:
-        _ = prediction.run  # what cannot run is told now
+        _ = prediction.shared() if prediction.shared else prediction.run  # what cannot run is told now
     return prediction
 
 
 def together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
     """The same *predictions*, simulated in one go as if each were by itself; not, where one cannot run."""
+    if any(each.shared for each in predictions):
+        return predictions
     programs: list[tuple[Program, Floats]] = []
     watched = {}
     for each in predictions:
@@ -265,19 +288,21 @@ def prepared(
     conditions = _with_slow_ranks(options.conditions, slow_ranks or {}, workload.layout, assumptions)
     schedule = _schedule(workload, options, assumptions)
     boundary_bytes = _boundary_bytes(workload, assumptions)
+    fluid = options.engine is Engine.FLUID
     pricer = Pricer(
-        cluster,
+        _unshared(cluster) if fluid else cluster,
         workload.layout,
         compute,
         options.algorithms,
         once_per_node=options.once_per_node,
         ideal=options.ideal_communication,
         place=options.place,
+        alone=fluid,
     )
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
     takes = pricer.lost_share if options.contention else None
-    prices = Prices(pricer.seconds, options.issue_s, takes)
+    prices = Prices(pricer.seconds, options.issue_s, takes, ahead=options.ahead)
     alone = frozenset(group for group in Group if workload.layout.size(group) == 1)
 
     def built(schedule: Schedule) -> Step:
@@ -293,7 +318,12 @@ def prepared(
         )
 
     found = None
-    if not isinstance(schedule, Schedule) and slots_of(*schedule[1:]) > LONG and _alike(workload):
+    if (
+        not fluid
+        and not isinstance(schedule, Schedule)
+        and slots_of(*schedule[1:]) > LONG
+        and _alike(workload)
+    ):
         found = settled(*schedule, lambda schedule: _run(built(schedule)))
 
     @cache
@@ -305,7 +335,8 @@ def prepared(
         return _run(whole())[1]
 
     sizes = None
-    if found is None and not isinstance(schedule, Schedule) and not options.pairs and _alike(workload):
+    runs_all = found is not None or fluid or options.pairs
+    if not runs_all and not isinstance(schedule, Schedule) and _alike(workload):
         sizes = shorter(*schedule)
 
     @cache
@@ -314,6 +345,12 @@ def prepared(
         step = built(sizes.short)
         both = pair(step.program, sizes)
         return (step, both) if both else None
+
+    @cache
+    def shared() -> "FluidStep":
+        from stepcast.forecast.fluid import run_fluid
+
+        return run_fluid(whole(), pricer, cluster, options.others, nodes=options.network_nodes)
 
     place = _place(slow_ranks or {}, workload.layout)
     return Prediction(
@@ -327,7 +364,14 @@ def prepared(
         tuple(assumptions),
         settled=found,
         brief=brief if sizes else None,
+        shared=shared if fluid else None,
     )
+
+
+def _unshared(cluster: Cluster) -> Cluster:
+    from stepcast.forecast.fluid import unshared
+
+    return unshared(cluster)
 
 
 def _run(step: Step) -> tuple[Step, Run]:

@@ -51,6 +51,7 @@ SPELLED: dict[str, Callable[[Any], list[str]]] = {
     "expert_capacity": _word("expert-capacity"),
     "reshard": _flag("reshard"),
     "fp8_parameters": lambda _: ["--fp8-params"],
+    "zero_gradients": _word("zero-gradients"),
     "schedule": _word("schedule"),
 }
 # What other words say: the layout and the batch, adapters by their rank, the profile by its name.

@@ -6,6 +6,7 @@ from stepcast.generate.parts import (
     Linear,
     Ops,
     collective,
+    gated,
     layer,
     norm_backward,
     norm_forward,
@@ -45,6 +46,7 @@ def attention_layers(sizes: Sizes, block: Block) -> tuple[Layer, ...]:
         ),
         *qkv,
         core_layer(sizes, block),
+        *(gate_layers(sizes) if model.attention_gate else ()),
         row_layer(sizes, Role.ATTENTION_OUTPUT, output),
     ]
     if model.post_norms:
@@ -74,7 +76,8 @@ def _qkv_layer(sizes: Sizes) -> Layer:
 
 def _separate_layer(sizes: Sizes) -> Layer:
     """A product each for queries, keys and values; what their input gets back is added up."""
-    widths = {"query": sizes.query_width, "key": sizes.key_width, "value": sizes.value_width}
+    query = sizes.query_width * (2 if sizes.model.attention_gate else 1)
+    widths = {"query": query, "key": sizes.key_width, "value": sizes.value_width}
     bias = sizes.model.biases.qkv
     linears = tuple(
         Linear(name, sizes.tokens, sizes.model.hidden, width, sizes.dtype, bias=bias)
@@ -82,6 +85,13 @@ def _separate_layer(sizes: Sizes) -> Layer:
     )
     layer = column_layer(sizes, Role.QKV, linears, *_on_heads(sizes))
     return with_sums(sizes, layer, len(linears))
+
+
+def gate_layers(sizes: Sizes) -> tuple[Layer, ...]:
+    """What attention returns times the sigmoid of its gate."""
+    rows, width = sizes.tokens, sizes.output_width
+    forward, backward = gated(sizes, "gate", rows, width)
+    return (layer(Role.ATTENTION_GATE, forward, backward),)
 
 
 def _shared_heads(sizes: Sizes) -> tuple[Ops, Ops]:

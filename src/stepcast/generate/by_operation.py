@@ -1,5 +1,6 @@
 """Modules of transformers that are written out in PyTorch, a kernel for each operation of their source."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from stepcast.generate.sizes import Sizes
@@ -13,23 +14,33 @@ K = ElementwiseKind
 # operation reads. Of its backward: both factors of the product, tanh, the scales, the cube and the sums.
 GELU_READS = (1, 1, 2, 1, 1, 1, 1, 2)
 GELU_GRADIENT_READS = (2, 2, 1, 2, 1, 1, 1, 1, 2, 2, 2)
+# bloom_gelu_forward and bloom_gelu_back (models/bloom/modeling_bloom.py), likewise.
+BLOOM_READS = (1, 1, 1, 2, 1, 2, 1, 1, 2)
+BLOOM_GRADIENT_READS = (1, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1, 2, 2, 1, 1, 2, 2)
 
 
 def written_gelu(sizes: Sizes, rows: int, inner: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
     """Autocast computes powers in fp32, and so all that follows one, until the next product."""
-    dtype = sizes.stored
     if sizes.casts:
-        return _cast_gelu(rows, inner, dtype)
-    return (
-        tuple(
-            Op(f"activation {at}", streamed(K.MUL, rows, inner, reads, 1, dtype))
-            for at, reads in enumerate(GELU_READS)
-        ),
-        tuple(
-            Op(f"activation gradient {at}", streamed(K.MUL, rows, inner, reads, 1, dtype))
-            for at, reads in enumerate(GELU_GRADIENT_READS)
-        ),
-    )
+        return _cast_gelu(rows, inner, sizes.stored)
+    return _activations(sizes, rows, inner, GELU_READS, GELU_GRADIENT_READS)
+
+
+def bloom_gelu(sizes: Sizes, rows: int, inner: int) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    """Products alone, which autocast leaves as they are."""
+    return _activations(sizes, rows, inner, BLOOM_READS, BLOOM_GRADIENT_READS)
+
+
+def _activations(
+    sizes: Sizes, rows: int, inner: int, forward: Sequence[int], backward: Sequence[int]
+) -> tuple[tuple[Op, ...], tuple[Op, ...]]:
+    def ops(name: str, tensors: Sequence[int]) -> tuple[Op, ...]:
+        return tuple(
+            Op(f"{name} {at}", streamed(K.MUL, rows, inner, reads, 1, sizes.stored))
+            for at, reads in enumerate(tensors)
+        )
+
+    return ops("activation", forward), ops("activation gradient", backward)
 
 
 def _cast_gelu(rows: int, inner: int, narrow: DType) -> tuple[tuple[Op, ...], tuple[Op, ...]]:

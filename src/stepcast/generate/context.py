@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from stepcast.generate.parts import K, Ops, cast, collective, dropped, dropped_gradient, layer
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.written_attention import WrittenCore
-from stepcast.ir.coded import fuses_attention, masks_window
+from stepcast.ir.coded import fuses_attention, lies_by_heads, masks_window
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Modules
 from stepcast.ir.group import Group
@@ -68,7 +68,12 @@ class _Core:
 
     def forward(self, name: str = "core") -> Ops:
         if self._fused:
-            return (*self._by_mask(), Op(name, self._flash(False)))
+            ahead = self.sizes.by_operation and lies_by_heads(self.sizes.model)
+            return (
+                *self._by_mask(),
+                Op(name, self._flash(False)),
+                *(self._written.joined() if ahead else ()),
+            )
         return self._written.forward() if self.sizes.by_operation else self._unfused()
 
     def backward(self, name: str = "core gradient") -> Ops:

@@ -5,16 +5,20 @@ from functools import lru_cache
 from stepcast.generate.context import window_keys
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan, delta_rule_of
 from stepcast.ir.scan import Scan, scan_of
 from stepcast.ir.trainable import adapter_shard
-from stepcast.ir.weights import Part, Weight, head_weights
+from stepcast.ir.weight import Part, Weight
+from stepcast.ir.weights import head_weights
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Workload
 
 # Parts whose weights are looked up, scale or shift, and multiply no matrix.
 NOT_MULTIPLIED = (Part.EMBEDDING, Part.POSITION, Part.NORM)
-# A Mamba block's weights of single channels and heads, which are no matrices either.
-PER_CHANNEL = ("mamba.conv", "mamba.heads")
+# Weights of Mamba blocks and delta nets of single channels and heads, which are no matrices either.
+PER_CHANNEL = ("mamba.conv", "mamba.heads", "selective.conv", "delta.conv", "delta.heads")
+# Works that count: matrix products, attention, and what runs along the sequence.
+COUNTED = Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan
 
 
 def model_flops(
@@ -65,8 +69,8 @@ def _forward(
             keys: float = seq / 2 if causal else seq
             keys = min(keys, window_keys(seq, block.window) or keys)
             mixing += 2.0 * tokens * keys * model.heads * (model.head_dim + model.value_dim)
-        elif block.mixer is Mixer.MAMBA:
-            mixing += _scan_flops(model, seq, batch)
+        else:
+            mixing += _scan_flops(model, block.mixer, seq, batch)
     return weights, mixing
 
 
@@ -80,11 +84,17 @@ def _adapter_flops(model: Model, tokens: int, rank: int, kept_share: float) -> f
     return total
 
 
-def _scan_flops(model: Model, seq: int, batch: int) -> float:
-    """The products of the chunked form (Dao and Gu 2024, section 6), as they are executed."""
-    hybrid = model.hybrid
-    assert hybrid is not None
-    return scan_of(hybrid, batch, seq).flops
+def _scan_flops(model: Model, mixer: Mixer, seq: int, batch: int) -> float:
+    """What runs along the sequence, as it is executed: products of the chunked form (Dao and Gu 2024,
+    section 6), of the delta rule in chunks, or a selective scan.
+    """
+    if mixer is Mixer.MAMBA and model.hybrid is not None:
+        return scan_of(model.hybrid, batch, seq).flops
+    if mixer is Mixer.DELTA and model.delta is not None:
+        return delta_rule_of(model.delta, batch, seq).flops
+    if mixer is Mixer.SELECTIVE and model.selective is not None:
+        return SelectiveScan(batch, seq, model.selective.inner, model.selective.state).flops
+    return 0.0
 
 
 def hardware_flops(workload: Workload) -> float:
@@ -102,7 +112,7 @@ def hardware_flops(workload: Workload) -> float:
 def layer_flops(layer: Layer) -> float:
     """Matrix products, attention and scans of one layer on one rank, all phases."""
     ops = layer.all_ops
-    return sum(op.work.flops for op in ops if isinstance(op.work, Matmul | GroupedMatmul | Attention | Scan))
+    return sum(op.work.flops for op in ops if isinstance(op.work, COUNTED))
 
 
 def _multiplied(model: Model, weight: Weight, kept_share: float = 1.0) -> float:

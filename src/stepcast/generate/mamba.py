@@ -10,15 +10,16 @@ scan, and the backward runs the convolution and the chunk states again instead o
 """
 
 from dataclasses import dataclass
+from functools import partial
 
-from stepcast.generate.parts import K, Linear, Ops, collective, layer, norm_layer
+from stepcast.generate.parts import K, Linear, layer, norm_layer
+from stepcast.generate.sequence import arranged_in, arranged_out, core_tokens
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
-from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Hybrid
 from stepcast.ir.role import Role
 from stepcast.ir.scan import Scan, scan_of
-from stepcast.ir.work import CollectiveKind, streamed
+from stepcast.ir.work import streamed
 from stepcast.ir.workload import Layer, Op
 
 
@@ -48,10 +49,6 @@ class MambaSizes:
         """Its width among context parallel ranks: B and C once for each that needs them."""
         repeated = max(1, self.sizes.cp // self.groups) * self.groups
         return self.projected + 2 * (repeated - self.groups) * self.hybrid.state
-
-    @property
-    def core_tokens(self) -> int:
-        return self.sizes.tokens * self.sizes.cp
 
     @property
     def core_groups(self) -> int:
@@ -89,50 +86,22 @@ def mamba_layers(sizes: Sizes) -> tuple[Layer, ...]:
 
 def _core(own: MambaSizes) -> Layer:
     """Convolution with its activation, and the scan."""
-    rows, columns, dtype = own.core_tokens, own.channels, own.sizes.stored
+    rows, columns, dtype = core_tokens(own.sizes), own.channels, own.sizes.stored
     forward = streamed(K.CONVOLUTION, rows, columns, 1, 1, dtype)
     backward = streamed(K.CONVOLUTION, rows, columns, 2, 1, dtype, backward=True)
+    arranged = partial(arranged_in, own.sizes, own.exchanged)
+    returned = partial(arranged_out, own.sizes, own.inner)
     return layer(
         Role.MAMBA_SCAN,
-        (*_arranged(own, ""), Op("convolution", forward), Op("scan", own.scan(False)), *_returned(own, "")),
+        (*arranged(""), Op("convolution", forward), Op("scan", own.scan(False)), *returned("")),
         (
-            *_returned(own, " gradient"),
+            *returned(" gradient"),
             Op("convolution again", forward),
             Op("scan gradient", own.scan(True)),
             Op("convolution gradient", backward),
-            *_arranged(own, " gradient"),
+            *arranged(" gradient"),
         ),
     )
-
-
-def _arranged(own: MambaSizes, phase: str) -> Ops:
-    """What was projected, brought into the kernels' order: exchanged with the context parallel ranks, whose
-    slices are put in the order of the sequence, and turned from tokens by sequences into sequences by tokens.
-    """
-    ops: Ops = ()
-    if own.sizes.cp > 1:
-        size = own.sizes.tokens * own.exchanged * own.sizes.element
-        exchange = collective(f"cp all-to-all scan{phase}", CollectiveKind.ALL_TO_ALL, size, Group.CP)
-        ops = (exchange, _copied(own, f"reorder{phase}", own.exchanged // own.sizes.cp))
-    if own.sizes.strategy.micro_batch > 1:
-        ops = (*ops, _copied(own, f"transpose{phase}", own.exchanged // own.sizes.cp))
-    return ops
-
-
-def _returned(own: MambaSizes, phase: str) -> Ops:
-    ops: Ops = ()
-    width = own.inner // own.sizes.cp
-    if own.sizes.strategy.micro_batch > 1:
-        ops = (_copied(own, f"transpose back{phase}", width),)
-    if own.sizes.cp > 1:
-        size = own.sizes.tokens * own.inner * own.sizes.element
-        exchange = collective(f"cp all-to-all scanned{phase}", CollectiveKind.ALL_TO_ALL, size, Group.CP)
-        ops = (*ops, _copied(own, f"reorder back{phase}", width), exchange)
-    return ops
-
-
-def _copied(own: MambaSizes, name: str, width: int) -> Op:
-    return Op(name, streamed(K.COPY, own.core_tokens, width, 1, 1, own.sizes.stored))
 
 
 def _group_norm(own: MambaSizes) -> Layer:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from stepcast.generate.by_operation import (
+    bloom_gelu,
     clamped_gate,
     expert_bias,
     grouped_masks,
@@ -25,6 +26,7 @@ ACTIVATIONS: dict[Activation, ElementwiseKind] = {
     Activation.SILU: K.SILU,
     Activation.GELU: K.GELU,
     Activation.GELU_NEW: K.GELU,
+    Activation.GELU_BLOOM: K.GELU,
     Activation.RELU: K.OTHER,
     Activation.SQUARED_RELU: K.OTHER,
 }
@@ -81,6 +83,8 @@ def _activation(sizes: Sizes, rows: int, inner: int, weighted: bool = False) -> 
     dtype, kind = sizes.stored, ACTIVATIONS[sizes.model.activation]
     if sizes.by_operation and sizes.model.activation is Activation.GELU_NEW:
         return written_gelu(sizes, rows, inner)
+    if sizes.by_operation and sizes.model.activation is Activation.GELU_BLOOM:
+        return bloom_gelu(sizes, rows, inner)
     if not sizes.model.gated:
         return (
             (_activated("activation", streamed(kind, rows, inner, 1, 1, dtype)),),

@@ -261,6 +261,27 @@ def norm_backward(sizes: Sizes, name: str, rows: int, width: int, heads: bool = 
     return tuple(ops)
 
 
+def gated(sizes: Sizes, name: str, rows: int, width: int) -> tuple[Ops, Ops]:
+    """*rows* x *width* elements times an activation of as many: one kernel, or one for each operation."""
+    dtype = sizes.stored
+    if sizes.fused:
+        return (
+            (Op(name, streamed(K.SWIGLU, rows, width, 2, 1, dtype)),),
+            (Op(f"{name} gradient", streamed(K.SWIGLU, rows, width, 3, 2, dtype, backward=True)),),
+        )
+    return (
+        (
+            Op(f"{name} activation", streamed(K.SILU, rows, width, 1, 1, dtype)),
+            Op(name, streamed(K.MUL, rows, width, 2, 1, dtype)),
+        ),
+        (
+            Op(f"{name} gradient", streamed(K.MUL, rows, width, 2, 1, dtype)),
+            Op(f"{name} factor gradient", streamed(K.MUL, rows, width, 2, 1, dtype)),
+            Op(f"{name} activation gradient", streamed(K.SILU, rows, width, 2, 1, dtype, backward=True)),
+        ),
+    )
+
+
 def add(sizes: Sizes, name: str, rows: int, width: int, part: OpPart | None = None) -> Op:
     return Op(name, streamed(K.ADD, rows, width, 2, 1, sizes.stream), part=part)
 

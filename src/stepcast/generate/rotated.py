@@ -7,6 +7,7 @@ what autograd makes of it. Queries and keys have tokens and heads swapped, of wh
 """
 
 from stepcast.generate.sizes import Sizes
+from stepcast.ir.coded import selects_heads
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, streamed
 from stepcast.ir.workload import Op
@@ -92,8 +93,8 @@ def written_rotary_gradient(sizes: Sizes, width: int, name: str) -> Ops:
 def written_joining(sizes: Sizes) -> Ops:
     """The gradients of queries, keys and values, which one product made, in one tensor again.
 
-    Slices of it are each filled into zeros and added up (Phi-3), or heads are joined and their order swapped
-    (GPT-NeoX), or parts that lie as they should are joined (GPT-2).
+    Slices of it are each filled into zeros and added up (Phi-3, BLOOM), or heads are joined and their order
+    swapped (GPT-NeoX), or parts that lie as they should are joined (GPT-2).
     """
     widths = (sizes.query_width, sizes.key_width, sizes.value_width)
     tokens, whole, dtype = sizes.tokens, sum(widths), sizes.stored
@@ -101,7 +102,7 @@ def written_joining(sizes: Sizes) -> Ops:
     def op(what: str, kind: ElementwiseKind, columns: int, reads: float) -> Op:
         return Op(f"join gradients {what}".strip(), streamed(kind, tokens, columns, reads, 1, dtype))
 
-    if sizes.model.gated:
+    if sizes.model.gated or selects_heads(sizes.model):
         parts = [op(f"fill {at}", K.FILL, whole, 0) for at in range(3)]
         parts += [op(f"slice {at}", K.BROADCAST, width, 1) for at, width in enumerate(widths)]
         return (*parts, *(op(f"add {at}", K.ADD, whole, 2) for at in range(2)))

@@ -106,9 +106,10 @@ class Sizes:
 
     @property
     def qkv_width(self) -> int:
-        """Queries, keys and values of all tensor ranks."""
+        """Queries, their gate, keys and values of all tensor ranks."""
         model = self.model
-        return model.heads * model.head_dim + model.kv_heads * (model.head_dim + model.value_dim)
+        query = model.heads * model.head_dim * (2 if model.attention_gate else 1)
+        return query + model.kv_heads * (model.head_dim + model.value_dim)
 
     @property
     def query_width(self) -> int:

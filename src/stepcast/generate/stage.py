@@ -7,6 +7,7 @@ from itertools import groupby
 
 from stepcast.generate.attention import attention_layers
 from stepcast.generate.data import StepEnd, epilogue
+from stepcast.generate.delta import delta_layers
 from stepcast.generate.ends import embedding_layers, head_layers
 from stepcast.generate.further import entry_layers, exit_layers
 from stepcast.generate.mamba import mamba_layers
@@ -15,6 +16,7 @@ from stepcast.generate.offload import offloading
 from stepcast.generate.overlap import gathering, once_per_step, reducing
 from stepcast.generate.parts import Ops, collective, renamed
 from stepcast.generate.recompute import before, recomputed, run_again
+from stepcast.generate.selective import selective_layers
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.units import Unit
 from stepcast.ir.framework import Execution, Framework, SelectiveRule
@@ -28,19 +30,27 @@ from stepcast.ir.sharding import Gathered, Reduced, plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import NO_OFFLOAD, RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
-from stepcast.ir.weights import NOTHING, Part, Shard
+from stepcast.ir.weight import Part
+from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Collective, CollectiveKind, Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Stage, folded
 
 # Layers whose sizes depend on the router: no captured graph can hold them (Megatron-Core's cuda_graph_scope).
 UNCAPTURED = (Role.DISPATCH, Role.EXPERTS_UP, Role.EXPERTS_DOWN, Role.COMBINE)
-MAMBA = (
+RECURRENT = (
     Role.MAMBA_NORM,
     Role.MAMBA_IN,
+    Role.MAMBA_STEPS,
     Role.MAMBA_SCAN,
     Role.MAMBA_GROUP_NORM,
     Role.MAMBA_OUT,
     Role.MAMBA_POST_NORM,
+    Role.DELTA_NORM,
+    Role.DELTA_IN,
+    Role.DELTA_RULE,
+    Role.DELTA_GATE_NORM,
+    Role.DELTA_OUT,
+    Role.DELTA_POST_NORM,
 )
 
 
@@ -189,7 +199,8 @@ def layer_view(strategy: Strategy) -> Strategy:
 def end_layers(model: Model, strategy: Strategy, framework: Framework, embedding: bool) -> tuple[Layer, ...]:
     """The layers of one end of the model, under the view of a layer."""
     sizes = Sizes(model, strategy, framework)
-    return embedding_layers(sizes) if embedding else head_layers(sizes)
+    layers = embedding_layers(sizes) if embedding else head_layers(sizes)
+    return _waited_for(layers) if framework.execution is Execution.BLOCKING else layers
 
 
 @lru_cache(maxsize=4096)
@@ -201,7 +212,24 @@ def block_layers(
     layers = _recomputed(sizes, _halves(sizes, kind), whole)
     if framework.execution is Execution.PARTIAL_GRAPHS:
         layers = tuple(replace(layer, captured=layer.role not in UNCAPTURED) for layer in layers)
-    return layers
+    return _waited_for(layers) if framework.execution is Execution.BLOCKING else layers
+
+
+def _waited_for(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """*layers* under a host that issues an op when the one before it has ended."""
+    return tuple(
+        replace(
+            layer,
+            forward=_read(layer.forward),
+            input_gradient=_read(layer.input_gradient),
+            weight_gradient=_read(layer.weight_gradient),
+        )
+        for layer in layers
+    )
+
+
+def _read(ops: tuple[Op, ...]) -> tuple[Op, ...]:
+    return tuple(replace(op, host_reads=True) for op in ops)
 
 
 def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:
@@ -211,6 +239,10 @@ def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:
             layers += attention_layers(sizes, kind)
         case Mixer.MAMBA:
             layers += mamba_layers(sizes)
+        case Mixer.SELECTIVE:
+            layers += selective_layers(sizes)
+        case Mixer.DELTA:
+            layers += delta_layers(sizes)
     match kind.feed_forward:
         case FeedForward.DENSE:
             layers += dense_layers(sizes)
@@ -235,10 +267,12 @@ def _recomputed(sizes: Sizes, layers: tuple[Layer, ...], whole: bool) -> tuple[L
 def _cheap_half(sizes: Sizes, layers: tuple[Layer, ...]) -> Ops:
     """What torchtitan's selective recomputation runs again: element-wise work, gathers and every second
     matmul, that is key, output and up projections; attention and reductions are kept. It knows no Mamba
-    blocks, which keep everything.
+    blocks and no delta nets, which keep everything.
     """
     again: list[Op] = []
-    for role, op in ((layer.role, op) for layer in layers if layer.role not in MAMBA for op in layer.forward):
+    for role, op in (
+        (layer.role, op) for layer in layers if layer.role not in RECURRENT for op in layer.forward
+    ):
         match op.work:
             case Elementwise() if op.part not in (OpPart.RESIDUAL, OpPart.SUM):
                 again.append(op)

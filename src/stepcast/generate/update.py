@@ -8,6 +8,7 @@ default --muon-tp-mode blockwise).
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from stepcast.generate.offload import updated_on_host
 from stepcast.generate.parts import K, Ops, collective
@@ -17,8 +18,9 @@ from stepcast.ir.framework import Modules
 from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
 from stepcast.ir.sharding import Partition, gathered_bytes, plan_of
 from stepcast.ir.trainable import Matrices
-from stepcast.ir.weights import Part, Shard
-from stepcast.ir.work import CollectiveKind, Elementwise, Matmul
+from stepcast.ir.weight import Part
+from stepcast.ir.weights import Shard
+from stepcast.ir.work import CollectiveKind, Elementwise, ElementwiseKind, Matmul
 from stepcast.ir.workload import Op
 
 
@@ -38,7 +40,7 @@ def update_ops(sizes: Sizes, trained: Shard, matrices: Sequence[Matrices]) -> Op
         kept = (_streamed(sizes, "update", optimizer, own - on_host, copied),) if own > on_host else ()
         return updated_on_host(sizes, on_host, _moved(sizes, optimizer, copied), kept)
     if optimizer.kind is not OptimizerKind.MUON:
-        return (_streamed(sizes, "update", optimizer, max(1, own), copied),)
+        return _updates(sizes, optimizer, max(1, own), copied)
     inside = [each for each in matrices if each.inside]
     orthogonal = sum(-(-each.elements // _partition(sizes, each).ways) for each in inside)
     ops = tuple(_orthogonalised(sizes, inside))
@@ -50,6 +52,17 @@ def update_ops(sizes: Sizes, trained: Shard, matrices: Sequence[Matrices]) -> Op
     return ops
 
 
+def _updates(sizes: Sizes, optimizer: Optimizer, own: int, copied: float) -> Ops:
+    """Of weights with gradients, and of those without any."""
+    divides = optimizer.kind is OptimizerKind.ADAMW and optimizer.fused
+    idle = round(own * sizes.strategy.zero_gradients) if divides else 0
+    ops: Ops = (_streamed(sizes, "update", optimizer, own - idle, copied),) if own > idle else ()
+    if idle:
+        op = _streamed(sizes, "idle update", optimizer, idle, copied, kind=K.IDLE_OPTIMIZER)
+        ops += (replace(op, kernels=1) if ops else op,)
+    return ops
+
+
 def _streamed(
     sizes: Sizes,
     name: str,
@@ -57,11 +70,12 @@ def _streamed(
     elements: int,
     copied: float,
     passes_of: Optimizer | None = None,
+    kind: ElementwiseKind = K.OPTIMIZER,
 ) -> Op:
     """Reads and writes of *elements* weights; a host that issues it goes through all tensors first."""
     read, write = _moved(sizes, optimizer, copied, passes_of)
     listed = optimizer.kind is OptimizerKind.ADAMW and not optimizer.fused
-    kind = K.LISTED_OPTIMIZER if listed else K.OPTIMIZER
+    kind = K.LISTED_OPTIMIZER if listed else kind
     work = Elementwise(kind, 1, elements, read * elements, write * elements, dtype=DType.FP32)
     return Op(name, work, kernels=_tensors(sizes))
 

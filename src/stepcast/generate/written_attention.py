@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from stepcast.generate.by_operation import capped
 from stepcast.generate.parts import K, Ops, cast, dropped, dropped_gradient
 from stepcast.generate.sizes import Sizes
-from stepcast.ir.coded import widens_softmax
+from stepcast.ir.coded import falls_back, selects_heads, widens_softmax
 from stepcast.ir.dtype import DType
+from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.work import ElementwiseKind, Matmul, streamed
 from stepcast.ir.workload import Op
 
@@ -34,12 +35,15 @@ class WrittenCore:
         row = self.key_len + self.sizes.model.attention_sinks
         values = Matmul(self.query_len, value, row, self.batch, self._dtype)
         return (
+            *self._apart(),
             *self.repeated(),
+            *((self._over("bias", K.BROADCAST, 0),) if self._biased else ()),
             Op("scores", scores),
-            self._over("scale", K.MUL, 1),
+            *(() if self._fallen_back else (self._over("scale", K.MUL, 1),)),
             *(self._caps()[0]),
             self._over("mask", K.BROADCAST, 1),
             *self._softmax(),
+            *self._saved(),
             Op("values", values),
             self._joined("join heads"),
         )
@@ -51,13 +55,32 @@ class WrittenCore:
             self._joined("join heads gradient"),
             Op("probability gradient", Matmul(length, self.key_len, value, self.batch, self._dtype)),
             Op("value gradient", Matmul(row, value, length, self.batch, self._dtype)),
+            *((self._over("rows of nothing gradient", K.BROADCAST, 1),) if self._fallen_back else ()),
             *self._softmax_gradient(),
             *(self._caps()[1]),
-            self._over("scale gradient", K.BROADCAST if self.sizes.model.attention_sinks else K.MUL, 1),
+            *self._scale_gradient(),
             Op("query gradient", Matmul(length, head, self.key_len, self.batch, self._dtype)),
             Op("key gradient", Matmul(self.key_len, head, length, self.batch, self._dtype)),
             *self.repeated_gradient(),
         )
+
+    def _apart(self) -> Ops:
+        """Queries, keys and values copied out of the product that made them, where nothing else does."""
+        if not self._biased:
+            return ()
+        rows, width = self.sizes.strategy.micro_batch * self.query_len, self.heads * self.sizes.model.head_dim
+        return tuple(
+            Op(f"{what} apart", streamed(K.BROADCAST, rows, width, 1, 1, self._dtype))
+            for what in ("query", "key", "value")
+        )
+
+    def _scale_gradient(self) -> Ops:
+        """Of the scores; BLOOM's product scales as it adds the bias, and so do those of its gradient, and
+        PyTorch's own operations scale queries and keys.
+        """
+        if selects_heads(self.sizes.model) or self._fallen_back:
+            return ()
+        return (self._over("scale gradient", K.BROADCAST if self.sizes.model.attention_sinks else K.MUL, 1),)
 
     def repeated(self) -> Ops:
         """Keys and values as wide as queries; where heads share them."""
@@ -125,10 +148,29 @@ class WrittenCore:
             ops = (dropped_gradient(sizes, "dropout gradient", self._rows, columns), *ops)
         return ops
 
+    def _saved(self) -> Ops:
+        """Of PyTorch's own softmax of attention: rows that see nothing are looked for and left at zero, and
+        the probabilities are given back as narrow as the queries.
+        """
+        if not self._fallen_back:
+            return ()
+        asked = self.sizes.unquantised
+        narrow = (cast(self.sizes, "probabilities", self._rows, self.key_len, FP32, asked),)
+        return (
+            self._over("rows of nothing", K.MUL, 1, 0.25),
+            self._over("whole rows of nothing", K.ROW_SUM, 0.25, 0),
+            self._over("rows of nothing cleared", K.BROADCAST, 1),
+            *(narrow if asked is not FP32 else ()),
+        )
+
     def _caps(self) -> tuple[Ops, Ops]:
         if not self.sizes.model.attention_softcap:
             return (), ()
         return capped("scores", self._rows, self.key_len, self._dtype)
+
+    def joined(self) -> Ops:
+        """After attention by one kernel, whose result lies as its queries did."""
+        return (self._joined("join heads"),)
 
     def _joined(self, name: str) -> Op:
         """The heads of a token brought side by side, or apart again."""
@@ -142,7 +184,16 @@ class WrittenCore:
 
     @property
     def _dtype(self) -> DType:
-        return self.sizes.unquantised
+        return FP32 if self._fallen_back else self.sizes.unquantised
+
+    @property
+    def _fallen_back(self) -> bool:
+        return falls_back(self.sizes.model, self.sizes.strategy, self.sizes.framework)
+
+    @property
+    def _biased(self) -> bool:
+        """By distance: a bias written out over the whole square."""
+        return self.sizes.model.position.kind is PositionKind.ALIBI
 
     @property
     def _rows(self) -> int:

@@ -80,6 +80,11 @@ class Cluster:
         return self.node.gpus * self.topology.scale_up_nodes
 
     @property
+    def domains(self) -> int | None:
+        """Scale-up domains of the first kind; None where the cluster is as large as asked for."""
+        return None if self.gpus is None else self.gpus // self.domain_gpus
+
+    @property
     def torus_nodes(self) -> int:
         return prod(self.topology.shape) * self.topology.scale_up_nodes
 

@@ -6,16 +6,15 @@ GPU's share of its node's NICs is nics / gpus.
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.link import Link
 from stepcast.hardware.placement import FILLED, Place, Placement, Region, placed
-from stepcast.hardware.topology import NetworkKind, Topology
+from stepcast.hardware.slowdown import alike_domains, slowdown
+from stepcast.hardware.topology import NetworkKind
 from stepcast.ir.ranks import Copies, RankGrid
 
 
@@ -98,26 +97,32 @@ def job_path(
 
 
 @lru_cache(maxsize=4096)
-def group_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
+def group_path(
+    cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
+) -> GroupPath:
     """The slowest group of *family*: the one on most nodes, then over the least bandwidth."""
-    return _slowest_path(cluster, grid, grid.copies(family), place)
+    return _slowest_path(cluster, grid, grid.copies(family), place, active)
 
 
 @lru_cache(maxsize=4096)
-def neighbour_path(cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN) -> GroupPath:
+def neighbour_path(
+    cluster: Cluster, grid: RankGrid, family: str, place: Place = Place.EVEN, active: int | None = None
+) -> GroupPath:
     """The slowest way from a rank to the next of its group, as between pipeline stages."""
     pairs = grid.neighbours(family)
     if not pairs:
         raise ValueError(f"{family} has a single rank, so no neighbours")
-    return _slowest_path(cluster, grid, pairs, place)
+    return _slowest_path(cluster, grid, pairs, place, active)
 
 
-def _slowest_path(cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], place: Place) -> GroupPath:
+def _slowest_path(
+    cluster: Cluster, grid: RankGrid, groups: Iterable[Copies], place: Place, active: int | None
+) -> GroupPath:
     layout = grid.layout
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = placed(place, cluster, layout.gpus, whole)
     distinct = _distinct(groups, cluster, placement)
-    return max((resolve(cluster, ranks, placement=placement) for ranks in distinct), key=_slowness)
+    return max((resolve(cluster, ranks, active, placement) for ranks in distinct), key=_slowness)
 
 
 def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> list[tuple[int, ...]]:
@@ -126,7 +131,7 @@ def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) 
     """
     regions = placement.regions(cluster.domain_gpus)
     torus = cluster.topology.kind is NetworkKind.TORUS
-    under_leaf = _leaf_domains(cluster.topology)
+    under_leaf = alike_domains(cluster.topology)
     known: dict[tuple[int, ...], dict[object, int]] = {}
     for firsts, offsets in groups:
         shapes = known.setdefault(offsets, {})
@@ -196,71 +201,12 @@ def _between(cluster: Cluster, domains: list[int], aligned: bool, active: int) -
     nics = cluster.node.nics * topology.scale_up_nodes
     # A GPU reaches the NICs next to it, one at least, and shares them with the GPUs that are active.
     share = min(nics / active, max(1.0, nics / cluster.domain_gpus))
+    hops, near, far = slowdown(topology, domains, cluster.domains)
     if topology.kind is NetworkKind.TORUS:
-        hops, near, far = _torus(topology, domains)
         latency_s = nic.latency_s * hops
     else:
-        hops, near, far = _tree(topology, domains)
         latency_s = nic.latency_s + topology.switch_latency_s * hops
     if not aligned and topology.kind in (NetworkKind.RAIL_OPTIMISED, NetworkKind.RAIL_ONLY):
         latency_s += cluster.node.fabric.link.latency_s  # first over the fabric to the GPU on the right rail
     link = Link(nic.bandwidth_bytes_per_s * share / near, latency_s, nic.efficiency)
     return link, nic.bandwidth_bytes_per_s * share / far, hops
-
-
-def _tree(topology: Topology, domains: list[int]) -> tuple[int, float, float]:
-    """Switches crossed, and the slow-down of neighbour and of all-to-all traffic, in a tree of switches.
-
-    With m of the group's nodes under each leaf, a ring leaves the leaf once per m nodes, and so do the rings
-    of the other groups under it: the uplinks, 1/oversubscription of the downlinks, carry 1/m of the traffic.
-    In an exchange between n nodes each sends (n-m)/(n-1) of its traffic up.
-    """
-    under = Counter(domain // _leaf_domains(topology) for domain in domains)
-    if topology.leaf_nodes is None or len(under) == 1:
-        return 1, 1.0, 1.0
-    fewest = min(under.values())
-    upward = (len(domains) - fewest) / (len(domains) - 1)
-    return 3, max(1.0, topology.oversubscription / fewest), max(1.0, topology.oversubscription * upward)
-
-
-def _leaf_domains(topology: Topology) -> int:
-    """Scale-up domains under one leaf switch."""
-    return max(1, (topology.leaf_nodes or 0) // topology.scale_up_nodes)
-
-
-def _torus(topology: Topology, domains: list[int]) -> tuple[int, float, float]:
-    """Links crossed, and the slow-down of neighbour and of all-to-all traffic, in a torus.
-
-    A node's NICs are spread evenly over its dimensions, and a group uses those it extends in; where its
-    neighbours are h links apart, h rings of sibling groups share each link. In an exchange every byte takes
-    up as many links as its way is long.
-    """
-    shape = topology.shape
-    cells = [_cell(domain, shape) for domain in domains]
-    spacings = [_spacing({cell[axis] for cell in cells}, size) for axis, size in enumerate(shape)]
-    hops = max(spacings)
-    unused = len(shape) / sum(spacing > 0 for spacing in spacings)
-    mean_way = sum(_distance(cells[0], cell, shape) for cell in cells) / (len(cells) - 1)
-    return hops, unused * hops, unused * max(hops, mean_way)
-
-
-def _spacing(places: set[int], size: int) -> int:
-    """Links between neighbours along one dimension; the way that closes an open line runs back beside it."""
-    if len(places) == 1:
-        return 0
-    ring = sorted(places)
-    gaps = sorted(b - a for a, b in pairwise([*ring, ring[0] + size]))
-    return gaps[-1] if len(places) == size else gaps[-2]
-
-
-def _cell(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    cell = []
-    for size in shape:
-        cell.append(index % size)
-        index //= size
-    return tuple(cell)
-
-
-def _distance(a: tuple[int, ...], b: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    """Links between two nodes, the shorter way round in each dimension."""
-    return sum(min(abs(x - y), size - abs(x - y)) for x, y, size in zip(a, b, shape, strict=True))

@@ -6,13 +6,14 @@ A description is flat here: dotted key -> Entry. ``catalog.py`` reads files into
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from stepcast.hardware.cluster import USUAL_EXCHANGE_SHARE, USUAL_LAUNCH_S, Cluster, Communication
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Fabric, FabricKind, Host, Node
 from stepcast.hardware.quantity import Dimension, parse_quantity
-from stepcast.hardware.topology import NetworkKind, Topology
+from stepcast.hardware.topology import NetworkKind, Routing, Topology
 from stepcast.hardware.transport import USUAL_TRANSPORT, Transports
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
@@ -55,6 +56,7 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "node.fabric.sockets": int,
     "node.fabric.in_switch_reduction": bool,
     "node.fabric.reduction_share": float,
+    "node.fabric.planes": int,
     "node.nic.transport": str,
     "network.kind": str,
     "network.switch_latency": Dimension.TIME,
@@ -63,6 +65,15 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "network.scale_up_nodes": int,
     "network.shape": list,
     "network.in_network_reduction": bool,
+    "network.pod_nodes": int,
+    "network.pod_oversubscription": float,
+    "network.spines": int,
+    "network.cores": int,
+    "network.routing": str,
+    "network.queue_pairs": int,
+    "network.seed": int,
+    "network.failed": list,
+    "network.slow": list,
     "communication.launch_overhead": Dimension.TIME,
     "communication.channel_overhead": Dimension.TIME,
     "communication.exchange_share": float,
@@ -168,15 +179,27 @@ class Reader:
     def text(self, key: str, default: str | None = None) -> str:
         return str(self.get(key, default))
 
+    def listed(self, key: str) -> list[Any]:
+        value = self.get(key, [])
+        assert isinstance(value, list)
+        return value
+
     def flag(self, key: str) -> bool:
         return bool(self.get(key, False))
 
-    def choice(self, key: str, choices: type[FabricKind] | type[NetworkKind]) -> str:
-        word = self.text(key)
+    def choice(
+        self,
+        key: str,
+        choices: type[FabricKind] | type[NetworkKind] | type[Routing],
+        default: str | None = None,
+    ) -> str:
+        word = self.text(key, default)
         if word not in list(choices):
             known = ", ".join(choices)
             raise CatalogError(
-                self.entries[key].where, key, f"unknown kind {word!r}, expected one of {known}"
+                self.entries[key].where,
+                key,
+                f"unknown {key.rpartition('.')[2]} {word!r}, expected one of {known}",
             )
         return word
 
@@ -342,19 +365,39 @@ def _fabric(read: Reader) -> Fabric:
             sockets=read.count(f"{prefix}.sockets", 1),
             in_switch_reduction=read.flag(f"{prefix}.in_switch_reduction"),
             reduction_share=read.number(f"{prefix}.reduction_share", 1.0),
+            planes=read.count(f"{prefix}.planes", 1),
         )
 
 
 def _topology(read: Reader) -> Topology:
-    shape = read.get("network.shape", [])
-    assert isinstance(shape, list)
     with read.section("network"):
         return Topology(
             kind=NetworkKind(read.choice("network.kind", NetworkKind)),
             switch_latency_s=read.number("network.switch_latency", 0.0),
-            leaf_nodes=read.count("network.leaf_nodes") if read.has("network.leaf_nodes") else None,
+            leaf_nodes=_some(read, "network.leaf_nodes"),
             oversubscription=read.number("network.oversubscription", 1.0),
             scale_up_nodes=read.count("network.scale_up_nodes", 1),
-            shape=tuple(shape),
+            shape=tuple(read.listed("network.shape")),
             in_network_reduction=read.flag("network.in_network_reduction"),
+            pod_nodes=_some(read, "network.pod_nodes"),
+            pod_oversubscription=read.number("network.pod_oversubscription", 1.0),
+            spines=_some(read, "network.spines"),
+            cores=_some(read, "network.cores"),
+            routing=Routing(read.choice("network.routing", Routing, Routing.SPRAY)),
+            queue_pairs=read.count("network.queue_pairs", 1),
+            seed=read.count("network.seed", 0),
+            failed=_names(read, "network.failed"),
+            slow=_names(read, "network.slow"),
         )
+
+
+def _some(read: Reader, key: str) -> int | None:
+    return read.count(key) if read.has(key) else None
+
+
+def _names(read: Reader, key: str) -> tuple[str, ...]:
+    names = read.listed(key)
+    for name in names:
+        if not isinstance(name, str):
+            raise CatalogError(read.entries[key].where, key, f"{name!r} is not a text, the name of a link")
+    return tuple(str(name) for name in names)

@@ -7,6 +7,7 @@ import msgspec
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
+from stepcast.ir.limits import GPUS
 from stepcast.ir.steplog import CollectiveLog, LoggedCollective
 from stepcast.units import GB, US
 
@@ -38,7 +39,7 @@ def read_run(sources: Sequence[Source]) -> CollectiveLog:
             group, rank = str(header.get("id", "")), header.get("rank", 0)
             if not isinstance(rank, int):
                 raise FormatError("a header has no rank", source.path)
-            sizes[group] = int(header.get("n_ranks", 0) or 0)
+            sizes[group] = _size(header.get("n_ranks"), source.path)
             seen.setdefault(group, set()).add(rank)
             calls.append(_call(found, group, rank, len(calls)))
         if damaged:
@@ -48,6 +49,16 @@ def read_run(sources: Sequence[Source]) -> CollectiveLog:
     members = {group: tuple(range(size)) for group, size in sizes.items() if size}
     ranks = tuple(sorted({call.rank for call in calls}))
     return CollectiveLog(tuple(calls), ranks, members, sources[0].path, "NCCL Inspector", tuple(warnings))
+
+
+def _size(found: Any, path: str) -> int:
+    """Ranks of a communicator; 0 where the header does not say."""
+    if found is None:
+        return 0
+    if not isinstance(found, int) or found < 0:
+        raise FormatError(f"n_ranks {found!r} is no number of ranks", path)
+    GPUS.check(found)
+    return found
 
 
 def _events(source: Source) -> Iterator[dict[str, Any] | None]:

@@ -1,7 +1,8 @@
-"""Step boundaries that ``stepcast record`` wrote beside its traces."""
+"""What ``stepcast record`` wrote beside its traces: step boundaries, and what collective libraries logged."""
 
 import os
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,10 @@ import msgspec
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import RESULT
+from stepcast.ir.steplog import CollectiveLog
+
+# Folders beside the traces.
+STEPS, FLIGHT, INSPECTOR = "steps", "flight-recorder", "inspector"
 
 
 class _Message(msgspec.Struct):
@@ -52,7 +57,7 @@ class RecordedRank:
 
     @property
     def window_s(self) -> float | None:
-        inside = [self.steps_s[at] for at in self.window if at < len(self.steps_s)]
+        inside = [each for at, each in enumerate(self.steps_s) if at in self.window]
         return statistics.mean(inside) if inside else None
 
     def facts(self) -> dict[str, Any]:
@@ -78,10 +83,27 @@ def read_steps(folder: str) -> list[RecordedRank]:
     return sorted((_read(os.path.join(folder, name)) for name in names), key=lambda each: each.rank)
 
 
+def read_logs(folder: str) -> list[CollectiveLog]:
+    """What the flight recorder and NCCL's Inspector wrote, where the recorded *folder* holds it."""
+    from stepcast.inputs import flight_recorder, nccl_inspector
+
+    readers: dict[str, Callable[[Sequence[Source]], CollectiveLog]] = {
+        FLIGHT: flight_recorder.read_run,
+        INSPECTOR: nccl_inspector.read_run,
+    }
+    found = []
+    for name, read in readers.items():
+        inside = os.path.join(folder, name)
+        files = sorted(os.listdir(inside)) if os.path.isdir(inside) else []
+        if files:
+            found.append(read([Source(os.path.join(inside, file)) for file in files]))
+    return found
+
+
 def _read(path: str) -> RecordedRank:
     try:
         found = msgspec.json.decode(Source(path).data(RESULT), type=_Rank)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"no steps of a recorded job: {error}", path) from None
     skip, steps = found.window
     return RecordedRank(

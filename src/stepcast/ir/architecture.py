@@ -22,6 +22,7 @@ from stepcast.ir.model_parts import (
     QkNorm,
     Window,
 )
+from stepcast.ir.recurrent import Delta, Selective
 
 MOST_LAYERS = LAYERS.most
 MOST_WIDTH = WIDTH.most
@@ -44,8 +45,9 @@ class Architecture:
     ``parameters``. *vocab_multiple* pads the vocabulary to a multiple of itself times the tensor-parallel
     size, as Megatron does with 128; 0 keeps it as it is. *joined*: queries, keys and values come from one
     matrix in the model's own code, and so do gate and up. *wide_norms*: norms multiply by their weight in
-    fp32. *dropout*: of its branches in training, where its code decides that; *drops_attention*: of the
-    attention's probabilities, too.
+    fp32. *attention_gate*: a sigmoid of as wide a projection as the queries' multiplies what attention
+    returns (Qwen3-Next). *dropout*: of its branches in training, where its code decides that;
+    *drops_attention*: of the attention's probabilities, too.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Architecture:
     embedding_norm: bool = False
     final_norm: bool = True
     attention_sinks: bool = False
+    attention_gate: bool = False
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
     embedding_width: int = 0
@@ -78,6 +81,8 @@ class Architecture:
     experts: Experts | None = None
     latent: Latent | None = None
     hybrid: Hybrid | None = None
+    delta: Delta | None = None
+    selective: Selective | None = None
     next_token_layers: int = 0
     vocab_multiple: int = 0
     joined: bool = False
@@ -119,6 +124,13 @@ class Architecture:
             require(
                 letters == self.layers, f"the hybrid pattern has {letters} letters for {self.layers} layers"
             )
+            for name, mixer in (("delta", Mixer.DELTA), ("selective", Mixer.SELECTIVE)):
+                needed = mixer in self.hybrid.mixers and getattr(self, name) is None
+                require(not needed, f"the hybrid pattern has {mixer} layers and needs {name}")
+        else:
+            alone = self.delta is None and self.selective is None
+            require(alone, "delta and selective need a hybrid pattern")
+        require(not (self.attention_gate and self.latent), "latent attention has no gate")
         kinds = {block.feed_forward for block in self.blocks}
         require(
             FeedForward.DENSE not in kinds or self.ffn > 0, "ffn must be at least 1 where a layer is dense"

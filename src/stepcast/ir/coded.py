@@ -6,19 +6,31 @@ Sources: transformers 5.17, integrations/sdpa_attention.py, masking_utils.py and
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Kernels, Modules
-from stepcast.ir.model_parts import NormKind, PositionKind
+from stepcast.ir.model_parts import Activation, NormKind, PositionKind
 from stepcast.ir.strategy import Strategy
 
 
 def fuses_attention(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
-    """Whether one kernel does it: none knows sinks, none heads that share keys in fp32, and models whose
-    scores are biased by distance never ask for one.
+    """Whether one kernel does it: none knows sinks, none what PyTorch falls back for, and models whose scores
+    are biased by distance never ask for one.
     """
     if framework.modules is Modules.TRANSFORMERS:
-        shared = model.heads != model.kv_heads and strategy.stored is DType.FP32
-        if model.attention_sinks or shared or model.position.kind is PositionKind.ALIBI:
+        unknown = model.attention_sinks or model.position.kind is PositionKind.ALIBI
+        if unknown or falls_back(model, strategy, framework):
             return False
     return framework.flash_attention
+
+
+def falls_back(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
+    """Whether PyTorch runs its attention operation by operation, in fp32: heads that share keys in fp32, which
+    no kernel takes, and Falcon's, whose code does not say that they are shared
+    (_scaled_dot_product_attention_math, aten/src/ATen/native/transformers/attention.cpp).
+    """
+    if framework.modules is not Modules.TRANSFORMERS or not framework.flash_attention:
+        return False
+    unsaid = model.joined and not model.gated and model.kv_heads == 1
+    rotary = model.position.kind is PositionKind.ROTARY
+    return model.heads != model.kv_heads and rotary and (unsaid or strategy.stored is DType.FP32)
 
 
 def masks_window(window: int | None, strategy: Strategy, framework: Framework) -> bool:
@@ -29,6 +41,18 @@ def masks_window(window: int | None, strategy: Strategy, framework: Framework) -
         return False
     compiled = framework.kernels is Kernels.COMPILED
     return compiled or (window is not None and window <= strategy.seq)
+
+
+def selects_heads(model: Architecture) -> bool:
+    """Whether queries, keys and values are taken by index from the one tensor that a product made of them:
+    BLOOM's code, whose gradients fill a tensor of that size each.
+    """
+    return model.activation is Activation.GELU_BLOOM
+
+
+def lies_by_heads(model: Architecture) -> bool:
+    """Whether queries lie head by head, not token by token: code that joins their parts makes them so."""
+    return model.position.tailed or model.latent is not None
 
 
 def widens_softmax(model: Architecture) -> bool:

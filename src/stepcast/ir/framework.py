@@ -17,6 +17,7 @@ from stepcast.units import GIB
 class Execution(StrEnum):
     """How the host issues kernels."""
 
+    BLOCKING = "blocking"  # one by one, each when the one before has ended (CUDA_LAUNCH_BLOCKING)
     EAGER = "eager"  # one by one
     PARTIAL_GRAPHS = "partial-graphs"  # captured but for routed experts, whose numbers of tokens change
     GRAPHS = "graphs"  # captured and replayed, so that the host costs nothing
@@ -129,6 +130,8 @@ class Framework:
     kernels: Kernels = Kernels.FUSED
     execution: Execution = Execution.GRAPHS
     modules: Modules = Modules.TORCH
+    # Whether an eager host goes on to the next step while the GPU still runs this one, or waits for its end.
+    runs_ahead: bool = False
     # The format in which gradients are accumulated and reduced.
     gradient_dtype: DType = DType.FP32
     optimizer: Optimizer = ADAM

@@ -22,10 +22,11 @@ backward.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stepcast.ir.coded import fuses_attention, masks_window, widens_softmax
+from stepcast.ir.coded import falls_back, fuses_attention, masks_window, widens_softmax
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
 from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
+from stepcast.ir.kept_recurrent import delta_kept, delta_transient, selective_kept, selective_transient
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Activation, Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
@@ -78,7 +79,10 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             routed=strategy.busiest_share,
             written=framework.writes_out,
             masked=masks_window(block.window, strategy, framework),
-            wide_softmax=framework.writes_out and widens_softmax(model),
+            wide_softmax=framework.writes_out
+            and widens_softmax(model)
+            and not falls_back(model, strategy, framework),
+            score=DType.FP32.bytes if falls_back(model, strategy, framework) else strategy.stored.bytes,
             copies=strategy.autocast and framework.writes_out and not model.joined,
         ),
     )
@@ -106,6 +110,7 @@ class _Shape:
     written: bool = False  # modules of transformers, which keep what each of their operations needs
     masked: bool = False  # attention by a mask, for a window
     wide_softmax: bool = False  # of attention that is written out
+    score: float = 0.0  # bytes of an element of its square
     copies: bool = False  # autocast casts the input of each product by itself
 
     @property
@@ -161,7 +166,20 @@ def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Hal
             scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
             kept = mamba_kept(scanned, shape.element, shape.matmul)
             return _Half(norms + kept, 0.0, mamba_transient(scanned, shape.element))
+        case Mixer.DELTA | Mixer.SELECTIVE:
+            kept, transient = _recurrent(model, block, shape)
+            return _Half(norms + kept, 0.0, transient)
     return _Half()
+
+
+def _recurrent(model: Model, block: Block, shape: _Shape) -> tuple[float, float]:
+    """What a delta net or a Mamba block of the first version keeps, and needs for a moment."""
+    sizes = (shape.tokens, shape.batch, shape.tp, shape.cp)
+    if block.mixer is Mixer.DELTA:
+        kept = delta_kept(model, *sizes, shape.element, shape.matmul)
+        return kept, delta_transient(model, *sizes, shape.element)
+    kept = selective_kept(model, shape.tokens, shape.batch, shape.element)
+    return kept, selective_transient(model, shape.tokens, shape.element)
 
 
 def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
@@ -211,6 +229,8 @@ def _attention(model: Model, shape: _Shape) -> float:
     kept = (query + key + value + output) * element
     # Values are a view of what was projected, unless they are a product of their own.
     views = shape.kernels is not Kernels.FUSED and (model.joined or not shape.written)
+    if model.attention_gate:
+        kept += 2 * output * element  # the gate, and the product, which the output projection needs
     if rotary and model.latent is None and views:
         kept += _projected(model, shape) - value * element
     if shape.written and model.qk_norm is not QkNorm.NONE:
@@ -261,6 +281,10 @@ def _kept_by_torchtitan(model: Model, block: Block, shape: _Shape, outer: float)
         scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
         kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
         transient = max(transient, mamba_transient(scanned, shape.element))
+    elif block.mixer in (Mixer.DELTA, Mixer.SELECTIVE):
+        own, moment = _recurrent(model, block, shape)
+        kept += outer * shape.element + own
+        transient = max(transient, moment)
     return Kept(kept, outer * shape.stream, transient)
 
 
@@ -292,7 +316,7 @@ def _score_bytes(shape: _Shape) -> float:
     section 4.1).
     """
     wide = FP32_BYTES if shape.wide_softmax else 0.0  # before it is cast
-    return wide + shape.element + (shape.mask + shape.element if shape.mask else 0.0)
+    return wide + shape.score + (shape.mask + shape.element if shape.mask else 0.0)
 
 
 def _projected(model: Model, shape: _Shape) -> float:
@@ -300,13 +324,14 @@ def _projected(model: Model, shape: _Shape) -> float:
     (``generate.attention``).
     """
     ways = 1 if shape.tp > model.kv_heads else shape.tp
-    width = model.heads * model.head_dim + model.kv_heads * (model.head_dim + model.value_dim)
+    query = model.heads * model.head_dim * (2 if model.attention_gate else 1)
+    width = query + model.kv_heads * (model.head_dim + model.value_dim)
     return shape.tokens * width / ways * shape.element
 
 
 def _attention_transient(model: Model, shape: _Shape) -> float:
     """Gradients of queries, keys, values and their projection; unfused, those of two squares."""
-    return 2 * _projected(model, shape) + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.element)
+    return 2 * _projected(model, shape) + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.score)
 
 
 def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:

@@ -114,6 +114,31 @@ def _mamba(model: Model, strategy: Strategy) -> str:
     return ""
 
 
+def _recurrent(model: Model, strategy: Strategy) -> str:
+    """Megatron-Core splits a delta net by heads of keys among tensor and context parallel ranks (core/ssm/
+    gated_delta_net.py); Mamba blocks of the first version no training software splits.
+    """
+    mixers, layout = {block.mixer for block in model.blocks}, strategy.layout
+    if Mixer.SELECTIVE in mixers:
+        for name, ways in (("tp", layout.tp), ("cp", layout.cp)):
+            if ways > 1:
+                return (
+                    f"{name} {ways} cannot split Mamba-1 blocks, no software does: use {name} 1 and dp or ep"
+                )
+    if Mixer.DELTA in mixers and model.delta is not None:
+        heads = model.delta.key_heads
+        if heads % layout.tp:
+            near = nearest_divisor(heads, layout.tp)
+            return (
+                f"tp {layout.tp} does not divide the {heads} key heads of delta nets: the nearest is {near}"
+            )
+        if heads // layout.tp % layout.cp:
+            near = nearest_divisor(heads // layout.tp, layout.cp)
+            own = f"the {heads // layout.tp} key heads of delta nets on a tensor rank"
+            return f"cp {layout.cp} does not divide {own}: the nearest is {near}"
+    return ""
+
+
 def _sequence(model: Model, strategy: Strategy) -> str:
     layout, seq = strategy.layout, strategy.seq
     if model.position.kind is PositionKind.LEARNED and seq > model.max_seq:
@@ -312,6 +337,7 @@ def _further(model: Model, strategy: Strategy) -> str:
 RULES: tuple[Callable[[Model, Strategy], str], ...] = (
     _tensor,
     _mamba,
+    _recurrent,
     _sequence,
     _context,
     _experts,

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.check import require
 from stepcast.ir.model_parts import Block
+from stepcast.ir.weight import Part, Weight
 from stepcast.ir.weights import (
-    Part,
     Shard,
-    Weight,
     block_weights,
     embedding_weights,
     final_weights,

@@ -10,6 +10,7 @@ class Activation(StrEnum):
     SILU = "silu"
     GELU = "gelu"
     GELU_NEW = "gelu-new"  # the same by tanh, operation by operation where code is not compiled
+    GELU_BLOOM = "gelu-bloom"  # likewise, in a function that keeps its input alone and has its own gradient
     RELU = "relu"
     SQUARED_RELU = "squared-relu"
 
@@ -40,6 +41,8 @@ class Mixer(StrEnum):
 
     ATTENTION = "attention"
     MAMBA = "mamba"
+    SELECTIVE = "selective"  # Mamba of the first version
+    DELTA = "delta"  # gated delta net
     NONE = "none"
 
 
@@ -160,34 +163,41 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """Layers of unlike kinds, Mamba-2 among them.
+    """Layers of unlike kinds.
 
     *pattern* has one letter per layer. Where a layer is one thing (Nemotron-H; Megatron-LM's letters):
     ``M`` Mamba-2, ``*`` attention, ``-`` MLP, ``E`` experts. Where it is a mixer and a feed-forward (Bamba,
-    Granite 4): ``m`` Mamba-2 and ``a`` attention before an MLP, ``x`` and ``y`` before experts.
-    The inner width of a Mamba block is mamba_heads x mamba_head_dim; *chunk* is the scan's, Megatron-LM's
-    unless given.
+    Granite 4): ``m`` Mamba-2 and ``a`` attention before an MLP, ``x`` and ``y`` before experts; ``S`` is
+    Mamba of the first version alone, ``s`` and ``t`` the same before an MLP and before experts (Jamba),
+    ``d`` and ``e`` a gated delta net before them (Qwen3-Next).
+    The sizes are those of Mamba-2 blocks, where there are any: their inner width is mamba_heads x
+    mamba_head_dim; *chunk* is the scan's, Megatron-LM's unless given.
     """
 
     pattern: str
-    mamba_heads: int
-    mamba_head_dim: int
-    state: int
-    groups: int
+    mamba_heads: int = 0
+    mamba_head_dim: int = 0
+    state: int = 0
+    groups: int = 0
     conv: int = 4
     chunk: int = 128
 
     def __post_init__(self) -> None:
-        require_counts(self, 1, "mamba_heads", "mamba_head_dim", "state", "groups", "conv", "chunk")
         unknown = sorted(set(self.pattern) - set(HYBRID_BLOCKS))
         require(
             not unknown, f"unknown letters {unknown} in the hybrid pattern; known: {' '.join(HYBRID_BLOCKS)}"
         )
         require(len(self.pattern) > 0, "the hybrid pattern must not be empty")
+        least = int(Mixer.MAMBA in self.mixers)
+        require_counts(self, least, "mamba_heads", "mamba_head_dim", "state", "groups", "conv", "chunk")
         require(
-            self.mamba_heads % self.groups == 0,
+            not least or self.mamba_heads % self.groups == 0,
             f"mamba_heads {self.mamba_heads} is not a multiple of groups {self.groups}",
         )
+
+    @property
+    def mixers(self) -> set[Mixer]:
+        return {HYBRID_BLOCKS[letter][0] for letter in self.pattern}
 
     @property
     def inner(self) -> int:
@@ -203,6 +213,11 @@ HYBRID_BLOCKS: dict[str, tuple[Mixer, FeedForward]] = {
     "a": (Mixer.ATTENTION, FeedForward.DENSE),
     "x": (Mixer.MAMBA, FeedForward.EXPERTS),
     "y": (Mixer.ATTENTION, FeedForward.EXPERTS),
+    "S": (Mixer.SELECTIVE, FeedForward.NONE),
+    "s": (Mixer.SELECTIVE, FeedForward.DENSE),
+    "t": (Mixer.SELECTIVE, FeedForward.EXPERTS),
+    "d": (Mixer.DELTA, FeedForward.DENSE),
+    "e": (Mixer.DELTA, FeedForward.EXPERTS),
 }
 
 

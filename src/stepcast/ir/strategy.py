@@ -195,6 +195,9 @@ class Strategy:
     fp8_parameters: bool = False
     # torch.autocast: weights and gradients in fp32, a cast to *precision* for each use of a weight.
     autocast: bool = False
+    # Share of the weights whose gradients are zero, and always were: rows of an embedding that no batch had,
+    # or, where it is 1, all of them, as of a benchmark that has nothing to learn.
+    zero_gradients: float = 0.0
 
     def __post_init__(self) -> None:
         for name, kind in WORDS.items():
@@ -202,6 +205,8 @@ class Strategy:
                 object.__setattr__(self, name, _word(kind, name, getattr(self, name)))
         require_counts(self, 1, "micro_batch", "global_batch", "seq")
         require_counts(self, 0, "lora_rank", "further_tokens")
+        zeros = self.zero_gradients
+        require(0 <= zeros <= 1, f"the share of zero gradients is between 0 and 1, not {zeros}")
         per_round = self.micro_batch * self.layout.dp
         if self.precision not in PRECISIONS:
             raise StrategyError(

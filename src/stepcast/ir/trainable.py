@@ -8,9 +8,9 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.ir.weight import Part
 from stepcast.ir.weights import (
     NOTHING,
-    Part,
     Shard,
     embedding_weights,
     head_weights,

@@ -7,83 +7,21 @@ fewer kv heads than ranks are split all the same, and their results gathered (``
 norms, position embeddings, routers and the down-projections of latent attention are on every rank.
 """
 
-import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from itertools import accumulate
 from typing import NamedTuple
 
 from stepcast.ir.architecture import Architecture
-from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind, QkNorm
-
-
-class Part(StrEnum):
-    """What a weight belongs to."""
-
-    EMBEDDING = "embedding"
-    POSITION = "position"
-    ATTENTION = "attention"
-    MAMBA = "mamba"
-    MLP = "mlp"
-    ROUTER = "router"
-    EXPERTS = "experts"
-    SHARED_EXPERTS = "shared-experts"
-    NORM = "norm"
-    HEAD = "head"
-
-
-class Split(StrEnum):
-    """How ranks share a weight."""
-
-    NONE = "none"  # every rank holds all of it
-    TENSOR = "tensor"
-    VOCAB = "vocab"  # tensor parallel, after the vocabulary is padded
-    EXPERT = "expert"  # whole experts over ep, each expert over expert-tp
-    EXPERT_REPLICATED = "expert-replicated"  # whole experts over ep, the rest on every rank
-
-
-@dataclass(frozen=True, slots=True)
-class Weight:
-    """*most_ways* bounds the tensor split: 8 Mamba groups cannot be split 16 ways, so they are repeated.
-
-    *inputs_split*: of matrices (outputs, inputs), or stacks of them, whether ranks split the inputs or the
-    outputs; None where it is no matrix.
-    """
-
-    name: str
-    part: Part
-    shape: tuple[int, ...]
-    split: Split = Split.NONE
-    most_ways: int = 0
-    inputs_split: bool | None = None
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-    def on_rank(self, tp: int, ep: int, expert_tp: int, vocab: int) -> int:
-        """Elements on the fullest rank; *vocab* is the padded vocabulary."""
-        match self.split:
-            case Split.NONE:
-                return self.elements
-            case Split.TENSOR:
-                return -(-self.elements // (min(tp, self.most_ways) if self.most_ways else tp))
-            case Split.VOCAB:
-                return -(-vocab // tp) * math.prod(self.shape[1:])
-            case Split.EXPERT:
-                return -(-self.shape[0] // ep) * -(-math.prod(self.shape[1:]) // expert_tp)
-            case Split.EXPERT_REPLICATED:
-                return -(-self.shape[0] // ep) * math.prod(self.shape[1:])
-
-    def matrices_on_rank(self, tp: int, ep: int, expert_tp: int, vocab: int) -> tuple[int, int, int]:
-        """(how many, outputs, inputs) of the matrices that the fullest rank holds, or its parts of them."""
-        count = -(-self.shape[0] // ep) if self.split is Split.EXPERT else 1
-        elements = self.on_rank(tp, ep, expert_tp, vocab) // count
-        kept = self.shape[-2] if self.inputs_split else self.shape[-1]
-        other = -(-elements // kept)
-        return (count, kept, other) if self.inputs_split else (count, other, kept)
+from stepcast.ir.mixer_weights import (
+    attention_weights,
+    delta_weights,
+    latent_weights,
+    mamba_weights,
+    selective_weights,
+)
+from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
+from stepcast.ir.weight import Part, Split, Weight, linear, norm_weight
 
 
 class Shard(NamedTuple):
@@ -117,33 +55,12 @@ class Shard(NamedTuple):
 
 NOTHING = Shard(0, 0)
 # Parts whose matrices are multiplied in fp8 or fp4 where the strategy says so.
-MULTIPLIED = (Part.ATTENTION, Part.MAMBA, Part.MLP, Part.SHARED_EXPERTS)
+MULTIPLIED = (Part.ATTENTION, Part.MAMBA, Part.DELTA, Part.MLP, Part.SHARED_EXPERTS)
 
 
 def whole(weights: Iterable[Weight]) -> int:
     """Elements of all *weights* together."""
     return sum(weight.elements for weight in weights)
-
-
-def _linear(
-    name: str,
-    part: Part,
-    inputs: int,
-    outputs: int,
-    bias: bool,
-    split: Split = Split.NONE,
-    *,
-    by_rows: bool = False,
-) -> list[Weight]:
-    """A matrix and, where asked, its bias, which is split only along with the columns."""
-    weights = [Weight(f"{name}.weight", part, (outputs, inputs), split, inputs_split=by_rows)]
-    if bias:
-        weights.append(Weight(f"{name}.bias", part, (outputs,), Split.NONE if by_rows else split))
-    return weights
-
-
-def _norm(model: Architecture, name: str, width: int) -> Weight:
-    return Weight(name, Part.NORM, (model.norm.elements(width),))
 
 
 def embedding_weights(model: Architecture) -> list[Weight]:
@@ -159,18 +76,18 @@ def embedding_weights(model: Architecture) -> list[Weight]:
             Weight("embedding.project_in", Part.EMBEDDING, (model.hidden, width), inputs_split=False)
         )
     if model.embedding_norm:
-        weights.append(_norm(model, "embedding.norm", model.hidden))
+        weights.append(norm_weight(model, "embedding.norm", model.hidden))
     return weights
 
 
 def final_weights(model: Architecture) -> list[Weight]:
-    return [_norm(model, "final_norm", model.hidden)] if model.final_norm else []
+    return [norm_weight(model, "final_norm", model.hidden)] if model.final_norm else []
 
 
 def head_weights(model: Architecture) -> list[Weight]:
     """The output projection first (the word embedding again where tied), then its bias and projection."""
     width = model.embedding_width or model.hidden
-    weights = _linear("head", Part.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
+    weights = linear("head", Part.HEAD, width, model.vocab, model.biases.head, Split.VOCAB)
     if width != model.hidden:
         weights.append(Weight("head.project_out", Part.HEAD, (width, model.hidden), inputs_split=False))
     return weights
@@ -191,11 +108,11 @@ def next_token_weights(model: Architecture) -> list[Weight]:
             *block_weights(model, Mixer.NONE, feed_forward),
         )
     return [
-        _norm(model, "mtp.embedding_norm", model.hidden),
-        _norm(model, "mtp.hidden_norm", model.hidden),
-        *_linear("mtp.projection", Part.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
+        norm_weight(model, "mtp.embedding_norm", model.hidden),
+        norm_weight(model, "mtp.hidden_norm", model.hidden),
+        *linear("mtp.projection", Part.MLP, 2 * model.hidden, model.hidden, False, Split.TENSOR),
         *block,
-        _norm(model, "mtp.final_norm", model.hidden),
+        norm_weight(model, "mtp.final_norm", model.hidden),
     ]
 
 
@@ -205,9 +122,13 @@ def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) 
     weights: list[Weight] = []
     match mixer:
         case Mixer.ATTENTION:
-            weights += _latent(model) if model.latent else _attention(model)
+            weights += latent_weights(model) if model.latent else attention_weights(model)
         case Mixer.MAMBA:
-            weights += _mamba(model)
+            weights += mamba_weights(model)
+        case Mixer.SELECTIVE:
+            weights += selective_weights(model)
+        case Mixer.DELTA:
+            weights += delta_weights(model)
     match feed_forward:
         case FeedForward.DENSE:
             weights += _mlp(model, "mlp", Part.MLP, model.ffn)
@@ -215,80 +136,17 @@ def block_weights(model: Architecture, mixer: Mixer, feed_forward: FeedForward) 
             weights += _experts(model)
     halves = (mixer is not Mixer.NONE) + (feed_forward is not FeedForward.NONE)
     norms = (1 if model.shared_norm else halves) if model.pre_norms else 0
-    weights += [_norm(model, f"norm.{index}", model.hidden) for index in range(norms)]
+    weights += [norm_weight(model, f"norm.{index}", model.hidden) for index in range(norms)]
     if model.post_norms:
-        weights += [_norm(model, f"post_norm.{index}", model.hidden) for index in range(halves)]
+        weights += [norm_weight(model, f"post_norm.{index}", model.hidden) for index in range(halves)]
     return tuple(weights)
-
-
-def _attention(model: Architecture) -> list[Weight]:
-    part, bias = Part.ATTENTION, model.biases.qkv
-    weights = _linear("attention.query", part, model.hidden, model.query_width, bias, Split.TENSOR)
-    for name in ("attention.key", "attention.value"):
-        weights += _linear(name, part, model.hidden, model.kv_width, bias, Split.TENSOR)
-    output = model.biases.attention_output
-    weights += _linear(
-        "attention.output", part, model.query_width, model.hidden, output, Split.TENSOR, by_rows=True
-    )
-    if model.qk_norm in (QkNorm.HEAD, QkNorm.WHOLE):
-        whole = model.qk_norm is QkNorm.WHOLE
-        widths = {"query": model.query_width, "key": model.kv_width}
-        weights += [
-            _norm(model, f"attention.{side}_norm", width if whole else model.head_dim)
-            for side, width in widths.items()
-        ]
-    if model.attention_sinks:
-        weights.append(Weight("attention.sinks", part, (model.heads,), Split.TENSOR))
-    return weights
-
-
-def _latent(model: Architecture) -> list[Weight]:
-    """Down-projections and their norms are on every rank; heads are split on the way up."""
-    latent, part, bias = model.latent, Part.ATTENTION, model.biases.qkv
-    assert latent is not None
-    if latent.query_rank:
-        weights = _linear("attention.query_down", part, model.hidden, latent.query_rank, bias)
-        weights.append(_norm(model, "attention.query_norm", latent.query_rank))
-        weights += _linear(
-            "attention.query_up", part, latent.query_rank, model.query_width, False, Split.TENSOR
-        )
-    else:
-        weights = _linear("attention.query", part, model.hidden, model.query_width, False, Split.TENSOR)
-    weights += _linear("attention.kv_down", part, model.hidden, latent.kv_rank + latent.rope_dim, bias)
-    weights.append(_norm(model, "attention.kv_norm", latent.kv_rank))
-    up = model.heads * (latent.nope_dim + latent.value_dim)
-    weights += _linear("attention.kv_up", part, latent.kv_rank, up, False, Split.TENSOR)
-    values, output = model.heads * latent.value_dim, model.biases.attention_output
-    weights += _linear("attention.output", part, values, model.hidden, output, Split.TENSOR, by_rows=True)
-    return weights
-
-
-def _mamba(model: Architecture) -> list[Weight]:
-    """A Mamba-2 mixer (Dao and Gu 2024, section 6): gate, input, B, C and dt from one projection.
-
-    Groups bound the split of B and C; A, D and the dt bias are one number per head.
-    """
-    hybrid, part = model.hybrid, Part.MAMBA
-    assert hybrid is not None
-    inner, states = hybrid.inner, 2 * hybrid.groups * hybrid.state
-    split, ways = Split.TENSOR, hybrid.groups
-    return [
-        Weight("mamba.in.gate_input", part, (2 * inner, model.hidden), split, inputs_split=False),
-        Weight("mamba.in.states", part, (states, model.hidden), split, ways, False),
-        Weight("mamba.in.dt", part, (hybrid.mamba_heads, model.hidden), split, inputs_split=False),
-        Weight("mamba.conv.input", part, (inner, hybrid.conv + 1), split),  # kernel and bias
-        Weight("mamba.conv.states", part, (states, hybrid.conv + 1), split, ways),
-        Weight("mamba.heads", part, (3, hybrid.mamba_heads), split),
-        Weight("mamba.norm", Part.NORM, (inner,), split),
-        Weight("mamba.out", part, (model.hidden, inner), split, inputs_split=True),
-    ]
 
 
 def _mlp(model: Architecture, name: str, part: Part, ffn: int) -> list[Weight]:
     weights: list[Weight] = []
     for side in ("gate", "up") if model.gated else ("up",):
-        weights += _linear(f"{name}.{side}", part, model.hidden, ffn, model.biases.mlp, Split.TENSOR)
-    return weights + _linear(
+        weights += linear(f"{name}.{side}", part, model.hidden, ffn, model.biases.mlp, Split.TENSOR)
+    return weights + linear(
         f"{name}.down", part, ffn, model.hidden, model.biases.mlp, Split.TENSOR, by_rows=True
     )
 
@@ -296,11 +154,11 @@ def _mlp(model: Architecture, name: str, part: Part, ffn: int) -> list[Weight]:
 def _experts(model: Architecture) -> list[Weight]:
     experts = model.experts
     assert experts is not None
-    weights = _linear("router", Part.ROUTER, model.hidden, experts.count, experts.router_bias)
+    weights = linear("router", Part.ROUTER, model.hidden, experts.count, experts.router_bias)
     width = experts.latent or model.hidden
     if experts.latent:
-        weights += _linear("experts.latent_down", Part.MLP, model.hidden, width, False)
-        weights += _linear("experts.latent_up", Part.MLP, width, model.hidden, False)
+        weights += linear("experts.latent_down", Part.MLP, model.hidden, width, False)
+        weights += linear("experts.latent_up", Part.MLP, width, model.hidden, False)
     sides = 2 if model.gated else 1
     count, ffn, part = experts.count, experts.ffn, Part.EXPERTS
     for name, shape, by_rows in (("up", (sides * ffn, width), False), ("down", (width, ffn), True)):

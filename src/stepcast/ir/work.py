@@ -11,6 +11,7 @@ from enum import StrEnum
 from stepcast.ir.check import require_amounts, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Channel, Group, HostWay
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 
 
@@ -103,6 +104,8 @@ class ElementwiseKind(StrEnum):
     CONVOLUTION = "convolution"  # causal, along the sequence, each channel by itself
     GROUP_NORM = "group-norm"  # a row in several parts
     OPTIMIZER = "optimizer"
+    # AdamW of weights whose gradients and moments are zero, by which a GPU divides in more instructions.
+    IDLE_OPTIMIZER = "idle-optimizer"
     LISTED_OPTIMIZER = "listed-optimizer"  # operation by operation, over lists of tensors
     CAST = "cast"
     COPY = "copy"
@@ -248,7 +251,7 @@ class Recorded:
             raise ValueError(f"duration_s must be a finite number, zero or more, not {self.duration_s!r}")
 
 
-Compute = Matmul | GroupedMatmul | Attention | Scan | Elementwise | Recorded
+Compute = Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | Elementwise | Recorded
 Communication = Collective | Transfer | HostCopy
 Work = Compute | HostUpdate | Communication
 

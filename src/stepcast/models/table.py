@@ -19,17 +19,20 @@ from stepcast.ir.model_parts import (
     QkNorm,
     Window,
 )
+from stepcast.ir.recurrent import Delta, Selective
 
 NORMS = {
     "rms": Norm(),
     "layer": Norm(NormKind.LAYER),
     "layer+bias": Norm(NormKind.LAYER, bias=True),
 }
-PARTS: dict[str, type[Window] | type[Experts] | type[Latent] | type[Hybrid]] = {
+PARTS: dict[str, type[Window | Experts | Latent | Hybrid | Delta | Selective]] = {
     "window": Window,
     "experts": Experts,
     "latent": Latent,
     "hybrid": Hybrid,
+    "delta": Delta,
+    "selective": Selective,
 }
 WORDS: dict[str, type[Activation] | type[QkNorm]] = {"activation": Activation, "qk_norm": QkNorm}
 FIELDS = {field.name: field.type for field in fields(Model)} | {"positions": int}

@@ -24,6 +24,7 @@ from stepcast.inputs.chakra.rank_files import prefix_of
 from stepcast.ir.group import Group
 from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.ranks import grid_of, members, neighbour
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
     Attention,
@@ -165,7 +166,7 @@ def losses(workload: Workload) -> tuple[str, ...]:
     """What of *workload* the trace does not hold, or holds only in attributes that stepcast alone reads."""
     lost = ["phases, layers and repeats: other programs see the nodes written out"]
     works = {type(op.work) for layer in _layers(workload) for op in layer.all_ops}
-    if works & {Matmul, GroupedMatmul, Attention, Scan, Elementwise}:
+    if works & {Matmul, GroupedMatmul, Attention, Scan, DeltaRule, SelectiveScan, Elementwise}:
         lost.append("shapes: other programs see FLOPs and bytes (num_ops, tensor_size)")
     if works & {Recorded}:
         lost.append("times below a microsecond: duration_micros is whole; stepcast.duration_s is exact")

@@ -5,6 +5,7 @@ from functools import lru_cache
 from stepcast.inputs.chakra.plan import DURATION_S, TYPE_OF_COLLECTIVE, WORK, work_text
 from stepcast.inputs.chakra.protobuf import Kind, attribute
 from stepcast.ir.layout import Layout
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
     GATHERS,
@@ -46,7 +47,9 @@ def message_size(size_bytes: int) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _amounts(work: Matmul | GroupedMatmul | Attention | Scan | Elementwise) -> tuple[int, int]:
+def _amounts(
+    work: Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | Elementwise,
+) -> tuple[int, int]:
     """FLOPs and bytes that an op must at least move, for other programs' rooflines."""
     size = work.dtype.bytes
     match work:
@@ -63,6 +66,12 @@ def _amounts(work: Matmul | GroupedMatmul | Attention | Scan | Elementwise) -> t
         case Scan():
             # Input, gate and output, B and C; backward the gradients of all and the forward's result.
             touched = (3 * work.inputs + 2 * work.shared) * size
+            return round(work.flops), round(touched * (2 if work.backward else 1))
+        case DeltaRule():
+            touched = (2 * work.keys + 2 * work.inputs) * size
+            return round(work.flops), round(touched * (2 if work.backward else 1))
+        case SelectiveScan():
+            touched = (4 * work.inputs + 2 * work.shared) * size
             return round(work.flops), round(touched * (2 if work.backward else 1))
         case Elementwise():
             return work.elements, round(work.read_bytes + work.write_bytes)

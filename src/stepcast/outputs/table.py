@@ -53,6 +53,7 @@ TARGETS: tuple[Target, ...] = (
         "chakra", "Chakra execution traces (protobuf), one per rank", "workload", "stepcast.outputs.chakra"
     ),
     Target("perfetto", "Perfetto / Chrome trace JSON", "timeline", "stepcast.outputs.perfetto"),
+    Target("cluster", "cluster description (TOML)", "wiring", "stepcast.outputs.cluster"),
     Target("json", "everything read, as JSON", "", "stepcast.outputs.plain"),
 )
 

@@ -29,7 +29,7 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
             + (", adds in the switch" if found["in_switch_reduction"] else ""),
         ),
         ("NICs", f"{found['nics_per_node']} of {_rate(nic)}{_spoken(found)}" if nic else "none"),
-        ("network", found["network"]),
+        ("network", ", ".join([found["network"], *found["routes"]])),
     ]
     if host := found["host"]:
         rate = host["memory_bandwidth_bytes_per_s"] / GB
@@ -37,6 +37,32 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
         pairs.append(("host", f"{memory}, {host['links']} links of {_rate(host['link'])}"))
     if found["scale_up_gpus"] > found["gpus_per_node"]:
         pairs.append(("scale-up domain", f"{found['scale_up_gpus']} GPUs"))
+    return pairs
+
+
+def wiring_pairs(found: Facts) -> list[tuple[str, object]]:
+    """What a file says of the wiring of a node or of a network."""
+    pairs: list[tuple[str, object]] = []
+    if "gpus" in found:
+        pairs.append(("node", f"{found['gpus']} x {found.get('gpu', 'GPU')}"))
+    if "fabric" in found:
+        links = f", {found['fabric_links']:g} NVLinks" if "fabric_links" in found else ""
+        rate = (
+            f", {found['fabric_bytes_per_s'] / GB:g} GB/s each way" if "fabric_bytes_per_s" in found else ""
+        )
+        pairs.append(("fabric", f"{found['fabric']}{links}{rate}"))
+    if "sockets" in found:
+        pairs.append(("sockets", found["sockets"]))
+    if "nics" in found:
+        rate = f" of {found['nic_bytes_per_s'] / GB:g} GB/s" if "nic_bytes_per_s" in found else ""
+        pairs.append(("NICs", f"{found['nics']}{rate}" if found["nics"] else "none"))
+    words = {
+        "nodes": "cluster",
+        "leaf_nodes": "under a leaf",
+        "pod_nodes": "in a pod",
+        "scale_up_nodes": "in an NVLink domain",
+    }
+    pairs += [(word, f"{found[key]:,} nodes") for key, word in words.items() if key in found]
     return pairs
 
 

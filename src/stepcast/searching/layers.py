@@ -12,6 +12,7 @@ from stepcast.cost.compute import Load, cool_seconds, load_of, priced_once
 from stepcast.cost.fits import default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.pricing import Pricer
+from stepcast.cost.slowest import least_pace, paced
 from stepcast.generate.stage import block_layers, end_layers, layer_view
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Dispatcher, Framework
@@ -146,6 +147,7 @@ class _Seconds:
         gpu = cluster.gpu
         self.attention, self.architecture = framework.attention, gpu.architecture
         self.price = priced_once(gpu, default_fit(), load)
+        self.pace = least_pace(strategy.layout, strategy.micro_batches)
         self.pricer = Pricer(cluster, strategy.layout, once_per_node=once_per_node)
         self.alone = {group for group in LANES if strategy.layout.size(group) == 1}
 
@@ -183,4 +185,5 @@ class _Seconds:
 
     def _computing(self, work: Compute) -> float:
         as_it_runs = as_run(work, self.attention)
-        return slowed(self.price(as_it_runs), as_it_runs, self.attention, self.architecture).seconds
+        price = slowed(self.price(as_it_runs), as_it_runs, self.attention, self.architecture)
+        return paced(price, as_it_runs, self.pace).seconds

@@ -26,6 +26,11 @@ class Issue:
 
 
 @dataclass(frozen=True, slots=True)
+class Lead:
+    """Less than nothing: how long before the step the host began to issue it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Delayed:
     """The cost of a communication whose result may be used only after a while."""
 
@@ -66,6 +71,8 @@ class Prices:
     takes: Seconds | None = None
     """Seconds of computing that a work takes for each second beside it."""
     slow_groups: Mapping[Group, float] = field(default_factory=dict)
+    ahead: bool = False
+    """Whether hosts go on to the next step without waiting for the end of one."""
     _known: dict[int, tuple[Work, float]] = field(default_factory=dict, init=False, compare=False)
     """What computing takes, by the identity of works: each is named beside many collectives."""
 
@@ -81,6 +88,8 @@ class Prices:
             case Issue(work, backward, kernels):
                 assert self.issue_s is not None
                 return self.issue_s(work, backward) * kernels
+            case Lead():
+                return 0.0
             case Delayed(work, delay_s):
                 return self._communication_s(work) + delay_s
             case Slowed(work, factor):

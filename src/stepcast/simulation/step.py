@@ -5,17 +5,20 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+import numpy as np
+
 from stepcast.ir.group import Channel, Group, HostWay
 from stepcast.ir.work import Collective, group_of
 from stepcast.ir.workload import Phase as LayerPhase
 from stepcast.ir.workload import Stage, Workload, written
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
-from stepcast.simulation.costs import Prices
+from stepcast.simulation.costs import Issue, Lead, Prices
+from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes, awaited_by, facts_of
 from stepcast.simulation.messages import Messages, Phase, Send
 from stepcast.simulation.outline import Terms
-from stepcast.simulation.pieces import Cost, Floats, Piece, Segment
+from stepcast.simulation.pieces import Cost, Floats, Piece, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
 from stepcast.simulation.segments import Issued, once_ops, phase_ops, pieces_under
@@ -41,7 +44,20 @@ class Step:
     @cached_property
     def seconds(self) -> Floats:
         """The price of each of the program's costs."""
-        return self.program.priced(self.prices)
+        seconds = self.program.priced(self.prices)
+        if self.prices.ahead and self.prices.issue_s is not None:
+            seconds[self.program.costs.index(Lead())] = -self._lead_s(seconds)
+        return seconds
+
+    def _lead_s(self, seconds: Floats) -> float:
+        """How far a host is ahead that issues one step after the other: by what the GPU had left to do when
+        the host had issued the step before.
+
+        Kernels then run one after the other, or the host without a pause, whichever takes longer.
+        """
+        issues = np.array([isinstance(cost, Issue) for cost in self.program.costs])
+        whole_s, host_s = makespans_s(self.program, np.array([seconds, np.where(issues, seconds, 0.0)]))
+        return float(whole_s - host_s)
 
     @property
     def message_s(self) -> float:
@@ -93,6 +109,8 @@ def build_step(
     once = _once(workload, schedule)
     rounds = _Rounds(replace(terms, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
+    if eager and prices.ahead:
+        before.insert(0, Round(dict.fromkeys(range(schedule.stages), _lead(lanes))))
     program = pipeline_program(
         schedule,
         lanes.names,
@@ -104,6 +122,13 @@ def build_step(
         [slots.runs(stage, schedule.chunks) for stage in range(schedule.stages)],
     )
     return Step(program, schedule, lanes, message, prices, len(before), len(after))
+
+
+def _lead(lanes: Lanes) -> Segment:
+    """What begins before the step: the host, and whatever it would wait for."""
+    assert lanes.host_lane is not None
+    op = TimedOp("lead", Lead(), lanes.host_lane, keeps=(lanes.read,))
+    return Segment.of("lead", [op], lanes=lanes.count)
 
 
 def _lanes_of(

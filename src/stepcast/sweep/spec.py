@@ -21,7 +21,7 @@ Words = dict[str, Any]
 QUESTIONS = ("predict", "search", "plan")
 # Points that differ in these share the least: such axes turn slowest, so that neighbours share most.
 SLOWEST = ("model", "cluster", "set", "framework", "calibration", "gpus")
-DOUBLING = re.compile(r"(\d+)\.\.(\d+)")
+DOUBLING = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 @dataclass(frozen=True, slots=True)

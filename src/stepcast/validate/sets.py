@@ -18,6 +18,7 @@ class MeasurementSet:
     module: str
     folder: str
     further: tuple[str, ...] = ()
+    when_named: bool = False  # left out unless it is asked for: it takes long, and packages of its own
 
     @property
     def exists(self) -> bool:
@@ -75,6 +76,13 @@ _TABLE = (
         "training steps of Hugging Face models on one H200",
         "stepcast.validate.transformers",
         "transformers",
+    ),
+    MeasurementSet(
+        "captured",
+        "the same steps, captured (needs PyTorch and transformers)",
+        "stepcast.validate.captured",
+        "transformers",
+        when_named=True,
     ),
     MeasurementSet("mlperf", "MLPerf Training runs of language models", "stepcast.validate.mlperf", "mlperf"),
     MeasurementSet(

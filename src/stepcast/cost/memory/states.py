@@ -16,7 +16,8 @@ from stepcast.ir.sharding import Plan, plan_of
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import Strategy, TrainingKind
 from stepcast.ir.trainable import Matrices, held_shard, trained_matrices, trained_shard
-from stepcast.ir.weights import Part, Shard
+from stepcast.ir.weight import Part
+from stepcast.ir.weights import Shard
 
 # Formats whose weights fused kernels keep quantised from one micro-batch to the next.
 QUANTISED = (DType.FP8, DType.MXFP8, DType.NVFP4)

@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from stepcast.ir.layout import Layout
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.role import Role
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
@@ -95,7 +96,10 @@ class WorkloadPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 WORK_TYPES = {
     kind.__name__: kind
-    for kind in (Matmul, GroupedMatmul, Attention, Scan, Elementwise, Collective, Transfer, Recorded)
+    for kind in (
+        *(Matmul, GroupedMatmul, Attention, Scan, DeltaRule, SelectiveScan),
+        *(Elementwise, Collective, Transfer, Recorded),
+    )
 }
 
 

@@ -258,7 +258,7 @@ def bloom(keys: Keys, name: str) -> Model:
         max_seq=keys.count("seq_length", default=2048),
         tied=keys.flag("tie_word_embeddings", default=True),
         gated=False,
-        activation=Activation.GELU,
+        activation=Activation.GELU_BLOOM,
         norm=LAYER_NORM,
         biases=ALL_BIASES,
         position=ALIBI,

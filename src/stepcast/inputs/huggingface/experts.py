@@ -27,18 +27,23 @@ def mixtral(keys: Keys, name: str) -> Model:
 
 
 def sparse_pattern(keys: Keys, layers: int, every: int) -> tuple[bool, ...]:
+    """Which layers have experts, as short as it can be said."""
+    if layers > MOST_LAYERS:
+        return (True,)  # the Model refuses so many layers
+    pattern = tuple(sparse_layers(keys, layers, every))
+    if not any(pattern):
+        raise FormatError("decoder_sparse_step and mlp_only_layers leave no layer with experts")
+    return shortest_period(pattern)
+
+
+def sparse_layers(keys: Keys, layers: int, every: int) -> list[bool]:
     """Every *every*-th layer has experts (the last of each group), but not those in mlp_only_layers."""
     dense = set()
     for layer in keys.items("mlp_only_layers"):
         if type(layer) is not int or not 0 <= layer < layers:
             raise FormatError(f"mlp_only_layers names {shown(layer)}; there are {layers} layers")
         dense.add(layer)
-    if layers > MOST_LAYERS:
-        return (True,)  # the Model refuses so many layers
-    pattern = tuple((layer + 1) % every == 0 and layer not in dense for layer in range(layers))
-    if not any(pattern):
-        raise FormatError("decoder_sparse_step and mlp_only_layers leave no layer with experts")
-    return shortest_period(pattern)
+    return [(layer + 1) % every == 0 and layer not in dense for layer in range(layers)]
 
 
 def qwen2_moe(keys: Keys, name: str) -> Model:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface import dense, experts, hybrid
+from stepcast.inputs.huggingface import dense, experts, hybrid, recurrent
 from stepcast.inputs.huggingface.keys import Keys, shown
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import CONFIG
@@ -18,6 +18,7 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "deepseek_v2": experts.deepseek,
     "deepseek_v3": experts.deepseek,
     "falcon": dense.falcon,
+    "falcon_mamba": recurrent.mamba,
     "gemma": dense.gemma,
     "gemma2": dense.gemma2,
     "gemma3": dense.gemma3,
@@ -34,10 +35,12 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "grok-1": experts.grok,
     "internlm": dense.internlm,
     "internlm2": dense.llama,
+    "jamba": recurrent.jamba,
     "kimi_k2": experts.deepseek,
     "llama": dense.llama,
     "llama4": experts.llama4,
     "llama4_text": experts.llama4,
+    "mamba": recurrent.mamba,
     "mamba2": hybrid.mamba2,
     "mistral": dense.mistral,
     "mixtral": experts.mixtral,
@@ -56,6 +59,7 @@ FAMILIES: dict[str, Callable[[Keys, str], Model]] = {
     "qwen2_vl_text": dense.qwen2,
     "qwen3": dense.qwen3,
     "qwen3_moe": experts.qwen3_moe,
+    "qwen3_next": recurrent.qwen3_next,
     "qwen3_vl": dense.qwen3,
     "qwen3_vl_moe": experts.qwen3_moe,
     "qwen3_vl_moe_text": experts.qwen3_moe,
@@ -83,20 +87,18 @@ DROPOUTS: dict[str, tuple[str, float]] = {
 DROPPING = ("gpt2", "gpt_bigcode")
 # Families whose code joins the part of a head that is turned and the part that is not: how much is turned.
 TAILED: dict[str, tuple[str, float]] = {
+    "glm4_moe": ("partial_rotary_factor", 0.5),
     "gpt_neox": ("rotary_pct", 0.25),
     "phi": ("partial_rotary_factor", 0.5),
     "phi3": ("partial_rotary_factor", 1.0),
+    "qwen3_next": ("partial_rotary_factor", 0.25),
 }
 # Families whose routers weigh experts in fp32, whatever the format of the tokens.
 WIDE_ROUTERS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "mixtral")
 # Of types that are often asked for, what their layers have and ours do not.
 LACKING: dict[str, str] = {
-    "falcon_mamba": "Mamba-1 blocks",
-    "jamba": "Mamba-1 blocks",
-    "mamba": "Mamba-1 blocks",
     "minimax": "lightning attention",
     "mllama": "layers of cross-attention to images",
-    "qwen3_next": "gated delta-net attention",
     "recurrent_gemma": "linear recurrences",
     "rwkv": "linear recurrences",
     "t5": "an encoder beside the decoder",
@@ -144,7 +146,7 @@ def _as_coded(model: Model, keys: Keys) -> Model:
     """*model* with what transformers' code of its family does."""
     key, usual = DROPOUTS.get(keys.kind, ("", 0.0))
     dropout = keys.number(key, usual) if key else 0.0
-    wide = keys.kind.startswith("gemma") or keys.kind in ("olmo2", "gpt_oss")
+    wide = keys.kind.startswith("gemma") or keys.kind in ("olmo2", "gpt_oss", "qwen3_next")
     position = model.position
     if keys.kind in TAILED:
         share = keys.number(*TAILED[keys.kind])

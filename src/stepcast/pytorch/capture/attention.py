@@ -82,7 +82,4 @@ def fused_attention(
         return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]
-    if attn_mask is not None and attn_mask.dtype == torch.bool:
-        # Each call writes it as numbers to add (transformers/attention.cpp, convert_boolean_attn_mask).
-        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     return torch.ops.stepcast.attention(query, key, value, attn_mask, is_causal, dropout_p > 0)[0]

@@ -69,3 +69,4 @@ class Trace:
     storages: list[Storage] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     parameters: dict[int, int] = field(default_factory=dict)  # elements by the storage that holds them
+    given: set[int] = field(default_factory=set)  # events outside of what is compiled

@@ -35,10 +35,10 @@ class Asked:
 
 @dataclass
 class Program:
-    """A step that can be run: the loss of one batch, and the optimizer that follows."""
+    """A step that can be run: the loss of one batch and what else has a gradient, and the optimizer."""
 
     model: Any
-    loss: Callable[[], Any]
+    results: Callable[[], tuple[Any, ...]]
     optimizer: Any
     name: str
     tokens: int
@@ -47,13 +47,16 @@ class Program:
 
 def program_of(what: str, asked: Asked) -> Program:
     """*what* is a Hugging Face config, or ``module:function``."""
+    path, _, sizes = what.rpartition(":")
+    if path and "=" in sizes:
+        return _configured(path, asked, sizes)
     if ":" in what and not os.path.exists(what):
         return _called(what, asked)
     return _configured(what, asked)
 
 
-def _configured(path: str, asked: Asked) -> Program:
-    keys = _keys(path)
+def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
+    keys = _sized(_keys(path), path, sizes)
     transformers = load_transformers("capture")
     kind = keys.pop("model_type", None)
     if not isinstance(kind, str):
@@ -66,19 +69,24 @@ def _configured(path: str, asked: Asked) -> Program:
         raise CaptureError(f"{path}: transformers knows no such model: {_first_line(error)}") from None
     dtype = torch.float32 if asked.autocast else DTYPES[asked.dtype]
     options = {"dtype": dtype, **({"attn_implementation": asked.attention} if asked.attention else {})}
-    with Placed():
-        model = _auto_class(transformers, config).from_config(config, **options)
+    try:
+        with Placed():
+            model = _auto_class(transformers, config).from_config(config, **options)
+    except ValueError as error:
+        raise CaptureError(f"{path}: transformers {transformers.__version__}: {_first_line(error)}") from None
     model.train()
     if asked.checkpoint:
         model.gradient_checkpointing_enable()
     inputs, tokens = _inputs(config, asked)
 
-    def loss() -> Any:
-        return model(**inputs).loss
+    def results() -> tuple[Any, ...]:
+        found = model(**inputs)
+        others = [each for name, each in found.items() if name != "loss" and isinstance(each, torch.Tensor)]
+        return (found.loss, *(each for each in others if each.requires_grad))
 
     name = os.path.basename(path).removesuffix(".json")
     facts = {"transformers": transformers.__version__, "model_type": kind}
-    return Program(model, loss, _optimizer(model, asked), name, tokens, facts)
+    return Program(model, results, _optimizer(model, asked), name, tokens, facts)
 
 
 def _keys(path: str) -> dict[str, Any]:
@@ -94,6 +102,26 @@ def _keys(path: str) -> dict[str, Any]:
     if not isinstance(keys, dict):
         raise CaptureError(f"{path}: expected a JSON object, as config.json holds one")
     return keys
+
+
+# What families call the number of their layers.
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def _sized(keys: dict[str, Any], path: str, sizes: str) -> dict[str, Any]:
+    """*keys* with ``layers=8,vocab_size=32000`` in their place."""
+    changed = dict(keys)
+    for part in filter(None, sizes.split(",")):
+        name, _, value = part.partition("=")
+        known = [each for each in (LAYERS if name == "layers" else (name,)) if each in keys]
+        if not known or not value.isdigit():
+            raise CaptureError(
+                f"{path}: {part!r} is no size of it; expected layers=8, or a key of the config"
+            )
+        changed[known[0]] = int(value)
+        if name == "layers" and isinstance(keys.get("layer_types"), list):
+            changed["layer_types"] = keys["layer_types"][: int(value)]
+    return changed
 
 
 def _auto_class(transformers: Any, config: Any) -> Any:
@@ -175,13 +203,13 @@ def _called(what: str, asked: Asked) -> Program:
     inputs = torch.utils._pytree.tree_map_only(torch.Tensor, _placed, inputs)
     called = made.get("loss")
 
-    def loss() -> Any:
+    def results() -> tuple[Any, ...]:
         found = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
-        return called(found) if called is not None else _usual_loss(what, found)
+        return (called(found) if called is not None else _usual_loss(what, found),)
 
     given = made.get("optimizer")
     optimizer = given(model.parameters()) if callable(given) else given or _optimizer(model, asked)
-    return Program(model, loss, optimizer, what, asked.batch * asked.seq)
+    return Program(model, results, optimizer, what, asked.batch * asked.seq)
 
 
 def _placed(tensor: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -74,20 +74,38 @@ def _make_states(program: Program, tracer: Tracer) -> None:
     tracer.moment = Moment.FORWARD
 
 
-def _backward(loss: Any) -> None:
+def _backward(results: Sequence[Any], gradients: Sequence[Any]) -> None:
     """``loss.backward()``, which runs outside of the modes, where checkpoints compute a forward again."""
-    gradient = torch.ones_like(loss)
     options = {"allow_unreachable": True, "accumulate_grad": True}
-    torch.autograd.graph._engine_run_backward((loss,), (gradient,), False, False, (), **options)
+    torch.autograd.graph._engine_run_backward(tuple(results), tuple(gradients), False, False, (), **options)
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Libraries ask whether they are compiled, and then leave out what looks at values."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def _step(program: Program, asked: Asked, tracer: Tracer) -> None:
-    placed = Placed(torch.bfloat16 if asked.autocast else None)
+    placed = Placed(torch.bfloat16 if asked.autocast else None, compiled=asked.compiled)
     with tracer, tracer.following(), placed:
-        loss = program.loss()
+        with _compiling() if asked.compiled else contextlib.nullcontext():
+            loss, *others = program.results()
         placed.casts.forget()
         tracer.moment = Moment.BACKWARD
-        _backward(loss)
+        if not asked.compiled:
+            others.clear()
+        # Results of a compiled program that nobody reads have gradients too, of zeros.
+        zeros = [torch.zeros_like(each) for each in others]
+        tracer.trace.given.update(range(len(tracer.trace.events) - len(zeros), len(tracer.trace.events)))
+        ones = torch.ones_like(loss)
+        _backward([loss, *others], [ones, *zeros])
+        del others, zeros
     for parameter in program.model.parameters():
         if parameter.grad is not None:
             tracer.role(parameter.grad, "gradients")

@@ -51,9 +51,10 @@ class Placed(TorchFunctionMode):  # type: ignore[misc]
     These two are called within functions of PyTorch too, where a mode does not see them.
     """
 
-    def __init__(self, autocast: Any = None) -> None:
+    def __init__(self, autocast: Any = None, compiled: bool = False) -> None:
         super().__init__()
         self.casts = Casts(autocast)
+        self._masks: dict[int, tuple[Any, Any]] | None = {} if compiled else None
 
     def __enter__(self) -> Any:
         functional = torch.nn.functional
@@ -65,8 +66,24 @@ class Placed(TorchFunctionMode):  # type: ignore[misc]
         functional = torch.nn.functional
         functional.scaled_dot_product_attention, functional.dropout = _ATTENTION, _DROPOUT
 
-    def _attention(self, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return fused_attention(*self.casts.narrow((query, key, value)), *args, **kwargs)
+    def _attention(
+        self, query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any
+    ) -> Any:
+        query, key, value = self.casts.narrow((query, key, value))
+        if attn_mask is not None and attn_mask.dtype == torch.bool:
+            attn_mask = self._added(attn_mask, query.dtype)
+        return fused_attention(query, key, value, attn_mask, *args, **kwargs)
+
+    def _added(self, mask: Any, dtype: Any) -> Any:
+        """*mask* as numbers to add, which each call makes (transformers/attention.cpp,
+        convert_boolean_attn_mask); a compiler makes the same ones once.
+        """
+        if self._masks is not None and id(mask) in self._masks:
+            return self._masks[id(mask)][1]
+        made = torch.where(mask, 0.0, float("-inf")).to(dtype)
+        if self._masks is not None:
+            self._masks[id(mask)] = (mask, made)
+        return made
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = self.casts.of(func, args, kwargs or {})

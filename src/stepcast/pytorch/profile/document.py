@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from stepcast.cost.calibration import CalibrationError, Correction
+from stepcast.cost.calibration import LOOKS, CalibrationError, Correction
 from stepcast.inputs.toml import parse_toml
 from stepcast.pytorch.profile.measure import Points
 
@@ -70,7 +70,10 @@ def read_document(text: str, where: str) -> Document:
                 kind: Correction(**{key: float(value) for key, value in entry.items()})
                 for kind, entry in table.get("class", {}).items()
             },
-            launch={name: float(value) for name, value in table.get("launch", {}).items()},
+            launch={
+                name: int(value) if name == LOOKS else float(value)
+                for name, value in table.get("launch", {}).items()
+            },
             collectives=tuple(table.get("collective", ())),
             power={name: float(value) for name, value in table.get("power", {}).items()},
         )

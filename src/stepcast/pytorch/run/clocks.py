@@ -12,7 +12,10 @@ class HostClock:
     def start(self) -> None:
         self._zero = time.perf_counter()
 
-    def mark(self) -> float:
+    def begin(self) -> float:
+        return time.perf_counter()
+
+    def end(self) -> float:
         return time.perf_counter()
 
     def elapsed_s(self) -> float:
@@ -23,10 +26,11 @@ class HostClock:
 
 
 class GpuClock:
-    """Events between kernels, read when all have run."""
+    """Events between kernels, read when all have run: an op begins where the one before it ended."""
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self._last: Any = None
         self.quiet = False  # no events between ops: what they take themselves is seen by the difference
 
     def _event(self) -> Any:
@@ -35,10 +39,15 @@ class GpuClock:
         return event
 
     def start(self) -> None:
-        self._zero = self._event()
+        self._zero = self._last = self._event()
 
-    def mark(self) -> Any:
-        return None if self.quiet else self._event()
+    def begin(self) -> Any:
+        return None if self.quiet else self._last
+
+    def end(self) -> Any:
+        if not self.quiet:
+            self._last = self._event()
+        return self._last
 
     def elapsed_s(self) -> float:
         """Since the start, when all has run."""

@@ -43,8 +43,7 @@ class Executor:
 
     @property
     def stage(self) -> int:
-        per_stage = self.plan.layout.gpus // self.plan.layout.pp
-        return self.rank // per_stage
+        return self.plan.stage_of_rank(self.rank)
 
     def prepare(self) -> None:
         """Operands of every op are made before the first step."""
@@ -102,11 +101,11 @@ class Executor:
             self._message("send", after[0], backward, turn.micro_batch)
 
     def _message(self, way: str, stage: int, backward: bool, micro_batch: int) -> None:
-        begin = self.clock.mark()
+        begin = self.clock.begin()
         act = self.exchange.receive if way == "receive" else self.exchange.send
         act(stage, self.plan.boundary_bytes, backward)
         direction = "backward" if backward else "forward"
-        self._rows.append(("pp", f"{direction} {way}", begin, self.clock.mark(), micro_batch, None))
+        self._rows.append(("pp", f"{direction} {way}", begin, self.clock.end(), micro_batch, None))
 
     def _run(
         self, layers: Sequence[Layer] | Iterator[Layer], phases: Sequence[Phase], micro_batch: int
@@ -120,7 +119,7 @@ class Executor:
         for name in op.after:
             if name in self._waiting:
                 self._waiting.pop(name).wait()
-        begin = self.clock.mark()
+        begin = self.clock.begin()
         if isinstance(op.work, Collective):
             handle = self.exchange.collective(op.work)
             if handle is not None and op.blocking:
@@ -134,4 +133,4 @@ class Executor:
             self._checked(op)()
             lane = "compute"
         name = layer.op_name(op)
-        self._rows.append((lane, name, begin, self.clock.mark(), micro_batch, op.work))
+        self._rows.append((lane, name, begin, self.clock.end(), micro_batch, op.work))

@@ -109,7 +109,8 @@ def groups_of(plan: RunPlan) -> frozenset[Group]:
 def _steps(torch: Any, plan: RunPlan, rank: int, device: str, exchange: Any) -> list[Record]:
     """Every op of every step after the first ones."""
     clock = GpuClock(torch) if device == "cuda" else HostClock()
-    executor = Executor(plan, rank, Operators(torch, device), exchange, clock)
+    weights = plan.weight_sizes(plan.stage_of_rank(rank))
+    executor = Executor(plan, rank, Operators(torch, device, weights), exchange, clock)
     executor.prepare()
     found: list[Record] = []
     plain_s: list[float] = []

@@ -1,11 +1,10 @@
-"""Works as calls of PyTorch on one device: products and attention as they are, the rest by what it moves.
+"""Works as calls of PyTorch on one device.
 
 Operands are random, since zeros draw less power, and made once for each distinct work.
 """
 
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,16 +13,12 @@ from stepcast.ir.work import (
     Attention,
     Compute,
     Elementwise,
-    ElementwiseKind,
     GroupedMatmul,
     Matmul,
     Recorded,
 )
+from stepcast.pytorch.run.streams import Call, Streams
 
-K = ElementwiseKind
-Call = Callable[[], Any]
-PIECE_BYTES = 4e9  # that one kernel moves at most: many times what a cache holds
-ADAM_BYTES = 28  # weight, gradient and two moments read, all but the gradient written
 CYCLES_PER_S = 1.8e9  # of a GPU's clock while it waits, near enough for times of a recorded computation
 
 
@@ -32,12 +27,12 @@ class CannotRunError(ValueError):
 
 
 class Operators:
-    """Calls by work."""
+    """Calls by work; *weights* are the sizes of those that the optimizer updates."""
 
-    def __init__(self, torch: Any, device: str) -> None:
+    def __init__(self, torch: Any, device: str, weights: Sequence[int] = ()) -> None:
         self._torch, self.device = torch, device
         self._known: dict[Compute, Call] = {}
-        self._half = torch.float32 if device == "cpu" else torch.bfloat16
+        self._streams = Streams(torch, device, self._random, weights)
         self._formats = {
             DType.BF16: torch.bfloat16,
             DType.FP16: torch.float16,
@@ -67,7 +62,7 @@ class Operators:
             case Attention():
                 return self._attention(work)
             case Elementwise():
-                return self._streamed(work)
+                return self._streams.call(work)
             case Recorded():
                 return self._waited(work)
         raise CannotRunError(f"PyTorch has no operator for a {type(work).__name__}; it cannot be run")
@@ -84,7 +79,15 @@ class Operators:
         # A weight is kept with its outputs first, as torch.nn.Linear does.
         right = self._random(*lead, work.n, work.k, dtype=work.dtype).transpose(-2, -1)
         out = torch.empty(*lead, work.m, work.n, device=self.device, dtype=left.dtype)
-        return partial(torch.bmm if lead else torch.mm, left, right, out=out)
+        multiply = partial(torch.bmm if lead else torch.mm, left, right, out=out)
+        return partial(self._rounded, multiply) if work.dtype is DType.TF32 else multiply
+
+    def _rounded(self, multiply: Call) -> None:
+        """With operands of fp32 rounded on the way, which PyTorch does when it is told so."""
+        switch = self._torch.backends.cuda.matmul
+        before, switch.allow_tf32 = switch.allow_tf32, True
+        multiply()
+        switch.allow_tf32 = before
 
     def _grouped(self, work: GroupedMatmul) -> Call:
         torch = self._torch
@@ -139,74 +142,6 @@ class Operators:
         order = [kinds.CUDNN_ATTENTION, kinds.FLASH_ATTENTION, kinds.EFFICIENT_ATTENTION, kinds.MATH]
         with torch.nn.attention.sdpa_kernel(order, set_priority=True):
             return attend(*inputs, **options)
-
-    def _updated(self, work: Elementwise) -> Call:
-        """AdamW in one kernel, over as many weights, in fp32."""
-        torch, elements = self._torch, work.elements
-        pieces = max(1, math.ceil(elements * ADAM_BYTES / PIECE_BYTES))
-        weight = torch.nn.Parameter(self._random(max(1, int(elements / pieces)), dtype=DType.FP32))
-        weight.grad = torch.zeros_like(weight)
-        step = torch.optim.AdamW([weight], fused=True).step
-
-        def repeated() -> None:
-            for _ in range(pieces):
-                step()
-
-        return repeated
-
-    def _streamed(self, work: Elementwise) -> Call:
-        """The kernel itself where PyTorch has one; else one that reads and writes as much."""
-        torch, functional = self._torch, self._torch.nn.functional
-        if work.kind is K.OPTIMIZER and self.device != "cpu":
-            return self._updated(work)
-        whole = work.rows * work.columns * (work.dtype.bytes if work.dtype in self._formats else 2)
-        usual = math.isclose(work.read_bytes, whole, rel_tol=0.05) and not work.backward
-        if usual and math.isclose(work.write_bytes, whole, rel_tol=0.05):
-            first = self._random(work.rows, work.columns, dtype=work.dtype)
-            match work.kind:
-                case K.GELU:
-                    return partial(functional.gelu, first)
-                case K.SILU:
-                    return partial(functional.silu, first)
-                case K.SOFTMAX:
-                    return partial(functional.softmax, first, -1)
-                case K.RMS_NORM:
-                    return partial(functional.rms_norm, first, (work.columns,), torch.randn_like(first[0]))
-                case K.LAYER_NORM:
-                    scale, shift = torch.randn_like(first[0]), torch.randn_like(first[0])
-                    return partial(functional.layer_norm, first, (work.columns,), scale, shift)
-        return self._moved(work.read_bytes, work.write_bytes)
-
-    def _moved(self, read: float, write: float) -> Call:
-        """Kernels that move so much; what would not fit beside all else goes piece by piece."""
-        pieces = max(1, math.ceil((read + write) / PIECE_BYTES))
-        one = self._moved_once(read / pieces, write / pieces)
-        if pieces == 1:
-            return one
-
-        def repeated() -> None:
-            for _ in range(pieces):
-                one()
-
-        return repeated
-
-    def _moved_once(self, read: float, write: float) -> Call:
-        """A kernel of as many operands for its result as bytes are read for each that is written."""
-        torch, item = self._torch, 4 if self.device == "cpu" else 2
-        if write < 0.02 * read:
-            data = self._random(max(1, int(read / item)))
-            return partial(torch.sum, data)
-        operands = min(3, round(read / write)) if write else 0
-        elements = max(1, int((read + write) / item / (operands + 1)))
-        result = torch.empty(elements, device=self.device, dtype=self._half)
-        values = [self._random(elements) for _ in range(operands)]
-        if operands == 0:
-            return partial(result.fill_, 1.0)
-        if operands == 1:
-            return partial(result.copy_, values[0])
-        if operands == 2:
-            return partial(torch.add, *values, out=result)
-        return partial(torch.addcmul, *values, out=result)
 
     def _waited(self, work: Recorded) -> Call:
         if self.device == "cpu":

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepcast.ir.layout import Layout
-from stepcast.ir.workload import Stage
+from stepcast.ir.work import GroupedMatmul, Matmul
+from stepcast.ir.workload import Phase, Stage
 
 
 class Turn(NamedTuple):
@@ -27,6 +28,24 @@ class RunPlan:
 
     def stage_of(self, stage: int, chunk: int) -> Stage:
         return self.stages[0] if len(self.stages) == 1 else self.stages[chunk * self.layout.pp + stage]
+
+    def stage_of_rank(self, rank: int) -> int:
+        return rank // (self.layout.gpus // self.layout.pp)
+
+    def weight_sizes(self, stage: int) -> list[int]:
+        """Elements of each weight of *stage*: the results of its weight gradients."""
+        found: list[int] = []
+        for chunk in range(self.layout.vpp):
+            for layer, count in self.stage_of(stage, chunk).counted_layers(1):
+                works = [op.work for op in layer.ops(Phase.WEIGHT_GRADIENT)]
+                found += count * [
+                    size
+                    for work in works
+                    if isinstance(work, Matmul | GroupedMatmul)
+                    for size in ([work.m * work.n * work.batch] if isinstance(work, Matmul)
+                                 else [work.n * work.k] * work.groups)
+                ]  # fmt: skip
+        return found
 
     def neighbour(self, stage: int, chunk: int, step: int) -> tuple[int, int] | None:
         """Where a micro-batch is before (-1) or after (+1) this place; None at the ends of the model."""

@@ -35,6 +35,8 @@ PRECISIONS: tuple[tuple[str, DType], ...] = (
     ("tf32", DType.TF32),
     ("fp32", DType.FP32),
 )
+# How kernels are issued, by what the column of graphs says; whatever else it says are graphs.
+ISSUED = {"none": Execution.EAGER, "blocking": Execution.BLOCKING}
 SHARDINGS: tuple[tuple[str, Sharding], ...] = (
     ("zero2", Sharding.ZERO_2),
     ("fsdp", Sharding.FSDP),
@@ -119,7 +121,7 @@ def _given(run: PublishedRun) -> dict[str, Any]:
         limit = next((flag for flag in run.flags if flag.startswith(DEFERRED)), "")
         stated["deferred_gradients"] = int(limit.removeprefix(DEFERRED) or 0)
     if run.graphs:
-        stated["execution"] = Execution.EAGER if run.graphs == "none" else Execution.GRAPHS
+        stated["execution"] = ISSUED.get(run.graphs, Execution.GRAPHS)
     return {name: value for name, value in stated.items() if value is not None}
 
 

@@ -1,0 +1,219 @@
+"""A step whose communication shares the network: its operations as flows over the links of its cluster."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+
+from stepcast.cost.collectives.flows import collective_flows, message_flows, transfer_flows
+from stepcast.cost.pricing import Pricer, crossing_share
+from stepcast.hardware import Cluster
+from stepcast.hardware.graph import Network, network_of, seats_of
+from stepcast.hardware.topology import NetworkKind
+from stepcast.ir.flows import FlowSet, Ints, Repeating
+from stepcast.ir.group import Group
+from stepcast.ir.ranks import grid_of
+from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
+from stepcast.simulation.arrays import in_ticks
+from stepcast.simulation.breakdown import StageTime
+from stepcast.simulation.costs import Delayed
+from stepcast.simulation.fluid.breakdown import stage_times_of
+from stepcast.simulation.fluid.engine import FluidRun, Shared, simulate_fluid
+from stepcast.simulation.fluid.observed import Observed, Who
+from stepcast.simulation.fluid.system import Traffic
+from stepcast.simulation.fluid.waits import waits_of
+from stepcast.simulation.lanes import SEND_NAMES
+from stepcast.simulation.pieces import Cost
+from stepcast.simulation.step import Step
+
+
+def unshared(cluster: Cluster) -> Cluster:
+    """*cluster* as each group would find it by itself: what switches lack, or what failed, comes later."""
+    topology = replace(cluster.topology, oversubscription=1.0, pod_oversubscription=1.0, failed=(), slow=())
+    if topology.kind is NetworkKind.DRAGONFLY:  # whose links are few even where they are not short
+        topology = replace(topology, kind=NetworkKind.FAT_TREE)
+    return cluster if topology == cluster.topology else replace(cluster, topology=topology)
+
+
+@dataclass(frozen=True, eq=False)
+class FluidStep:
+    """A step run by the fluid engine."""
+
+    step: Step
+    run: FluidRun
+    who: tuple[Who, ...]
+
+    @cached_property
+    def observed(self) -> Observed:
+        """What the links did."""
+        return Observed(self.run, self.who)
+
+    def stage_times(self) -> tuple[StageTime, ...]:
+        return stage_times_of(self.step, self.run.times, self.run.shared.waits)
+
+
+def run_fluid(
+    step: Step,
+    pricer: Pricer,
+    cluster: Cluster,
+    others: Sequence[Repeating] = (),
+    *,
+    nodes: int | None = None,
+    compiled: bool | None = None,
+) -> FluidStep:
+    """*step*, whose prices are those of *pricer* for each group alone, on *cluster*, beside *others*.
+
+    *nodes*: of the cluster, where others use more than the step does.
+    """
+    seats = seats_of(cluster, pricer.layout, pricer.place)
+    network = network_of(cluster, nodes or ceil((int(seats.max()) + 1) / cluster.node.gpus))
+    shared, who = _Sending(step, pricer, network, seats, others).shared()
+    return FluidStep(step, simulate_fluid(shared, compiled=compiled), who)
+
+
+def sending(step: Step, pricer: Pricer, network: Network, seats: Ints) -> Shared:
+    """The tasks of *step* that are flows on *network*, where its ranks have *seats*."""
+    return _Sending(step, pricer, network, seats, ()).shared()[0]
+
+
+class _Sending:
+    """Which tasks of a step are flows, and which flows."""
+
+    def __init__(
+        self, step: Step, pricer: Pricer, network: Network, seats: Ints, others: Sequence[Repeating]
+    ) -> None:
+        self.step, self.pricer, self.network, self.seats, self.others = step, pricer, network, seats, others
+        self.program = step.program.written_out
+        self.grid = grid_of(replace(pricer.layout, vpp=1))
+        self.stages = step.schedule.stages
+        self.sets: list[FlowSet] = []
+        self.place: list[int] = []
+        self.alone_s: list[float] = []
+        self.who: list[Who] = []
+        self.known: dict[object, FlowSet] = {}
+
+    def shared(self) -> tuple[Shared, tuple[Who, ...]]:
+        program = self.program
+        waits = waits_of(program)
+        seconds = program.priced(self.step.prices)
+        cost, lane = program.task_costs(), program.task_lanes()
+        rank = program.rank[program.task_calls()]
+        peer = _peers(rank, waits, self.stages)
+        peer[:, (lane < 1) | (lane > len(self.step.lanes.messages))] = -1
+        duration_s = seconds[cost]
+        tails = in_ticks(np.array([_delay_s(each) for each in program.costs]))
+        sends = np.array([isinstance(_work(each), Collective | Transfer) for each in program.costs], bool)
+        task_kind = np.full(program.tasks, -1, np.int64)
+        chosen = np.flatnonzero(sends[cost] & (lane >= 0) & (duration_s > tails[cost]))
+        keys = np.stack([cost[chosen], rank[chosen], lane[chosen], *peer[:, chosen]], axis=1)
+        distinct, of = np.unique(keys, axis=0, return_inverse=True)
+        lanes = len(program.lanes)
+        kinds = np.full(len(distinct), -1, np.int64)
+        for at, (number, of_rank, of_lane, source, target) in enumerate(distinct.tolist()):
+            price_s = float(seconds[number] - tails[number])
+            flows, who = self.flows(program.costs[number], of_rank, of_lane, source, target, price_s)
+            if flows is not None and (flows.bytes_on > 0).any():
+                kinds[at] = self.add(flows, of_rank * lanes + of_lane, price_s, who)
+        task_kind[chosen] = kinds[of.ravel()]
+        repeats = []
+        for number, other in enumerate(self.others):
+            who = Who(other.name, "other traffic")
+            kind = self.add(other.flows, program.ranks * lanes + number, other.alone_s, who)
+            repeats.append((kind, other.start_s, other.period_s))
+        traffic = Traffic(
+            self.network.links,
+            tuple(self.sets),
+            np.array(self.place, np.int64),
+            np.arange(len(self.sets)),
+            np.array(self.alone_s),
+            np.ones(len(self.sets)),
+        )
+        tail_s = np.where(task_kind >= 0, tails[cost], 0.0)
+        return Shared(program, duration_s, traffic, task_kind, tail_s, waits, repeats), tuple(self.who)
+
+    def add(self, flows: FlowSet, place: int, alone_s: float, who: Who) -> int:
+        self.sets.append(flows)
+        self.place.append(place)
+        self.alone_s.append(alone_s)
+        self.who.append(who)
+        return len(self.sets) - 1
+
+    def flows(
+        self, cost: Cost, rank: int, lane: int, source: int, target: int, price_s: float
+    ) -> tuple[FlowSet | None, Who]:
+        """What an op of *cost* in *lane* of *rank* sends; from stage *source* to *target* where it is a
+        message between stages."""
+        work, lanes = _work(cost), self.step.lanes
+        group = str(lanes.group(lane))
+        if 1 <= lane <= len(lanes.messages):
+            if lane > len(SEND_NAMES):  # a receive waits for where it comes from
+                source, target = target, source
+            who = Who(group, lanes.lanes[lane].removeprefix("pp "), source)
+            # Messages that both sides stop for are told twice, once by each.
+            halves = 2 if lanes.receives else 1
+            return self.message(work, source, target, price_s, halves), who
+        assert isinstance(work, Collective | Transfer)
+        what = str(work.kind) if isinstance(work, Collective) else str(work.direction)
+        return self.exchange(work, rank, price_s), Who(group, what, rank)
+
+    def message(self, work: object, source: int, target: int, price_s: float, halves: int) -> FlowSet | None:
+        assert isinstance(work, Transfer)
+        if min(source, target) < 0:
+            return None
+        key = (work, source, target, price_s)
+        if key not in self.known:
+            layout = self.pricer.layout
+            places = np.arange(layout.rank_of_stage(1))
+            ends = [self.seats[layout.rank_of_stage(stage) + places] for stage in (source, target)]
+            size = np.full(len(places), work.size_bytes / halves)
+            self.known[key] = message_flows(self.network, ends[0], ends[1], size, price_s)
+        return self.known[key]
+
+    def exchange(self, work: Collective | Transfer, stage: int, price_s: float) -> FlowSet | None:
+        if isinstance(work, Transfer):
+            if work.direction is Direction.RECEIVE:
+                return None  # who sends it tells it
+            return transfer_flows(self.network, self.seats, self.grid, work, price_s, stage=stage)
+        algorithm = self.pricer.chosen(work).algorithm
+        if algorithm is None:
+            return None
+        crossing = 1.0
+        if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP and self.pricer.once_per_node:
+            nodes = self.pricer.route(work.group).nodes
+            crossing = crossing_share(nodes, self.pricer.once_per_node) if nodes > 1 else 1.0
+        return collective_flows(
+            self.network, self.seats, self.grid, work, algorithm, price_s, stage=stage, crossing=crossing
+        )
+
+
+def _work(cost: Cost) -> Cost:
+    return cost.work if isinstance(cost, Delayed) else cost
+
+
+def _delay_s(cost: Cost) -> float:
+    return cost.delay_s if isinstance(cost, Delayed) else 0.0
+
+
+def _peers(rank: Ints, waits: tuple[Ints, Ints], stages: int) -> Ints:
+    """2 x tasks: the stages that each task is between, where it waits for a task of another rank or one of
+    another rank waits for it; of others its own.
+
+    A message in its sender's lane is waited for by its receiver. One that has a rank of its own waits for
+    both and its receiver waits for it. One that both stop for waits, on each side, for the other.
+    """
+    found = np.stack([rank, np.full_like(rank, -1)])
+    before, after = waits
+    across = rank[before] != rank[after]
+    before, after = before[across], after[across]
+    # Waits for another rank: the other is where it comes from, or where it goes.
+    found[1, after] = rank[before]
+    found[1, before] = np.where(rank[after] < stages, rank[after], found[1, before])
+    apart = rank >= stages
+    own = apart[after]
+    target = found[1, after[own]]
+    source = np.where(rank[before[own]] != target, rank[before[own]], -1)
+    found[0, apart] = -1
+    np.maximum.at(found[0], after[own], source)
+    return found

@@ -1,0 +1,252 @@
+"""The links of a cluster: within its nodes, its NICs, and between its switches.
+
+Every capacity is what data reach, efficiency included. A switch itself never limits: its ports do. Where all
+messages are spread evenly over parallel links and none of these is worse than the others, those count as one.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from math import ceil, prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepcast.hardware.cluster import Cluster
+from stepcast.hardware.graph.blocks import Block, Blocks
+from stepcast.hardware.graph.faults import with_faults
+from stepcast.hardware.node import FabricKind
+from stepcast.hardware.topology import NetworkKind, Routing, Topology
+from stepcast.ir.flows import Floats, Ints, Links
+
+RAILS = (NetworkKind.RAIL_OPTIMISED, NetworkKind.RAIL_ONLY)
+AXES = "xyzuvw"
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """*nodes* of *cluster* as links. GPU g is the g-th of the first node, then of the second, and so on."""
+
+    cluster: Cluster
+    nodes: int
+    links: Links
+    blocks: dict[str, Block]
+    # Which links work; None: all of them.
+    alive: NDArray[np.bool_] | None
+    spines: int  # ways up from a leaf that are told apart
+    cores: int  # and from a spine
+
+    def __getitem__(self, key: str) -> Block:
+        return self.blocks[key]
+
+    @property
+    def topology(self) -> Topology:
+        return self.cluster.topology
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * self.cluster.node.gpus
+
+    @property
+    def on_rails(self) -> bool:
+        return self.topology.kind in RAILS
+
+    @cached_property
+    def nic_slots(self) -> tuple[Ints, Floats]:
+        """For each GPU of a node the NICs next to it, and its share of messages over each.
+
+        The NICs of a node lie beside its GPUs evenly: with fewer NICs than GPUs several have the same, with
+        more a GPU has several. Slots beyond those it has hold a share of 0.
+        """
+        node = self.cluster.node
+        gpus, nics = node.gpus, node.nics
+        begins, ends = np.arange(gpus) * nics, (np.arange(gpus) + 1) * nics  # in units of 1 / gpus
+        slots = max(1, int((-(-ends // gpus) - begins // gpus).max()))
+        nic = begins[:, None] // gpus + np.arange(slots)
+        covered = np.minimum(ends[:, None], (nic + 1) * gpus) - np.maximum(begins[:, None], nic * gpus)
+        share = np.maximum(covered, 0) / nics
+        return np.minimum(nic, nics - 1), share
+
+    @property
+    def healthy(self) -> "Network":
+        """The same with every link as it was built."""
+        if self.alive is None:
+            return self
+        whole = replace(self.topology, failed=(), slow=())
+        return network_of(replace(self.cluster, topology=whole), self.nodes)
+
+    def leaf_of(self, nic: Ints) -> Ints:
+        """The leaf switch of each of *nic*, counted over all nodes."""
+        node, rail = np.divmod(nic, self.cluster.node.nics)
+        unit = node // (self.topology.leaf_nodes or max(1, self.nodes))
+        return unit * self.cluster.node.nics + rail if self.on_rails else unit
+
+    def pod_of(self, leaf: Ints) -> Ints:
+        topology = self.topology
+        if topology.pod_nodes is None:
+            return np.zeros_like(leaf)
+        assert topology.leaf_nodes is not None, "pods have checked that they have leaves"
+        rails = self.cluster.node.nics if self.on_rails else 1
+        return leaf // rails // (topology.pod_nodes // topology.leaf_nodes)
+
+
+@lru_cache(maxsize=32)
+def network_of(cluster: Cluster, nodes: int) -> Network:
+    """The links of the first *nodes* of *cluster*, filled up to whole scale-up domains."""
+    if nodes < 1 or (cluster.gpus is not None and nodes * cluster.node.gpus > cluster.gpus):
+        raise ValueError(f"{nodes} nodes are not in {cluster.name}, which has {cluster.nodes or 'none'}")
+    domain = cluster.topology.scale_up_nodes
+    nodes = ceil(nodes / domain) * domain
+    blocks = Blocks()
+    _fabric(blocks, cluster, nodes)
+    spines = cores = 1
+    if cluster.topology.kind is NetworkKind.TORUS:
+        _torus(blocks, cluster)
+    elif cluster.node.nic is not None:
+        _nics(blocks, cluster, nodes)
+        spines, cores = _switches(blocks, cluster, nodes)
+    links, alive = with_faults(blocks.build(), cluster.topology)
+    return Network(cluster, nodes, links, blocks.blocks, alive, spines, cores)
+
+
+def _fabric(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
+    """Ports on a switch, edges of a mesh, bridges, slots and the way between sockets."""
+    fabric, gpus = cluster.node.fabric, cluster.node.gpus
+    rate, every = fabric.link.effective_bytes_per_s, (nodes, gpus)
+    match fabric.kind:
+        case FabricKind.NVSWITCH:
+            # Switches side by side are told apart where one may be worse than the others.
+            planes = fabric.planes if cluster.topology.failed or cluster.topology.slow else 1
+
+            def switch(plane: int) -> str:
+                return f"NVSwitch {plane}" if planes > 1 else "NVSwitch"
+
+            shape, share = (nodes, gpus, planes), rate / planes
+            blocks.add("port up", "NVLink", shape, share, lambda n, g, p: f"node {n} GPU {g} to {switch(p)}")
+            blocks.add(
+                "port down", "NVLink", shape, share, lambda n, g, p: f"{switch(p)} to node {n} GPU {g}"
+            )
+        case FabricKind.NVLINK_MESH:
+            shape = (nodes, gpus, gpus)
+            blocks.add("edge", "NVLink", shape, rate, lambda n, a, b: f"node {n} GPU {a} to GPU {b}")
+        case FabricKind.NVLINK_PAIRS:
+            blocks.add("bridge", "NVLink", every, rate, lambda n, g: f"node {n} GPU {g} to GPU {g ^ 1}")
+    if fabric.kind in (FabricKind.PCIE, FabricKind.NVLINK_PAIRS):
+        slot = (fabric.host_link or fabric.link).effective_bytes_per_s
+        blocks.add("slot up", "PCIe", every, slot, lambda n, g: f"node {n} GPU {g} PCIe up")
+        blocks.add("slot down", "PCIe", every, slot, lambda n, g: f"node {n} GPU {g} PCIe down")
+        if fabric.socket_link is not None and fabric.sockets > 1:
+            shape = (nodes, fabric.sockets, fabric.sockets)
+            between = fabric.socket_link.effective_bytes_per_s
+            blocks.add(
+                "socket", "sockets", shape, between, lambda n, a, b: f"node {n} socket {a} to socket {b}"
+            )
+
+
+def _nics(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
+    nic, shape = cluster.node.nic, (nodes, cluster.node.nics)
+    assert nic is not None
+    rate = nic.effective_bytes_per_s
+    blocks.add("nic up", "NIC", shape, rate, lambda n, i: f"node {n} NIC {i} up")
+    blocks.add("nic down", "NIC", shape, rate, lambda n, i: f"node {n} NIC {i} down")
+
+
+def _switches(blocks: Blocks, cluster: Cluster, nodes: int) -> tuple[int, int]:
+    """The links between switches; how many ways lead up from a leaf, and from a spine."""
+    topology, nic = cluster.topology, cluster.node.nic
+    assert nic is not None
+    if topology.leaf_nodes is None:
+        return 1, 1
+    rails = cluster.node.nics if topology.kind in RAILS else 1
+    below = topology.leaf_nodes * cluster.node.nics / rails  # NICs of one leaf
+    rate, units = nic.effective_bytes_per_s, ceil(nodes / topology.leaf_nodes)
+    if topology.kind is NetworkKind.DRAGONFLY:
+        _dragonfly(blocks, cluster, nodes, below * rate)
+        return 1, 1
+    apart = topology.routing is not Routing.SPRAY or bool(topology.failed or topology.slow)
+    spines = _ways(topology.spines, below / topology.oversubscription, apart)
+    up = below * rate / topology.oversubscription / spines
+    many = apart or topology.spines == 1
+
+    def leaf(number: int) -> str:
+        return f"leaf {number}" if rails == 1 else f"rail {number % rails} leaf {number // rails}"
+
+    def spine(number: int) -> str:
+        return f"spine {number}" if many else "spines"
+
+    shape = (units * rails, spines)
+    blocks.add("leaf up", "leaf to spine", shape, up, lambda a, s: f"{leaf(a)} to {spine(s)}")
+    blocks.add("leaf down", "spine to leaf", shape, up, lambda a, s: f"{spine(s)} to {leaf(a)}")
+    if topology.pod_nodes is None:
+        return spines, 1
+    leaves = topology.pod_nodes // topology.leaf_nodes * rails  # of one pod
+    into = leaves * up / rate  # a spine, in links of a NIC's rate
+    cores = _ways(topology.cores, into / topology.pod_oversubscription, apart)
+    core_rate = leaves * up / topology.pod_oversubscription / cores
+    pods = ceil(nodes / topology.pod_nodes)
+
+    def core(number: int) -> str:
+        return f"core {number}" if many else "cores"
+
+    shape3 = (pods, spines, cores)
+    blocks.add(
+        "core up",
+        "spine to core",
+        shape3,
+        core_rate,
+        lambda p, s, c: f"pod {p} {spine(s)} to {core(s * cores + c)}",
+    )
+    blocks.add(
+        "core down",
+        "core to spine",
+        shape3,
+        core_rate,
+        lambda p, s, c: f"{core(s * cores + c)} to pod {p} {spine(s)}",
+    )
+    return spines, cores
+
+
+def _ways(given: int | None, links: float, apart: bool) -> int:
+    """Parallel ways: those given, else links of a NIC's rate; one where nothing tells them apart."""
+    return (given or max(1, round(links))) if apart else 1
+
+
+def _dragonfly(blocks: Blocks, cluster: Cluster, nodes: int, into_router: float) -> None:
+    """Each two switches of a pod have a link, and each switch has one to every other pod."""
+    topology = cluster.topology
+    assert topology.leaf_nodes is not None
+    routers = (topology.pod_nodes or nodes) // topology.leaf_nodes or 1
+    pods = ceil(nodes / (topology.pod_nodes or nodes))
+    every = ceil((cluster.nodes or nodes) / (topology.pod_nodes or nodes))  # of the whole cluster
+    local = into_router / topology.oversubscription / max(1, routers - 1)
+    far = into_router * routers / topology.pod_oversubscription / max(1, every - 1)
+    if routers > 1:
+        shape = (pods, routers, routers)
+        blocks.add("local", "within pods", shape, local, lambda p, a, b: f"pod {p} switch {a} to switch {b}")
+    if pods > 1:
+        shape = (pods, pods, routers)
+        blocks.add(
+            "global",
+            "between pods",
+            shape,
+            far / routers,
+            lambda a, b, s: f"pod {a} switch {s} to pod {b}",
+        )
+
+
+def _torus(blocks: Blocks, cluster: Cluster) -> None:
+    """A domain's NICs are spread evenly over its dimensions and both ways along each."""
+    topology, node = cluster.topology, cluster.node
+    assert node.nic is not None, "a torus has several nodes, so NICs"
+    shape, axes = topology.shape, len(topology.shape)
+    ways = 2 * axes
+    rate = node.nics * topology.scale_up_nodes * node.nic.effective_bytes_per_s / ways
+
+    def told(cell: int, axis: int, way: int) -> str:
+        place = []
+        for size in shape:
+            place.append(str(cell % size))
+            cell //= size
+        along = AXES[axis] if axes <= len(AXES) else f"axis {axis}"
+        return f"cell ({', '.join(place)}) along {'+-'[way]}{along}"
+
+    blocks.add("torus", "torus", (prod(shape), axes, 2), rate, told)

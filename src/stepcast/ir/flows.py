@@ -1,0 +1,145 @@
+"""Links and flows: columns of bytes on directed links. Nothing here knows what the bytes are for."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+class FlowError(ValueError):
+    """Links or flows that contradict themselves."""
+
+
+@dataclass(frozen=True, eq=False)
+class Links:
+    """Directed links, each of a tier and with a capacity."""
+
+    tiers: tuple[str, ...]
+    tier: Ints
+    capacity_bytes_per_s: Floats
+    # What people call a link, asked for few of them.
+    namer: Callable[[int], str] = str
+
+    def __post_init__(self) -> None:
+        if self.tier.shape != self.capacity_bytes_per_s.shape or self.tier.ndim != 1:
+            raise FlowError(f"{len(self.tier)} links but {len(self.capacity_bytes_per_s)} capacities")
+        if len(self.tier) and not 0 <= self.tier.min() <= self.tier.max() < len(self.tiers):
+            raise FlowError("a link is of a tier that is not there")
+        wrong = np.flatnonzero(~(np.isfinite(self.capacity_bytes_per_s) & (self.capacity_bytes_per_s > 0)))
+        if len(wrong):
+            raise FlowError(f"link {self.name(int(wrong[0]))} has no bandwidth above zero")
+
+    def __len__(self) -> int:
+        return len(self.tier)
+
+    def name(self, link: int) -> str:
+        return self.namer(link)
+
+
+@dataclass(frozen=True, eq=False)
+class FlowSet:
+    """Flows that begin together: flow f puts ``bytes_on[k]`` on ``link[k]``, k from ``first[f]`` to below
+    ``first[f + 1]``.
+
+    All bytes of a flow advance at one pace; what is paced together is one flow with all its links (a ring),
+    what is not are several (the senders of an exchange).
+    """
+
+    first: Ints
+    link: Ints
+    bytes_on: Floats
+    # Shares of a short link: in bytes per second, in proportion to these.
+    weight: Floats
+    # Which of the groups alike each flow belongs to.
+    group: Ints
+
+    def __post_init__(self) -> None:
+        flows = len(self.first) - 1
+        rising = flows >= 0 and self.first[0] == 0 and not (np.diff(self.first) < 0).any()
+        if not rising or self.first[-1] != len(self.link):
+            raise FlowError("first must rise from 0 to the number of entries")
+        if len(self.weight) != flows or len(self.group) != flows or len(self.bytes_on) != len(self.link):
+            raise FlowError(f"{flows} flows, but columns of other lengths")
+        if flows and not (np.isfinite(self.weight) & (self.weight > 0)).all():
+            raise FlowError("weights must be finite and above zero")
+        if not (np.isfinite(self.bytes_on) & (self.bytes_on >= 0)).all():
+            raise FlowError("bytes must be finite and not below zero")
+
+    @classmethod
+    def of(
+        cls,
+        first: Ints,
+        link: Ints,
+        bytes_on: Floats,
+        weight: Floats | None = None,
+        group: Ints | None = None,
+    ) -> "FlowSet":
+        """Of weight 1, each its own group, unless told otherwise."""
+        flows = len(first) - 1
+        return cls(
+            first,
+            link,
+            bytes_on,
+            np.ones(flows) if weight is None else weight,
+            np.arange(flows) if group is None else group,
+        )
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    @cached_property
+    def flow(self) -> Ints:
+        """The flow of each entry."""
+        return np.repeat(np.arange(len(self)), np.diff(self.first))
+
+    def on_links(self, links: int) -> Floats:
+        """The bytes that each of *links* carries for all flows."""
+        return np.bincount(self.link, self.bytes_on, links).astype(np.float64)
+
+    def times(self, factor: float | Floats) -> "FlowSet":
+        """With *factor* times the bytes, one for all or one for each flow."""
+        each = factor[self.flow] if isinstance(factor, np.ndarray) else factor
+        return replace(self, bytes_on=self.bytes_on * each)
+
+    def longest_s(self, links: Links) -> Floats:
+        """For each flow how long it takes alone, as far as its links decide."""
+        longest = np.zeros(len(self))
+        np.maximum.at(longest, self.flow, self.bytes_on / links.capacity_bytes_per_s[self.link])
+        return longest
+
+
+def joined(parts: Sequence[FlowSet]) -> FlowSet:
+    """All flows of *parts*, one part after the other; groups keep their numbers."""
+    starts = np.cumsum([0, *(len(part.link) for part in parts)])
+    moved = [part.first[1:] + start for part, start in zip(parts, starts, strict=False)]
+    return FlowSet(
+        np.concatenate([np.zeros(1, np.int64), *moved]),
+        np.concatenate([np.zeros(0, np.int64), *(part.link for part in parts)]),
+        np.concatenate([np.zeros(0), *(part.bytes_on for part in parts)]),
+        np.concatenate([np.zeros(0), *(part.weight for part in parts)]),
+        np.concatenate([np.zeros(0, np.int64), *(part.group for part in parts)]),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Repeating:
+    """Traffic of others: *flows* that begin again every *period_s*, or once the ones before them have ended
+    where that is later. Alone they take *alone_s*.
+    """
+
+    name: str
+    flows: FlowSet
+    alone_s: float
+    period_s: float
+    start_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.alone_s < np.inf and 0 < self.period_s < np.inf and 0 <= self.start_s < np.inf):
+            raise FlowError(
+                f"{self.name}: its time, period and start must be finite, the first two above zero"
+            )

@@ -1,0 +1,189 @@
+"""Token mixers that carry a state along the sequence: gated delta nets and Mamba's selective scan.
+
+Their sizes in a model, and their kernels as works: shapes and floating-point operations.
+"""
+
+from dataclasses import dataclass
+
+from stepcast.ir.check import require, require_counts
+from stepcast.ir.dtype import DType
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """A gated delta net (Yang, Kautz, Hatamizadeh 2024) as in Qwen3-Next: linear attention whose state
+    forgets by a gate and replaces what a key held. Queries and keys of *key_heads* serve several heads of
+    values; *chunk* is that of its kernels, flash-linear-attention's unless given.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    conv: int = 4
+    chunk: int = 64
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "key_heads", "value_heads", "key_dim", "value_dim", "conv", "chunk")
+        require(
+            self.value_heads % self.key_heads == 0,
+            f"value_heads {self.value_heads} is not a multiple of key_heads {self.key_heads}",
+        )
+
+    @property
+    def keys(self) -> int:
+        """Width of all keys; queries are as wide."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all values; the output gate and the result are as wide."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: queries, keys and values."""
+        return 2 * self.keys + self.values
+
+    @property
+    def projected(self) -> int:
+        """Width of the in-projection: those, the output gate, and decay and strength of each head."""
+        return self.channels + self.values + 2 * self.value_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Selective:
+    """A block of Mamba's first version (Gu and Dao 2023, section 3.4): every channel of the *inner* width has
+    *state* states of its own; B, C and a time step of low *rank* are projected from the channels. *normed*:
+    a norm for each of these three (Jamba).
+    """
+
+    inner: int
+    state: int
+    rank: int
+    conv: int = 4
+    conv_bias: bool = True
+    normed: bool = False
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "inner", "state", "rank", "conv")
+
+    @property
+    def steps(self) -> int:
+        """Width of the projection to time step, B and C."""
+        return self.rank + 2 * self.state
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaRule:
+    """All kernels of the gated delta rule in chunks of *chunk* tokens, queries and keys repeated for heads.
+
+    Yang et al. 2024, section 3.3, as flash-linear-attention executes it (ops/gated_delta_rule): within a
+    chunk a triangular system is solved, between chunks a state of key_dim x value_dim per head is handed on.
+    The backward computes states and the system's results again instead of keeping them.
+    """
+
+    batch: int
+    seq: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    chunk: int
+    backward: bool = False
+    dtype: DType = DType.BF16
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "batch", "seq", "heads", "key_dim", "value_dim", "chunk")
+
+    @property
+    def rows(self) -> int:
+        """Tokens times heads."""
+        return self.batch * self.seq * self.heads
+
+    @property
+    def inputs(self) -> int:
+        """Elements of the values; the result is as large."""
+        return self.rows * self.value_dim
+
+    @property
+    def keys(self) -> int:
+        """Elements of the keys; queries are as many."""
+        return self.rows * self.key_dim
+
+    @property
+    def chunks(self) -> int:
+        return self.batch * -(-self.seq // self.chunk)
+
+    @property
+    def states(self) -> int:
+        """Elements of the states of all chunks."""
+        return self.chunks * self.heads * self.key_dim * self.value_dim
+
+    @property
+    def flops(self) -> float:
+        """Executed products; squares within a chunk are worked on whole.
+
+        Forward, for each row: keys by keys, the system's inverse by keys and by values; the state read by
+        these, written, and read by queries; queries by keys, and that by values. Backward: the inverse's two
+        products and the states again (two), gradients of states (three), of queries, keys and read keys from
+        states (three); squares: queries by keys twice, that by the gradient, the gradient by values, back to
+        queries and keys (two), and of the system eight more and two of chunk by chunk.
+        """
+        state, keyed = 2.0 * self.key_dim * self.value_dim, 2.0 * self.chunk * self.key_dim
+        valued, square = 2.0 * self.chunk * self.value_dim, 2.0 * self.chunk * self.chunk
+        if self.backward:
+            return self.rows * (8 * state + 10 * keyed + 5 * valued + 2 * square)
+        return self.rows * (3 * state + 3 * keyed + 2 * valued)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveScan:
+    """Mamba's selective scan with its gate: one kernel that keeps states out of memory (Gu and Dao 2023,
+    section 3.3.2); the backward runs the states again from those at every 2,048th token.
+    """
+
+    batch: int
+    seq: int
+    channels: int
+    state: int
+    backward: bool = False
+    dtype: DType = DType.BF16
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "batch", "seq", "channels", "state")
+
+    @property
+    def inputs(self) -> int:
+        """Elements of the input; time steps, gate and output are as large."""
+        return self.batch * self.seq * self.channels
+
+    @property
+    def shared(self) -> int:
+        """Elements of B; C is as large."""
+        return self.batch * self.seq * self.state
+
+    @property
+    def states(self) -> int:
+        """Elements of the states at all tokens, none of which is stored."""
+        return self.inputs * self.state
+
+    @property
+    def flops(self) -> float:
+        """No matrix products: for each state and token its decay (a product and an exponential), the input's
+        share, the step and the sum into the output, seven in all; backward those again and twice as many.
+        """
+        return 7.0 * self.states * (3 if self.backward else 1)
+
+
+def delta_rule_of(
+    delta: Delta,
+    batch: int,
+    seq: int,
+    ways: int = 1,
+    *,
+    backward: bool = False,
+    dtype: DType = DType.BF16,
+) -> DeltaRule:
+    """The rule on a rank that holds one of *ways* parts of the heads."""
+    heads = max(1, delta.value_heads // ways)
+    return DeltaRule(batch, seq, heads, delta.key_dim, delta.value_dim, delta.chunk, backward, dtype)

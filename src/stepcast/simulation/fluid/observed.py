@@ -1,0 +1,302 @@
+"""What the links did while a step ran, and what that did to its communication."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from stepcast.ir.flows import Floats, Ints, Links
+from stepcast.simulation.fluid.binned import binned
+from stepcast.simulation.fluid.engine import FluidRun
+
+BINS = 120
+FULL = 0.999
+"""A link that carries this share of its capacity is full."""
+
+
+@dataclass(frozen=True)
+class Who:
+    """Whose traffic it is."""
+
+    name: str
+    """The group (dp, pp, ep), or another job."""
+    what: str
+    """The kind of its operations: all-reduce, send activations."""
+    stage: int | None = None
+
+
+@dataclass(frozen=True)
+class Operations:
+    """Operations of one kind: how often they ran, how long that took, and would have taken alone."""
+
+    who: Who
+    count: int
+    alone_s: float
+    took_s: float
+    slowest: float
+    """The most by which one of them was slower than alone, as a factor."""
+
+    @property
+    def slowdown(self) -> float:
+        return self.took_s / self.alone_s if self.alone_s > 0 else 1.0
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "group": self.who.name,
+            "operation": self.who.what,
+            "stage": self.who.stage,
+            "count": self.count,
+            "alone_s": self.alone_s,
+            "took_s": self.took_s,
+            "slowdown": self.slowdown,
+            "slowest": self.slowest,
+        }
+
+
+@dataclass(frozen=True)
+class HotLink:
+    """A link, how much it carried, and for whom."""
+
+    link: int
+    name: str
+    tier: str
+    alike: int
+    """Links that did the same, itself included."""
+    carried_bytes: float
+    share: float
+    """Of what it could have carried in the whole step."""
+    full_s: float
+    """How long no more would have gone over it."""
+    users: Mapping[str, float]
+    """Bytes by the group that sent them, most first."""
+    share_in: Floats
+    """In each bin."""
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "link": self.name,
+            "tier": self.tier,
+            "alike": self.alike,
+            "bytes": self.carried_bytes,
+            "share": self.share,
+            "full_s": self.full_s,
+            "users": dict(self.users),
+            "share_over_time": self.share_in.tolist(),
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """What links did from the start of a step to its end, in bins of equal length.
+
+    Links that are alike did the same (``alike``): columns of links are by class, ``class_of`` says which.
+    """
+
+    run: FluidRun
+    who: tuple[Who, ...]
+    """Of each set of the traffic."""
+    bins: int = BINS
+
+    @property
+    def links(self) -> Links:
+        return self.run.shared.traffic.links
+
+    @property
+    def step_s(self) -> float:
+        return self.run.makespan_s
+
+    @cached_property
+    def edges_s(self) -> Floats:
+        return np.linspace(0.0, self.step_s, self.bins + 1)
+
+    @property
+    def class_of(self) -> Ints:
+        """Of each link its class."""
+        return self.run.shared.traffic.alike.link
+
+    @cached_property
+    def class_links(self) -> Ints:
+        """Of each class of links their number."""
+        return np.bincount(self.class_of)
+
+    @cached_property
+    def _first_link(self) -> Ints:
+        """One link of each class."""
+        return np.unique(self.class_of, return_index=True)[1]
+
+    @cached_property
+    def class_tier(self) -> Ints:
+        return self.links.tier[self._first_link]
+
+    @cached_property
+    def level_s(self) -> Floats:
+        """Classes of flows x bins: the time integral of their levels."""
+        run, traffic = self.run, self.run.shared.traffic
+        classes, found = traffic.classes, run.found
+        total = binned(
+            run.system.class_of[found.flow],
+            found.from_s,
+            found.to_s,
+            found.level,
+            len(classes.amount),
+            self.edges_s,
+        )
+        kinds = len(traffic.kind_set)
+        fixed = np.zeros(kinds + 1, bool)
+        fixed[run.system.fixed] = True
+        tasks = np.flatnonzero(fixed[run.shared.task_kind])
+        if len(tasks):
+            kind = run.shared.task_kind[tasks]
+            until = found.end_s[tasks] - run.shared.tail_s[tasks]
+            pace = (traffic.kind_scale / traffic.kind_alone_s)[kind]
+            per_set = binned(
+                traffic.kind_set[kind], found.start_s[tasks], until, pace, len(traffic.sets), self.edges_s
+            )
+            total += classes.amount[:, None] * per_set[classes.set_of]
+        return total
+
+    @cached_property
+    def bytes_in(self) -> Floats:
+        """Classes of links x bins: the bytes that one link of each carried."""
+        return self._carried(self.level_s)
+
+    def _carried(self, level_s: Floats) -> Floats:
+        classes = self.run.shared.traffic.classes
+        flow, link, bytes_on = classes.entries
+        carried = np.zeros((len(classes.capacity), level_s.shape[1]))
+        use = bytes_on / classes.amount[flow]
+        order = np.argsort(link, kind="stable")
+        if len(order):
+            present, first = np.unique(link[order], return_index=True)
+            carried[present] = np.add.reduceat(use[order, None] * level_s[flow[order]], first, axis=0)
+        return carried
+
+    @cached_property
+    def share_in(self) -> Floats:
+        """Classes of links x bins: how much of its capacity one link of each used: rows of a heat map."""
+        width_s = self.step_s / self.bins if self.step_s else 1.0
+        return self.bytes_in / (self.links.capacity_bytes_per_s[self._first_link] * width_s)[:, None]
+
+    @cached_property
+    def tier_share(self) -> Floats:
+        """Tiers x bins: how much of the capacity of all its links was used."""
+        capacity = self.links.capacity_bytes_per_s[self._first_link] * self.class_links
+        whole = np.bincount(self.class_tier, capacity, len(self.links.tiers))
+        used = self._by_tier(self.share_in * capacity[:, None], np.add)
+        return np.divide(used, whole[:, None], out=np.zeros_like(used), where=whole[:, None] > 0)
+
+    @cached_property
+    def tier_busiest(self) -> Floats:
+        """Tiers x bins: how much of its capacity the busiest link used."""
+        return self._by_tier(self.share_in, np.maximum)
+
+    def _by_tier(self, values: Floats, join: np.ufunc) -> Floats:
+        found = np.zeros((len(self.links.tiers), self.bins))
+        join.at(found, self.class_tier, values)
+        return found
+
+    @cached_property
+    def link_bytes(self) -> Floats:
+        """What each link carried."""
+        total: Floats = self.bytes_in.sum(axis=1)[self.class_of]
+        return total
+
+    @cached_property
+    def link_share(self) -> Floats:
+        """Of what each link could have carried in the whole step."""
+        capacity = self.links.capacity_bytes_per_s * max(self.step_s, 1e-300)
+        return self.link_bytes / capacity
+
+    def hottest(self, most: int = 10) -> tuple[HotLink, ...]:
+        """The links that used most of their capacity, one for all that did the same."""
+        classes = self.run.shared.traffic.classes
+        total = self.bytes_in.sum(axis=1)
+        share = total / (classes.capacity * max(self.step_s, 1e-300))
+        order = np.lexsort((self._first_link, -share))[:most]
+        return tuple(self._hot(int(at), float(total[at]), float(share[at])) for at in order if total[at] > 0)
+
+    def _hot(self, at: int, total: float, share: float) -> HotLink:
+        classes = self.run.shared.traffic.classes
+        flow, link, bytes_on = classes.entries
+        here = np.flatnonzero(link == at)
+        moved = bytes_on[here] / classes.amount[flow[here]] * self.level_s[flow[here]].sum(axis=1)
+        users: dict[str, float] = {}
+        for each, amount in zip(classes.set_of[flow[here]].tolist(), moved.tolist(), strict=True):
+            name = self.who[each].name
+            users[name] = users.get(name, 0.0) + amount
+        first = int(self._first_link[at])
+        return HotLink(
+            first,
+            self.links.name(first),
+            self.links.tiers[int(self.links.tier[first])],
+            int(self.class_links[at]),
+            total,
+            share,
+            self._full_s(at, here),
+            dict(sorted(users.items(), key=lambda item: (-item[1], item[0]))),
+            self.share_in[at],
+        )
+
+    def _full_s(self, at: int, entries: Ints) -> float:
+        """How long a link of class *at* was full, from when its flows went how fast."""
+        run, classes = self.run, self.run.shared.traffic.classes
+        found = run.found
+        flow, _, bytes_on = classes.entries
+        use = np.zeros(len(classes.amount))
+        use[flow[entries]] = bytes_on[entries] / classes.amount[flow[entries]]
+        takes = use[run.system.class_of[found.flow]] * found.level
+        mine = takes > 0
+        times = np.concatenate([found.from_s[mine], found.to_s[mine]])
+        change = np.concatenate([takes[mine], -takes[mine]])
+        order = np.argsort(times, kind="stable")
+        taken = np.cumsum(change[order])[:-1]
+        lasts = np.diff(np.minimum(times[order], self.step_s))
+        return float(lasts[taken >= FULL * classes.capacity[at]].sum())
+
+    @cached_property
+    def operations(self) -> tuple[Operations, ...]:
+        """Those of the step by whose and what they are, the most slowed first."""
+        run, shared = self.run, self.run.shared
+        number: dict[Who, int] = {}
+        of_set = np.array([number.setdefault(each, len(number)) for each in self.who], np.int64)
+        tasks = np.flatnonzero(shared.task_kind >= 0)
+        row = of_set[shared.traffic.kind_set[shared.task_kind[tasks]]]
+        tail_s = shared.tail_s[tasks]
+        took = run.found.end_s[tasks] - run.found.start_s[tasks] - tail_s
+        alone = shared.duration_s[tasks] - tail_s
+        slowest = np.ones(len(number))
+        np.maximum.at(slowest, row, took / np.maximum(alone, 1e-300))
+        counts = np.bincount(row, minlength=len(number))
+        sums = [np.bincount(row, each, len(number)) for each in (alone, took)]
+        found = [
+            Operations(who, int(counts[at]), float(sums[0][at]), float(sums[1][at]), float(slowest[at]))
+            for who, at in number.items()
+            if counts[at]
+        ]
+        return tuple(sorted(found, key=lambda each: -each.slowdown))
+
+    def _tier_facts(self, at: int, tier: str) -> dict[str, Any]:
+        mine = self.links.tier == at
+        return {
+            "tier": tier,
+            "links": int(mine.sum()),
+            # Of the slowest, where they differ.
+            "capacity_bytes_per_s": float(self.links.capacity_bytes_per_s[mine].min(initial=np.inf)),
+            "bytes": float(self.link_bytes[mine].sum()),
+            "share": float(self.tier_share[at].mean()),
+            "busiest_share": float(self.tier_busiest[at].max(initial=0.0)),
+            "share_over_time": self.tier_share[at].tolist(),
+            "busiest_over_time": self.tier_busiest[at].tolist(),
+        }
+
+    def facts(self, most: int = 10) -> dict[str, Any]:
+        """Plain values, as the command line prints with ``--json``."""
+        return {
+            "step_s": self.step_s,
+            "links": len(self.links),
+            "tiers": [self._tier_facts(at, tier) for at, tier in enumerate(self.links.tiers)],
+            "hottest": [each.facts() for each in self.hottest(most)],
+            "operations": [each.facts() for each in self.operations],
+        }

@@ -1,0 +1,121 @@
+"""What the kernel works on, as flat tables: flows and links, tasks, and where everything stands.
+
+Parts are arrays where it is compiled and lists where it runs in Python.
+"""
+
+from typing import Any, NamedTuple
+
+
+class Net(NamedTuple):
+    """Flows and links as flat tables; entry e of a flow says that each unit of its level takes ``use[e]`` of
+    a link's capacity.
+    """
+
+    first: Any
+    link: Any
+    owner: Any
+    """The flow of each entry."""
+    use: Any
+    capacity: Any
+
+
+class Now(NamedTuple):
+    """The flows that are under way, by link, and what they get."""
+
+    head: Any
+    """Of each link the first entry under way; -1 for none."""
+    after: Any
+    before: Any
+    members: Any
+    """Of each link the entries under way."""
+    wanted: Any
+    """Of each link what they would take at their bounds."""
+    short: Any
+    """Of each link whether that is more than it has."""
+    used: Any
+    """Of each link what they take."""
+    held: Any
+    """Of each link the flows that it holds back."""
+    holder: Any
+    """Of each flow the link that holds it back; -1 where it is at its bound."""
+    bound: Any
+    level: Any
+
+
+class Scratch(NamedTuple):
+    """What one solution needs; marks are of the solution that set them."""
+
+    fresh: Any
+    touched: Any
+    touch_mark: Any
+    link_mark: Any
+    flow_mark: Any
+    waiting: Any
+    links: Any
+    flows: Any
+    open_use: Any
+    """Of each link what its open flows take for each unit of their level."""
+    open: Any
+    key: Any
+    """Of each link where it stands in the heap."""
+    keys: Any
+    items: Any
+
+
+class Work(NamedTuple):
+    """Tasks, then repeating traffic; what waits for what; and which flows a task is."""
+
+    next_first: Any
+    next_task: Any
+    own_s: Any
+    """Seconds of a task that is no flows; of others what follows once they have ended."""
+    kind: Any
+    """Of each task which kind of flows it is; -1 for none."""
+    kind_set: Any
+    """Of each kind the set of flows: they begin together, and again only after all have ended."""
+    kind_alone_s: Any
+    kind_scale: Any
+    """Bytes, as a multiple of those of the set."""
+    set_first: Any
+    set_of: Any
+    """Of each flow its set."""
+    amount: Any
+    """Of each flow the level at which it would take a second."""
+    tasks: int
+    period_s: Any
+    """Of repeating traffic."""
+
+
+class State(NamedTuple):
+    """Where everything stands."""
+
+    counts: Any
+    missing: Any
+    """Of each task how many that it waits for have not ended."""
+    start_s: Any
+    end_s: Any
+    begin_s: Any
+    begin_task: Any
+    """Tasks of flows that will begin: a heap."""
+    stack: Any
+    set_task: Any
+    """Of each set the task that it is under way for."""
+    set_left: Any
+    set_end_s: Any
+    alone_s: Any
+    left_s: Any
+    """Of each flow how long it would still take alone."""
+    since_s: Any
+    speed: Any
+    flow_end_s: Any
+    block_end_s: Any
+    block_mark: Any
+
+
+class Log(NamedTuple):
+    """At which level each flow was from when to when."""
+
+    flow: Any
+    from_s: Any
+    to_s: Any
+    level: Any

@@ -1,0 +1,119 @@
+"""The transformers set by way of ``capture``: the same measured steps, each program traced, not generated.
+
+Needs PyTorch and transformers; a row takes some seconds. It is measured when it is asked for by name.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from stepcast.forecast.captured import predict_captured
+from stepcast.forecast.simulate import Prediction
+from stepcast.hardware import load_cluster
+from stepcast.ir.watched import watched
+from stepcast.validate.phases import PHASES, phases_s
+from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.validate.transformers import CLUSTER, COMMAND, NEEDED, WORDS, Record, figures, records
+
+if TYPE_CHECKING:
+    from stepcast.pytorch.capture.program import Asked
+
+NOTES = (
+    "steps of transformers 5.17 in PyTorch 2.11 on one H200, captured here without a GPU",
+    "phases are those of the GPU's own clock",
+)
+
+
+def measure_folder(folder: str) -> Measurements:
+    """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside."""
+    from stepcast.pytorch.load import load_torch, load_transformers
+
+    load_torch("capture")
+    load_transformers("capture")
+    path = Path(folder)
+    files = sorted(path.glob("steps*.csv")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise ValueError(f"{path}: expected steps_eager.csv, steps_compiled.csv, or a csv with their columns")
+    rows: list[Row] = []
+    skipped: Counter[str] = Counter()
+    peaks: list[tuple[float, float]] = []
+    for file in files:
+        for record in watched(records(file)):
+            try:
+                prediction, command = _predicted(record, file.parent)
+            except ValueError as error:
+                skipped[f"{file.name}: {error}"] += 1
+                continue
+            if record.get("peak_bytes"):
+                peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
+            rows += _rows(record, prediction, command)
+    table = columns(rows)
+    kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
+    selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
+    return Measurements(table, skipped, selections, dict(figures(peaks)), NOTES, details=(COMMAND,))
+
+
+def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
+    from stepcast.pytorch.capture.run import capture
+
+    if missing := [name for name in NEEDED if record.get(name) is None]:
+        raise ValueError(f"column {missing[0]} is missing")
+    words = set(record["setting"].split())
+    if unknown := sorted(words - WORDS):
+        raise ValueError(f"{unknown[0]!r} is no word of a setting")
+    if "experts-eager" in words:
+        raise ValueError("experts in a Python loop look at their data, which a captured step has none of")
+    path = str(folder / "configs" / f"{record['model']}.json")
+    what = f"{path}:layers={record['layers']}" if record.get("layers") else path
+    asked = _asked(record, words)
+    return predict_captured(capture(what, asked), load_cluster(CLUSTER)), _command(what, asked)
+
+
+def _asked(record: Record, words: set[str]) -> "Asked":
+    from stepcast.pytorch.capture.program import Asked
+
+    return Asked(
+        batch=int(record["batch"]),
+        seq=int(record["seq"]),
+        dtype="fp32" if "fp32" in words else "bf16",
+        autocast="autocast" in words,
+        checkpoint="checkpoint" in words,
+        fused="fused" in words,
+        # Which the library chose when it ran; a newer one may choose otherwise.
+        attention=record.get("attention") or ("eager" if "attn-eager" in words else ""),
+        compiled="compile" in words,
+    )
+
+
+def _command(what: str, asked: "Asked") -> str:
+    words = ["stepcast capture", what, f"--batch {asked.batch} --seq {asked.seq} --dtype {asked.dtype}"]
+    given = {
+        "--autocast": asked.autocast,
+        "--checkpoint": asked.checkpoint,
+        "--no-fused-optimizer": not asked.fused,
+        f"--attention {asked.attention}": bool(asked.attention),
+        "--compiled": asked.compiled,
+    }
+    return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])
+
+
+def _rows(record: Record, prediction: Prediction, command: str) -> list[Row]:
+    layers = f"@{record['layers']}" if record.get("layers") else ""
+    name = f"{record['model']}{layers} {record['batch']} x {record['seq']} {record['setting']}".strip()
+    words = set(record["setting"].split()) - {"fused"}
+    tags = {
+        "model": record["model"],
+        "setting": " ".join(sorted(words)) or "eager",
+        "size": "host-bound" if int(record["batch"]) * int(record["seq"]) <= 1024 else "usual",
+        COMMAND: command,
+    }
+    predicted = {"step": prediction.step_s, **phases_s(prediction)}
+    return [
+        Row(
+            f"{name} {phase}", float(record[f"{phase}_ms"]) * 1e-3, predicted[phase], {"phase": phase, **tags}
+        )
+        for phase in ("step", *PHASES)
+        if record.get(f"{phase}_ms")
+    ]

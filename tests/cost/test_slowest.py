@@ -1,0 +1,63 @@
+"""The slowest of many GPUs paces products of all of them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from stepcast.cost.compute import Load, compute_price
+from stepcast.cost.fits import default_fit
+from stepcast.cost.price import Price
+from stepcast.cost.slowest import VARIATION, least_pace, pace_of, paced, slowest
+from stepcast.forecast.predict import predict
+from stepcast.hardware.catalog import load_cluster, load_gpu
+from stepcast.ir.layout import Layout
+from stepcast.ir.strategy import Strategy
+from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, Matmul
+from stepcast.models.catalog import load_model
+
+
+def test_one_gpu_waits_for_none() -> None:
+    assert slowest(1) == 1.0
+
+
+@pytest.mark.parametrize("gpus", [2, 8, 64, 1024])
+def test_the_slowest_is_the_largest_of_normal_values(gpus: int) -> None:
+    drawn = np.random.default_rng(0).normal(1.0, VARIATION, (4000, gpus)).max(axis=1)
+    assert slowest(gpus) == pytest.approx(drawn.mean(), abs=0.001)
+
+
+def test_it_paces_products_and_no_memory_bound_kernel() -> None:
+    def price(work: Compute) -> Price:
+        return compute_price(work, load_gpu("h100"), default_fit(), Load(1e6, 0.8))
+
+    for work in (Matmul(8192, 8192, 8192), Attention(1, 8192, 8192, 32, 32, 128, 128)):
+        assert paced(price(work), work, 1.04).seconds == pytest.approx(1.04 * price(work).seconds)
+    add = Elementwise(ElementwiseKind.ADD, 8192, 8192, 2.7e8, 1.4e8)
+    assert paced(price(add), add, 1.04) == price(add)
+
+
+def test_pipelines_fill_and_drain_at_the_pace_of_their_stages() -> None:
+    layout = Layout(tp=8, dp=8, pp=8)
+    busy, filling = pace_of(layout, 10_000), pace_of(layout, 1)
+    assert busy == pytest.approx(slowest(512), abs=1e-4)
+    assert slowest(8) < filling < (slowest(8) + slowest(512)) / 2
+    assert filling < pace_of(replace(layout, vpp=4), 1) < busy
+
+
+def test_no_cut_into_stages_is_paced_less_than_the_bound() -> None:
+    for pp in (1, 2, 4, 8, 16, 64):
+        layout, micro_batches = Layout(tp=2, cp=2, dp=64 // pp, pp=pp), 3 * pp
+        for other in (1, 2, 8, 64):
+            same = Layout(tp=2, cp=2, dp=64 // other, pp=other, vpp=2 if other > 1 else 1)
+            assert least_pace(layout, micro_batches) <= pace_of(same, 3 * other) + 1e-12
+
+
+def test_more_replicas_take_longer_for_the_same_products() -> None:
+    model, cluster = load_model("llama-3-8b"), load_cluster("dgx-h100")
+
+    def computing_s(dp: int) -> float:
+        strategy = Strategy(Layout(tp=8, dp=dp), micro_batch=1, global_batch=dp, seq=4096)
+        return predict(model, cluster, strategy).report.breakdown_s["compute"]
+
+    assert 1.005 < computing_s(64) / computing_s(1) < slowest(512)
