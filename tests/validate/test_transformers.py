@@ -86,6 +86,18 @@ def test_bloom_runs_the_kernels_that_a_trace_shows() -> None:
     assert not [name for name in names if name.startswith("scale gradient")]
 
 
+def test_attention_that_no_kernel_takes_runs_in_fp32() -> None:
+    """Falcon does not say that its heads share keys; in fp32 no kernel takes any that do."""
+    for row in ({"model": "falcon-7b", "layers": "1"}, {"setting": "fp32", "layers": "1"}):
+        found = setting(**row)
+        layers = generate(found.model, found.strategy, found.framework).stages[0].body_layers()
+        scores = [op.work for layer in layers for op in layer.forward if op.name == "scores"]
+        assert [getattr(work, "dtype", None) for work in scores] == [DType.FP32]
+        asked = setting(**{**row, "setting": f"attn-eager {row.get('setting', '')}"})
+        eager = generate(asked.model, asked.strategy, asked.framework).stages[0].body_layers()
+        assert not [op for layer in eager for op in layer.forward if op.name.startswith("rows of nothing")]
+
+
 def test_measured_steps_and_peaks() -> None:
     found = measure_folder(str(FOLDER))
     table = found.columns

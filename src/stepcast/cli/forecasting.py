@@ -204,7 +204,7 @@ def check_named(args: argparse.Namespace) -> None:
         file = getattr(args, "described", None)
         if file is not None:
             raise ValueError(f"{file.file} names no model that is known; give --model as well")
-        raise ValueError("which model? give --model, a name from 'stepcast list models' or a config.json")
+        raise ValueError("which model? name one of 'stepcast list models', or give a config.json")
     gpu = getattr(args, "gpu", None)
     if gpu is not None and args.cluster not in (None, gpu):
         raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")
