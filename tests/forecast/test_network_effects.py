@@ -111,6 +111,22 @@ def test_rails_keep_exchanges_below_the_leaves(capsys: Capsys) -> None:
     assert "leaf" in plain["links"][0]["link"]
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "nvls"])
+def test_a_switch_less_leaves_its_share_of_nvlinks(algorithm: str, capsys: Capsys) -> None:
+    """Of the four NVSwitches of an H100 host three carry all: 4/3 of the time, where links were the bound."""
+    words = ["collective", "all-reduce", "--size", "4GiB", "--ranks", "8", "--cluster", "dgx-h100", "--json"]
+    words += ["--engine", "fluid", "--algorithm", algorithm]
+    failed = "--set=network.failed=['node 0 GPU * to NVSwitch 1', 'NVSwitch 1 to node 0 GPU *']"
+    assert main(words) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert main([*words, failed]) == 0
+    less = json.loads(capsys.readouterr().out)
+    busy = max(link["busy"] for link in whole["links"])
+    assert less["time_s"] == pytest.approx(max(1, busy * 4 / 3) * whole["time_s"])
+    assert less["slowdown"] > 1.05
+    assert "NVSwitch 0" in less["links"][0]["link"]
+
+
 def test_one_slow_link_slows_a_ring_and_hardly_an_adaptive_network(capsys: Capsys) -> None:
     racks = ("network.kind=fat-tree", "network.leaf_nodes=2", "network.spines=16", "network.queue_pairs=4")
     slow = "network.slow=['leaf 0 to spine 0: 0.1']"

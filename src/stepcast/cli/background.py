@@ -16,7 +16,7 @@ def add_background_argument(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--background",
         metavar="JOB.toml",
-        help="with --engine fluid: other jobs, or plain flows, that share the network meanwhile",
+        help="other jobs, or plain flows, that share the network meanwhile (by the fluid engine)",
     )
 
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
+from stepcast.cli.background import add_background_argument, with_background
 from stepcast.cli.configured import is_workload
 from stepcast.cli.forecasting import add_forecast_arguments, asked_by
 from stepcast.cli.numbers import count
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a model, a workload file, a run that predict --save wrote, or a configuration",
     )
     add_forecast_arguments(parser)
+    add_background_argument(parser)
     parser.set_defaults(workloads=True)
     answer = parser.add_argument_group("the answer")
     answer.add_argument(
@@ -106,6 +108,7 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
         "gpus_per_node": cluster.node.gpus,
         "strategy": fast.workload.layout.facts(),
     }
+    options = with_background(options, args, cluster, fast.workload.layout.gpus)
     return simulate(workload, cluster, replace(options, engine=Engine.FLUID)), fast.simulated_s, asked
 
 

@@ -22,7 +22,7 @@ from stepcast.cost.collectives.moves import (
     moved,
 )
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.graph.routes import check_working, routes
+from stepcast.hardware.graph.routes import check_working, over_ports, routes
 from stepcast.hardware.graph.ways import Ways, all_of, entries, summed
 from stepcast.hardware.node import FabricKind
 from stepcast.hardware.topology import NetworkKind, Routing
@@ -162,16 +162,15 @@ def _routed(network: Network, moves: Moves) -> Ways:
 
 
 def _through_ports(network: Network, added: Through) -> Ways:
-    """Sums within a node: over the ports on its switch."""
+    """Sums within a node: over the ports on its switches."""
     if not len(added.flow):
         return all_of([])
-    place = np.divmod(added.gpu, network.cluster.node.gpus)
-    return all_of(
-        [
-            entries(added.flow, network["port up"].at(*place), added.sent_bytes),
-            entries(added.flow, network["port down"].at(*place), added.received_bytes),
-        ]
-    )
+    ways = over_ports(network, np.arange(len(added.flow)), added.gpu, added.gpu)
+    check_working(network, ways)
+    up = network["port up"]
+    sent = (ways.link >= up.start) & (ways.link < up.start + up.size)
+    size = np.where(sent, added.sent_bytes[ways.row], added.received_bytes[ways.row])
+    return Ways(added.flow[ways.row], ways.link, ways.share * size)
 
 
 def _through_switches(network: Network, reduced: Through) -> Ways:

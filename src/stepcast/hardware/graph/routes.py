@@ -43,14 +43,9 @@ def within(network: Network, row: Ints, source: Ints, target: Ints) -> Ways:
         return all_of([])
     fabric, gpus = network.cluster.node.fabric, network.cluster.node.gpus
     node, start = np.divmod(source, gpus)
-    other, end = np.divmod(target, gpus)
+    end = target % gpus
     if fabric.kind is FabricKind.NVSWITCH:
-        return all_of(
-            [
-                entries(row, network["port up"].at(node, start)),
-                entries(row, network["port down"].at(other, end)),
-            ]
-        )
+        return over_ports(network, row, source, target)
     if fabric.kind is FabricKind.NVLINK_MESH:
         return entries(row, network["edge"].at(node, start, end))
     parts: list[Ways] = []
@@ -68,6 +63,24 @@ def within(network: Network, row: Ints, source: Ints, target: Ints) -> Ways:
         across = hosted & (left != right)
         parts.append(entries(row[across], network["socket"].at(node, left, right)[across]))
     return all_of(parts)
+
+
+def over_ports(network: Network, row: Ints, sender: Ints, receiver: Ints) -> Ways:
+    """From the ports of *sender* to those of *receiver*, evenly over all switches that both reach."""
+    gpus = network.cluster.node.gpus
+    up, down = network["port up"], network["port down"]
+    planes = up.shape[2]
+    at, plane = np.repeat(np.arange(len(row)), planes), np.tile(np.arange(planes), len(row))
+    out = up.at(*np.divmod(sender[at], gpus), plane)
+    into = down.at(*np.divmod(receiver[at], gpus), plane)
+    share = np.full(len(at), 1 / planes)
+    if network.alive is not None and planes > 1:
+        works = network.alive[out] & network.alive[into]
+        count = np.bincount(at, works, len(row))[at]
+        kept = works | (count == 0)  # a port that failed everywhere is told by its name
+        at, out, into = at[kept], out[kept], into[kept]
+        share = 1 / np.maximum(count[kept], 1)
+    return all_of([entries(row[at], out, share), entries(row[at], into, share)])
 
 
 def _between(network: Network, row: Ints, source: Ints, target: Ints, keys: Ints) -> Ways:
