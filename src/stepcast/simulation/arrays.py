@@ -73,6 +73,10 @@ class Calls:
         return np.repeat(np.arange(self.ranks), np.diff(self.rank_start))
 
 
+OF_SEGMENTS = ("inputs", "pieces", "_numbered", "chain_of", "chains", "forms", "delays")
+"""What a run needs to know of a program whatever its calls are."""
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """Segments and the calls of them."""
@@ -128,6 +132,12 @@ class Program:
     @property
     def calls(self) -> int:
         return len(self.segment)
+
+    def calling(self, made: Calls) -> "Program":
+        """The same segments in other calls."""
+        program = Program(self.lanes, self.segments, made)
+        program.__dict__.update({name: getattr(self, name) for name in OF_SEGMENTS})
+        return program
 
     @cached_property
     def inputs(self) -> int:
