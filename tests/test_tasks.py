@@ -59,7 +59,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
     (
         "pretraining",
         "my launch script",
-        f"predict --config {CONFIGS}/megatron/llama3_8b_h100_fp8.sh --cluster dgx-h100",
+        "predict --config examples/configs/megatron-llama3-8b.sh --cluster dgx-h100",
         0,
         ("megatron-lm", "change nothing here: master-addr"),
     ),
@@ -160,7 +160,13 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
     ("planning", "what can I rent?", "list clusters", 0, ("aws-p5", "azure-nd-h100-v5")),
     ("planning", "which GPUs are known?", "list gpus", 0, ("h200", "rtx-4090", "l40s")),
     ("planning", "on AWS", "predict llama-3.1-8b --cluster p5.48xlarge --gpus 64", 0, ("aws-p5",)),
-    ("planning", "a TPU", "predict llama-3.1-8b --cluster tpu-v5p --gpus 64", 2, ("not modelled",)),
+    (
+        "planning",
+        "a TPU",
+        "predict llama-3.1-8b --cluster tpu-v5p --gpus 64 --fsdp",
+        0,
+        ("64 tpu-v5p", "nobody measured", "fits"),
+    ),
     (
         "planning",
         "16k GPUs",
@@ -242,9 +248,15 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         ("mean error", "left out"),
     ),
     # ---- who has traces of a run
-    ("performance", "where did the time go?", "analyze examples/megatron-rank7.txt", 0, ("step",)),
-    ("performance", "a PyTorch trace", "analyze examples/kineto-llama-1b.json.gz", 0, ("step",)),
-    ("performance", "British spelling", "analyse examples/megatron-rank7.txt", 2, ("did you mean analyze?",)),
+    (
+        "performance",
+        "where did the time go?",
+        "analyze examples/megatron-rank7.txt",
+        0,
+        ("an average rank", "waiting"),
+    ),
+    ("performance", "a PyTorch trace", "analyze examples/kineto-llama-1b.json.gz", 0, ("step", "kernels")),
+    ("performance", "British spelling", "analyse examples/megatron-rank7.txt", 0, ("an average rank",)),
     ("performance", "what is this file?", "show examples/optimus-llama-1b.txt", 0, ("optimus",)),
     (
         "performance",
@@ -391,7 +403,7 @@ OTHERWISE: list[tuple[str, str]] = [
     ("forecast llama-3.1-8b --gpu h200", "did you mean predict"),
     ("optimise --model llama-3.1-8b", "did you mean search"),
     ("list gpu", "did you mean gpus"),
-    ("collective allreduce --ranks 8 --size 1GiB --cluster dgx-h100", "did you mean all-reduce"),
+    ("collective AllReduce --ranks 8 --size 1GiB --cluster dgx-h100", "all-reduce"),
     ("op matmull --m 1 --n 1 --k 1 --gpu h100", "did you mean matmul"),
     ("show exampels/simai-llama-405b.txt", "no such file"),
 ]

@@ -1,11 +1,11 @@
 # mypy: ignore-errors
 """How far the host's pace differs from visit to visit: steps that wait for it, again and again.
 
-    python tools/measure_pace.py FOLDER [--seconds 150]
+    python tools/measure_pace.py FOLDER [--set revisited] [--rounds 3] [--ways] [--seconds 150]
 
-Rows of at most 1,024 tokens of ``hf_steps.toml``, each several times in turns: watched by nvidia-smi or not,
-without the garbage collector, on one core. Before each visit the time to issue a light and a heavy operator
-and a plain loop of Python. Writes ``pace.jsonl``, a line for each visit.
+Rows of a set of ``hf_steps.toml``, each several times in turns; with --ways the first three also watched by
+nvidia-smi, without the garbage collector, and on one core. Before each visit the time to issue a light and a
+heavy operator and a plain loop of Python. Writes ``pace.jsonl``, a line for each visit.
 """
 
 import argparse
@@ -20,17 +20,6 @@ from statistics import median
 from gpu_watch import Watch
 from measure_hf_steps import PLAN, Trainer, config_keys, forget, timed
 
-ROWS = (
-    ("tinyllama-1.1b", 1, 256, "fused"),
-    ("qwen2.5-0.5b", 1, 512, "fused"),
-    ("smollm2-360m", 1, 256, ""),
-    ("gpt2-medium", 2, 256, ""),
-    ("pythia-1.4b", 1, 256, ""),
-    ("gemma-3-1b", 1, 512, "fused"),
-    ("llama-3.2-1b", 1, 512, "fused"),
-    ("gpt2-xl", 1, 256, "fused"),
-    ("qwen3-0.6b", 1, 512, "fused"),
-)
 STEPS_S = 0.8
 
 
@@ -114,6 +103,9 @@ def visit(plan, row, how: str) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description="The host's pace, again and again.")
     parser.add_argument("folder")
+    parser.add_argument("--set", default="revisited")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--ways", action="store_true")
     parser.add_argument("--seconds", type=float, default=150.0)
     arguments = parser.parse_args()
     until = time.time() + arguments.seconds
@@ -130,9 +122,10 @@ def main() -> None:
     plan = tomllib.loads(PLAN.read_text())
     out = Path(arguments.folder)
     out.mkdir(parents=True, exist_ok=True)
-    few = ROWS[:3]
-    visits = [(row, how) for how in ("watched", "plain", "uncollected", "one core") for row in few]
-    visits += [(row, "plain") for _ in range(2) for row in ROWS]
+    rows = plan["sets"][arguments.set]
+    ways = ("watched", "plain", "uncollected", "one core") if arguments.ways else ()
+    visits = [(row, how) for how in ways for row in rows[:3]]
+    visits += [(row, "plain") for _ in range(arguments.rounds) for row in rows]
     with (out / "pace.jsonl").open("w") as lines:
         for row, how in visits:
             if time.time() + 5 > until:

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The keys of NVIDIA/Megatron-LM examples/llama/train_llama3_8b_h100_fp8.sh, shortened.
+# From the keys of NVIDIA/Megatron-LM examples/llama/train_llama3_8b_h100_fp8.sh
 export CUDA_DEVICE_MAX_CONNECTIONS=${CUDA_DEVICE_MAX_CONNECTIONS:-1}
 CHECKPOINT_PATH=${1:-"checkpoints/llama3_8b_fp8"}
 GPUS_PER_NODE=8

@@ -45,7 +45,11 @@ def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str], verb: st
     assert f"stepcast {verb}" in out
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["show"], ["convert", "a", "b", "--to", "png"]])
+def test_the_command_alone_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys) == run(capsys, "--help")
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["show"], ["convert", "a", "b", "--to", "png"]])
 def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> None:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")
@@ -95,8 +99,9 @@ def test_output_cut_short_by_the_reader_is_no_error() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# Configurations of other tools and specs of sweeps are no documents that are shown.
-DOCUMENTS = [path for path in sorted(EXAMPLES.iterdir()) if path.name not in ("configs", "sweeps")]
+# Configurations of other tools, specs of sweeps and neighbours are no documents that are shown.
+ASIDE = ("configs", "sweeps", "network")
+DOCUMENTS = [path for path in sorted(EXAMPLES.iterdir()) if path.name not in ASIDE]
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)

@@ -9,7 +9,7 @@ from stepcast.cost.collectives import Algorithm, price
 from stepcast.cost.collectives.flows import collective_flows, members_of, transfer_flows
 from stepcast.cost.collectives.moves import Groups, double_tree, moved
 from stepcast.cost.pricing import Pricer
-from stepcast.hardware import Cluster, cluster_names, load_cluster
+from stepcast.hardware import Cluster, NetworkKind, cluster_names, load_cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.flows import FlowSet
 from stepcast.ir.group import Group
@@ -178,7 +178,33 @@ LAYOUTS = (
 )
 
 
-@pytest.mark.parametrize("name", [name for name in cluster_names() if load_cluster(name).nodes != 1])
+def joined_by_switches(name: str) -> bool:
+    cluster = load_cluster(name)
+    return cluster.nodes != 1 and cluster.topology.kind is not NetworkKind.TORUS
+
+
+@pytest.mark.parametrize("layout", [Layout(tp=4, pp=2, dp=8), Layout(tp=16, dp=4), Layout(tp=8, dp=8)])
+@pytest.mark.parametrize("shape", ["[16,16]", "[4,4,4]", "[8,4,2]"])
+def test_rings_on_a_torus_run_along_its_lines(shape: str, layout: Layout) -> None:
+    """So that those of all groups of a family fit side by side, as the price takes them to."""
+    sets = [
+        "network.kind=torus",
+        f"network.shape={shape}",
+        "node.gpus=1",
+        "node.nics=6",
+        "network.leaf_nodes=1",
+    ]
+    cluster = load_cluster("dgx-h100", sets)
+    network, seats = built(cluster, layout)
+    for group in (Group.TP, Group.DP):
+        found = price(KIND.ALL_REDUCE, SIZE, Pricer(cluster, layout).route(group), Algorithm.RING)
+        work = Collective(KIND.ALL_REDUCE, SIZE, group)
+        flows = collective_flows(network, seats, grid_of(layout), work, Algorithm.RING, found.seconds)
+        load = flows.on_links(len(network.links)) / network.links.capacity_bytes_per_s
+        assert load.max() <= found.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in cluster_names() if joined_by_switches(name)])
 def test_what_a_price_counts_fits_the_links_in_its_time(name: str) -> None:
     """All groups of a stage at once, on networks that are not oversubscribed: nothing is ever short."""
     cluster = load_cluster(name)
@@ -229,6 +255,18 @@ def test_a_switch_that_adds_sends_one_sum_up() -> None:
     load = flows.on_links(len(network.links))
     assert load[network["nic up"].at(0, 3)[0]] == pytest.approx(SIZE)
     assert load[network["leaf up"].at(3, 0)[0]] == pytest.approx(SIZE)  # not that of its four nodes
+
+
+def test_pods_send_one_sum_to_the_cores() -> None:
+    tiers = ["network.leaf_nodes=2", "network.pod_nodes=4", "network.in_network_reduction=true"]
+    layout = Layout(tp=8, dp=8)
+    network, seats = built(load_cluster("dgx-h100", tiers), layout)
+    work = Collective(KIND.ALL_REDUCE, SIZE, Group.DP)
+    flows = collective_flows(network, seats, grid_of(layout), work, Algorithm.IN_NETWORK, LONG)
+    load = flows.on_links(len(network.links))
+    for block, groups in (("leaf up", 1), ("leaf down", 1), ("core up", 8), ("core down", 8)):
+        start, size = network[block].start, network[block].size
+        assert load[start : start + size] == pytest.approx(np.full(size, groups * SIZE))
 
 
 def test_slow_and_failed_links_are_not_in_the_price() -> None:

@@ -75,6 +75,7 @@ VERBS = {
     "replay changed": ["replay", MEGATRON, "--what-if", "compute=0.5x"],
     "compare": ["compare", MEGATRON, MEGATRON],
     "search": SEARCH,
+    "network": ["network", *PREDICT[1:]],
     "plan": PLAN,
     "validate": VALIDATE,
 }
@@ -323,3 +324,31 @@ def test_the_demo_ends_with_a_page_that_links_the_others(
     assert "./prediction.html" in links
     for link in links:
         assert_safe(Path("out", link or "").read_bytes())
+
+
+@pytest.mark.parametrize("words", [PREDICT, SEARCH], ids=["predict", "search"])
+def test_pages_begin_with_what_the_report_begins_with(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Model, cluster, framework, layout, batch, version and command, word for word."""
+    page = tmp_path / "page.html"
+    _, out, _ = run(capsys, *words, "--html", str(page))
+    shown = page.read_text()
+    head = re.sub(r"\n +", " ", out.split("\n\n")[0]).splitlines()
+    assert len(head) >= 4
+    begin = shown.index('class="asked"')
+    assert begin < shown.index('class="answer"')
+    asked = shown[begin : shown.index("</dl>", begin)]
+    told = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", asked)
+    for line, (name, value) in zip(head, told, strict=True):
+        assert line.startswith(name)
+        assert re.sub(r"\s+", " ", line.removeprefix(name).strip()) == value
+
+
+def test_every_page_names_version_and_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    run(capsys, "analyze", MEGATRON, "--html", str(page))
+    shown = page.read_text()
+    asked = shown[shown.index('class="asked"') :]
+    assert "analyze" in asked[: asked.index("</dl>")]
+    assert "stepcast 0." in asked[: asked.index("</dl>")]

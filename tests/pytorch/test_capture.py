@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip insta
 pytest.importorskip("transformers", reason="transformers is not installed")
 
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured  # noqa: E402
+from stepcast.forecast.predict import predict  # noqa: E402
 from stepcast.frameworks.catalog import load_profile  # noqa: E402
 from stepcast.frameworks.profile import settle  # noqa: E402
 from stepcast.generate.workload import generate  # noqa: E402
@@ -120,6 +121,19 @@ def test_stages_begin_at_blocks(tiny: Captured) -> None:
     prediction = predict_captured(tiny, load_cluster("hgx-h200"), Spread(pp=2, micro_batches=4))
     assert prediction.report.run["begins"] == ["model.layers.*.input_layernorm"]
     assert prediction.workload.boundary_bytes == BATCH * SEQ * 64 * 2
+
+
+def test_stages_take_as_long_as_generated_ones(tmp_path: Path) -> None:
+    """Where layers are all there is, balanced cuts are equal numbers of them."""
+    sizes = {"hidden_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128,
+             "intermediate_size": 4096, "num_hidden_layers": 8}  # fmt: skip
+    path = config(tmp_path, **sizes)
+    model, cluster, layout = load_model(path), load_cluster("hgx-h200"), Layout(pp=4)
+    settled = settle(load_profile("transformers"), model, "h200", layout, {})
+    strategy = settled.strategy(layout, 4, 32, 2048)
+    expected = predict(model, cluster, strategy, settled.framework)
+    found = predict_captured(capture(path, Asked(batch=4, seq=2048)), cluster, Spread(pp=4, micro_batches=8))
+    assert found.step_s == pytest.approx(expected.step_s, rel=0.03)
 
 
 PROGRAMS = """

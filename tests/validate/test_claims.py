@@ -40,8 +40,8 @@ def test_training_steps_as_predict_has_them() -> None:
         errors.append(abs(predicted_s / (float(step["step_ms"]) * 1e-3) - 1))
     assert len(errors) == 12
     mean, worst = sum(errors) / len(errors), max(errors)
-    assert mean <= 0.05
-    assert worst <= 0.11
+    assert mean <= 0.045
+    assert worst <= 0.12
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"{mean * 100:.1f} %, worst {worst * 100:.1f} %" in readme
 
@@ -61,7 +61,9 @@ def test_the_command_line_can_say_it() -> None:
         row for row in steps() if row["batch"] == "4" and row["seq"] == "4096" and row["recompute"] == "none"
     )
     batch = "--micro-batch 4 --global-batch 4 --seq 4096"
-    words = f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16}"
+    words = (
+        f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16} --zero-gradients 1"
+    )
     args, model, profile = (
         build_parser().parse_args(words.split()),
         row_model(row),

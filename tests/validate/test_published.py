@@ -154,6 +154,15 @@ def test_networks(network: str, nics: int, gbit: int) -> None:
     assert node.nic.bandwidth_bytes_per_s * 8 / 1e9 == pytest.approx(gbit)
 
 
+def test_omni_path_reaches_what_was_measured_of_it() -> None:
+    """All-reduce of 32 A100 on Jean Zay: 40.5 Gb/s through one link of 100 Gb/s."""
+    setup = setup_of(BLOOM)
+    nic = setup.cluster.node.nic
+    assert nic is not None
+    assert nic.efficiency * nic.bandwidth_bytes_per_s * 8 / 1e9 == pytest.approx(40.5)
+    assert "node.nic.transport=omni-path" in setup.command
+
+
 def test_limited_cards_are_described_by_their_name() -> None:
     gpu = changed(gpu="H100-SXM 96GB HBM2e 500W").cluster.gpu
     assert (gpu.power_w, gpu.memory_bytes) == (500, 96e9)

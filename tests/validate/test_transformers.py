@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.forecast.predict import predict
+from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
@@ -61,6 +62,40 @@ def test_rows_without_a_model_are_counted(tmp_path: Path) -> None:
     assert len(found.columns) == 1
     assert sum(found.skipped.values()) == 2
     assert COMMAND in found.details
+
+
+def test_a_row_that_was_visited_again_counts_once_by_its_medians(tmp_path: Path) -> None:
+    (tmp_path / "configs").symlink_to(FOLDER / "configs")
+    write(tmp_path / "steps_eager.csv", ROW, {**ROW, "batch": "8"})
+    again = [{**ROW, "step_ms": step_ms} for step_ms in ("100", "70", "120")]
+    write(tmp_path / "steps_again.csv", *again)
+    found = measure_folder(str(tmp_path)).columns
+    assert sorted(found.measured_s.tolist()) == pytest.approx([0.09, 0.095])
+
+
+def test_bloom_runs_the_kernels_that_a_trace_shows() -> None:
+    """tools/trace_hf_steps.py: its own GELU, three copies out of one product, a bias over the whole square."""
+    found = setting(model="bloom-1b1", layers="2")
+    layers = generate(found.model, found.strategy, found.framework).stages[0].body_layers()
+    names = [op.name for layer in layers for op in layer.all_ops]
+    assert names.count("bias") == 2
+    assert sum(name.endswith(" apart") for name in names) == 2 * 3
+    assert sum(name.startswith("activation gradient") for name in names) == 2 * 18
+    assert sum(name.startswith("activation") for name in names) == 2 * (9 + 18)
+    assert sum(name.startswith("join gradients") for name in names) == 2 * 8
+    assert not [name for name in names if name.startswith("scale gradient")]
+
+
+def test_attention_that_no_kernel_takes_runs_in_fp32() -> None:
+    """Falcon does not say that its heads share keys; in fp32 no kernel takes any that do."""
+    for row in ({"model": "falcon-7b", "layers": "1"}, {"setting": "fp32", "layers": "1"}):
+        found = setting(**row)
+        layers = generate(found.model, found.strategy, found.framework).stages[0].body_layers()
+        scores = [op.work for layer in layers for op in layer.forward if op.name == "scores"]
+        assert [getattr(work, "dtype", None) for work in scores] == [DType.FP32]
+        asked = setting(**{**row, "setting": f"attn-eager {row.get('setting', '')}"})
+        eager = generate(asked.model, asked.strategy, asked.framework).stages[0].body_layers()
+        assert not [op for layer in eager for op in layer.forward if op.name.startswith("rows of nothing")]
 
 
 def test_measured_steps_and_peaks() -> None:

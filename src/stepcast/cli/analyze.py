@@ -69,9 +69,29 @@ def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:
     check_applicable(args, format=entry.name, file=args.files[0])
     found = {"format": entry.name, **analyze(document, args)}
     found["warnings"] = [*found["warnings"], *doubts(found)]
+    if entry.name == "kineto" and (recorded := _recorded(args.files, found)):
+        found["recorded"] = recorded
+        text = _with_record(text)
     timeline = document if isinstance(document, Timeline) else None
     write_page(args, lambda about: PAGES[entry.name](found, about, timeline))
     return found, text
+
+
+def _recorded(paths: list[str], found: dict[str, Any]) -> dict[str, Any] | None:
+    """What ``stepcast record`` left beside the traces, where *paths* is its folder."""
+    from stepcast.analyze.recorded import recorded_facts
+    from stepcast.inputs.recorded import STEPS, read_logs, read_steps
+
+    ranks = read_steps(os.path.join(paths[0], STEPS)) if len(paths) == 1 else []
+    if not ranks:
+        return None
+    return recorded_facts([rank.facts() for rank in ranks], read_logs(paths[0]), found["collectives"])
+
+
+def _with_record(text: Text) -> Text:
+    from stepcast.report.recorded import recorded_text
+
+    return lambda found, width: f"{text(found, width)}\n\n{recorded_text(found['recorded'], width)}"
 
 
 def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> tuple[dict[str, Any], Text] | None:

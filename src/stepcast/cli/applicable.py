@@ -32,6 +32,7 @@ RULES: Mapping[str, tuple[Rule, ...]] = {
     "convert": (EDITS,),
     "predict": PREDICT,
     "run": STRATEGY,
+    "network": STRATEGY,
     "plan": PLAN,
     "simulate": SIMULATE,
     "analyze": ANALYZE,

@@ -22,9 +22,19 @@ SMALLEST_OF_SWEEP, LARGEST_OF_SWEEP = 8, 16 * GIB
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical", "pairwise", "direct")
 
 
+def _kind(text: str) -> str:
+    """``AllReduce``, ``all_reduce`` and ``allreduce`` are one."""
+    kinds = {str(kind).replace("-", ""): str(kind) for kind in CollectiveKind}
+    plain = text.lower().replace("_", "-")
+    return {**kinds, "a2a": "all-to-all"}.get(plain.replace("-", ""), plain)
+
+
+_kind.__name__ = "word"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
-    parser.add_argument("kind", choices=kinds, metavar="KIND", help=", ".join(kinds))
+    parser.add_argument("kind", choices=kinds, type=_kind, metavar="KIND", help=", ".join(kinds))
     parser.add_argument(
         "--size", type=_size, metavar="SIZE", help="the whole buffer, such as 1GiB; with --sweep the largest"
     )
@@ -60,6 +70,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)",
     )
+    parser.add_argument(
+        "--engine",
+        choices=("fast", "fluid"),
+        default="fast",
+        help="fluid: as flows over the links of the network, with its routing and what failed",
+    )
     parser.add_argument("--sweep", action="store_true", help="every power of two from 8 bytes up")
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
@@ -76,6 +92,8 @@ def run(args: argparse.Namespace) -> int:
     sizes = [args.size or 0]
     if args.sweep:
         sizes = _sweep_sizes(LARGEST_OF_SWEEP if args.size is None else args.size)
+    if args.engine == "fluid":
+        return _run_fluid(args, sizes, cluster)
     prices = [_price(args, size, route) for size in sizes]
     about = {
         "collective": args.kind,
@@ -103,6 +121,50 @@ def run(args: argparse.Namespace) -> int:
         names = ("size", "time", "algorithm bandwidth", "bus bandwidth", "algorithm", "protocol")
         print(facts([*about.items(), *zip(names, _cells(prices[0]), strict=True)]))
     print_warnings(warnings)
+    return 0
+
+
+def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -> int:
+    """The same by flows: one group of all ranks on the links of the cluster."""
+    from stepcast.cost.collectives import Algorithm
+    from stepcast.forecast.shared import shared_collective
+    from stepcast.hardware import Place
+    from stepcast.ir.group import Group
+    from stepcast.ir.layout import Layout
+    from stepcast.ir.work import Collective
+
+    for option in ("sweep", "ranks_per_node"):
+        if getattr(args, option):
+            raise ValueError(f"--{option.replace('_', '-')}: --engine fluid does not know it; leave it out")
+    if args.kind == SEND_RECEIVE or args.imbalance != 1 or args.ranks_per_thread != 1:
+        raise ValueError("--engine fluid runs even collectives, a process for each GPU; leave the engine out")
+    if cluster.gpus is not None and args.ranks > cluster.gpus:
+        raise ValueError(f"--ranks {args.ranks}: {cluster.name} has {cluster.gpus} GPUs")
+    work = Collective(CollectiveKind(args.kind), sizes[0], Group.DP)
+    algorithm = None if args.algorithm is None else Algorithm(args.algorithm)
+    found = shared_collective(cluster, Layout(dp=args.ranks), work, algorithm, place=Place(args.place))
+    about = {"collective": args.kind, "cluster": cluster.name, "ranks": args.ranks, "engine": "fluid"}
+    row = {
+        **_record(found.alone),
+        "time_s": found.seconds,
+        "algbw_bytes_per_s": found.alone.algbw_bytes_per_s / found.slowdown,
+        "busbw_bytes_per_s": found.busbw_bytes_per_s,
+        "alone_s": found.alone.seconds,
+        "slowdown": found.slowdown,
+    }
+    busiest = found.busiest()
+    if args.json:
+        links = [{"link": name, "busy": share} for name, share in busiest]
+        print_json({**about, **row, "links": links, "warnings": doubts({"rows": [row]})})
+        return 0
+    told = [
+        ("time", format_seconds(found.seconds)),
+        ("alone", f"{format_seconds(found.alone.seconds)}, so {found.slowdown:.2f} times as long"),
+        ("bus bandwidth", format_rate(found.busbw_bytes_per_s)),
+        ("algorithm", found.alone.algorithm or "-"),
+        *((f"busy {share:.0%}", name) for name, share in busiest),
+    ]
+    print(facts([*about.items(), *told]))
     return 0
 
 

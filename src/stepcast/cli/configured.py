@@ -56,7 +56,7 @@ def described(args: argparse.Namespace) -> Described | None:
         return None
     if args.model is not None and not _is_run(run):
         raise ValueError(f"{run}: --model names the model already; leave one of them out")
-    if not _is_run(run):
+    if not _is_run(run) or (getattr(args, "workloads", False) and is_workload(run)):
         return Described(("--model", run), run)
     return _saved(run) if _is_saved(run) else _of_config(run)
 
@@ -68,6 +68,19 @@ def _is_run(name: str) -> bool:
     ):
         return False
     return os.path.isfile(name) and not _is_model(name)
+
+
+def is_workload(name: str) -> bool:
+    """Whether *name* is a file that says what must run."""
+    from stepcast.inputs.source import Source
+    from stepcast.inputs.table import recognise
+
+    if not os.path.isfile(name) or name.endswith((".toml", ".json")):
+        return False
+    try:
+        return recognise(Source(name)).gives == "workload"
+    except ValueError:
+        return False
 
 
 def _is_model(name: str) -> bool:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
+from stepcast.cli.background import with_background
 from stepcast.cli.calibrations import check_gpu, load_calibration
+from stepcast.cli.engine import engine_of
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.strategy import (
     USUAL_FRAMEWORK,
@@ -152,7 +154,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
     from stepcast.models.catalog import load_model
 
     assumptions: list[str] = []
-    _check_named(args)
+    check_named(args)
     model = load_model(args.model) if isinstance(args.model, str) else args.model
     cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     settle_gpus(args, cluster, assumptions)
@@ -189,21 +191,25 @@ def asked_by(args: argparse.Namespace) -> Asked:
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
     if args.framework is None:
         assumptions.append(_software(settled.framework))
-    options = Options(place=Place(args.place), residual=residual if args.residual else None)
+    options = Options(
+        place=Place(args.place), residual=residual if args.residual else None, engine=engine_of(args)
+    )
+    options = with_background(options, args, cluster, strategy.layout.gpus)
     return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
 
 
-def _check_named(args: argparse.Namespace) -> None:
+def check_named(args: argparse.Namespace) -> None:
     """A run needs a model and a place; a GPU stands for one node of it."""
     if args.model is None:
         file = getattr(args, "described", None)
         if file is not None:
             raise ValueError(f"{file.file} names no model that is known; give --model as well")
-        raise ValueError("which model? give --model, a name from 'stepcast list models' or a config.json")
-    if args.gpu is not None and args.cluster not in (None, args.gpu):
+        raise ValueError("which model? name one of 'stepcast list models', or give a config.json")
+    gpu = getattr(args, "gpu", None)
+    if gpu is not None and args.cluster not in (None, gpu):
         raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")
-    if args.gpu is not None:
-        args.cluster = args.gpu
+    if gpu is not None:
+        args.cluster = gpu
     if args.cluster is None:
         raise ValueError("where? give --cluster, a name from 'stepcast list clusters', or --gpu for one GPU")
 

@@ -54,6 +54,15 @@ PAGES: dict[str, Page] = {
         ),
         "plan",
     ),
+    "network": Page(
+        "Runs a step whose collectives and messages share NICs, rails and spines as they come, and says how "
+        "full each tier is over time, which links are hottest, who shares them, and what that costs.",
+        (
+            "network llama-3.1-8b --cluster dgx-h100 --gpus 64 --html links.html",
+            "network examples/simai-gpt-13b.txt --cluster dgx-h100",
+        ),
+        "network",
+    ),
     "simulate": Page(
         "Runs a workload file (SimAI text, operator table, Chakra) on a cluster.",
         (

@@ -30,6 +30,9 @@ DEFAULT_FAILURES = "llama-3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="a run that predict --save wrote, a configuration, or a model"
+    )
     add_forecast_arguments(parser)
     _add_run(parser)
     _add_operation(parser)

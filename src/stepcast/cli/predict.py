@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.background import add_background_argument
+from stepcast.cli.engine import add_engine_argument
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
 from stepcast.cli.neighbours import neighbours
 from stepcast.cli.numbers import positive, price
@@ -33,6 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
     )
+    add_engine_argument(parser)
+    add_background_argument(parser)
     answer = parser.add_argument_group("the answer")
     answer.add_argument(
         "--save", type=new_file, metavar="FILE.toml", help="write the run, to predict it again from the file"

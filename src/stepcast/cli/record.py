@@ -6,11 +6,14 @@ import subprocess
 from typing import Any
 
 from stepcast.cli.numbers import count
-from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
+from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
 from stepcast.report.text import facts, table
+from stepcast.report.visible import visible
 from stepcast.units import format_bytes, format_percent, format_seconds
 
 MOST = 1_000_000
+FLIGHT_CALLS = "2000"  # that the flight recorder keeps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,6 +22,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--skip", type=count(1, MOST), default=5, metavar="N", help="steps before it: 5")
     parser.add_argument("--steps", type=count(1, 100), default=3, metavar="N", help="steps in full: 3")
+    parser.add_argument(
+        "--flight-recorder",
+        nargs="?",
+        const="",
+        metavar="DIR",
+        help="also what PyTorch's flight recorder holds at the end, or the dumps that the job leaves in DIR",
+    )
+    parser.add_argument(
+        "--inspector", metavar="DIR", help="also what NCCL's Inspector leaves there (NCCL_INSPECTOR_DUMP_DIR)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("words", nargs="+", metavar="COMMAND", help="after --: the job, as you start it")
 
@@ -29,7 +42,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{args.output_folder}: is there already; give a new folder")
     words = args.words[1:] if args.words[0] == "--" else args.words
     status = subprocess.run(words, env=_environment(folder, args), check=False).returncode
+    taken = [*_taken(args.flight_recorder, folder, FLIGHT), *_taken(args.inspector, folder, INSPECTOR)]
     found = _found(folder, args, status)
+    found["warnings"] += taken
     if args.json:
         print_json(found)
     else:
@@ -50,13 +65,41 @@ def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(paths),
         "STEPCAST_RECORD": folder,
         "STEPCAST_RECORD_WINDOW": f"{args.skip},{args.steps}",
+        **(_flight(args.flight_recorder) if args.flight_recorder is not None else {}),
     }
+
+
+def _flight(folder: str) -> dict[str, str]:
+    """Turns the flight recorder on, under its new name and its old one, unless the user has."""
+    sizes = {
+        name: os.environ.get(name, FLIGHT_CALLS)
+        for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+    }
+    return sizes if folder else {**sizes, "STEPCAST_RECORD_FLIGHT": "1"}
+
+
+def _taken(given: str | None, folder: str, name: str) -> list[str]:
+    """Copies what the job left in the folder *given*; what is wrong with it."""
+    from stepcast.inputs.source import Source
+    from stepcast.ir.limits import RESULT
+
+    if not given:
+        return []
+    files = sorted(os.listdir(given)) if os.path.isdir(given) else []
+    if not files:
+        return [f"{visible(given)}: the job left nothing there"]
+    os.makedirs(os.path.join(folder, name), exist_ok=True)
+    for file in files:
+        path = os.path.join(given, file)
+        if os.path.isfile(path):
+            write_file(os.path.join(folder, name, file), Source(path).raw(RESULT))
+    return []
 
 
 def _found(folder: str, args: argparse.Namespace, status: int) -> dict[str, Any]:
     from stepcast.inputs.recorded import read_steps
 
-    ranks = read_steps(os.path.join(folder, "steps"))
+    ranks = read_steps(os.path.join(folder, STEPS))
     traces = sorted(name for name in os.listdir(folder) if name.endswith(".json")) if ranks else []
     warnings = []
     if status:

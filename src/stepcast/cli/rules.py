@@ -48,6 +48,11 @@ CLUSTER_CHANGES = Rule(
     lambda f: f["cluster"] is not None,
     "it changes a cluster, and none is named; give --cluster as well",
 )
+BACKGROUND = Rule(
+    ("background",),
+    lambda f: f["engine"] == "fluid",
+    "only --engine fluid shares links with others; give that as well, or leave it out",
+)
 PLACE = Rule(
     ("place",),
     lambda f: f["racks"],

@@ -1,6 +1,6 @@
 """What options of ``predict``, ``plan`` and ``simulate`` need to have an effect."""
 
-from stepcast.cli.rules import CORRECTIONS, DRAWING, JITTER, PLACE, Facts, Rule
+from stepcast.cli.rules import BACKGROUND, CORRECTIONS, DRAWING, JITTER, PLACE, Facts, Rule
 from stepcast.cli.strategy import AUTOCASTS, MODULES
 from stepcast.ir.group import Group
 from stepcast.ir.schedules import SCHEDULES, Pairs
@@ -166,10 +166,11 @@ STRATEGY = (
 PRICE = Rule(
     ("price",), lambda f: f["tokens"] is not None, "it is of a whole run; give --tokens as well, such as 1T"
 )
-PREDICT = (*STRATEGY, PRICE, JITTER, DRAWING)
+PREDICT = (*STRATEGY, PRICE, JITTER, DRAWING, BACKGROUND)
 PLAN = STRATEGY
 
 SIMULATE = (
+    BACKGROUND,
     Rule(
         FAST_NAMES,
         lambda f: f["engine"] != "simai",

@@ -22,19 +22,22 @@ WRITTEN = (".csv", ".parquet", ".json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", required=True, metavar="M", help="name in the catalogue, or a config.json")
-    parser.add_argument("--cluster", required=True, metavar="C", help="name in the catalogue, or a TOML file")
+    parser.add_argument("name", metavar="MODEL", nargs="?", help="the model, as --model names it")
+    parser.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
+    parser.add_argument(
+        "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
+    )
+    parser.add_argument("--gpu", metavar="G", help="or GPUs of one node: as many as --gpus says")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
     )
     parser.add_argument(
         "--gpus",
         type=gpu_counts,
-        required=True,
         metavar="N|A,B|A..B",
-        help="GPUs in all; A..B doubles from A to B",
+        help="GPUs in all; A..B doubles from A to B (default: all, where the cluster is of one size)",
     )
-    batch = parser.add_mutually_exclusive_group(required=True)
+    batch = parser.add_mutually_exclusive_group()
     batch.add_argument(
         "--global-batch", type=count(1, MOST_SEQUENCES, BINARY), metavar="N", help="sequences in a step"
     )

@@ -29,7 +29,10 @@ def search_facts(asked: Question, result: "Result") -> dict[str, Any]:
     capacity = asked.cluster.gpu.memory_bytes
     return {
         "model": asked.model.name,
+        "parameters": asked.model.parameters,
         "cluster": asked.cluster.name,
+        "framework": asked.profile.name,
+        "precision": rows[0]["precision"] if rows else None,
         "objective": asked.args.objective,
         "global_batch": asked.global_batch,
         "seq": asked.seq,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import allowed
+from stepcast.cli.forecasting import check_named
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
 
@@ -110,6 +111,11 @@ def question_of(args: argparse.Namespace) -> Question:
     from stepcast.hardware import load_cluster
     from stepcast.models.catalog import load_model
 
+    if getattr(args, "name", None) is not None:
+        if args.model is not None:
+            raise ValueError(f"{args.name}: --model names the model already; leave one of them out")
+        args.model = args.name
+    check_named(args)
     model = load_model(args.model) if isinstance(args.model, str) else args.model
     cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []
@@ -117,7 +123,17 @@ def question_of(args: argparse.Namespace) -> Question:
     if seq is None:
         seq = min(model.max_seq, profile.defaults.seq)
         assumptions.append(f"sequences of {seq} tokens (--seq)")
+    gpus = args.gpus
+    if gpus is None:
+        if cluster.gpus is None:
+            raise ValueError("how many GPUs? give --gpus, such as 64 or 8..64")
+        gpus = (cluster.gpus,)
+        assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus)")
     batch = args.global_batch
+    if batch is None and args.tokens_per_batch is None:
+        raise ValueError(
+            "how large is a step? give --global-batch, in sequences, or --tokens-per-batch, as 4M"
+        )
     if batch is None:
         batch, rest = divmod(int(args.tokens_per_batch), seq)
         if rest or not batch:
@@ -128,7 +144,7 @@ def question_of(args: argparse.Namespace) -> Question:
             )
     axes = allowed(args.fix, args.allow)
     asked = Question(
-        args, model, cluster, profile, args.gpus, batch, seq, axes, args.max_memory, tuple(assumptions)
+        args, model, cluster, profile, gpus, batch, seq, axes, args.max_memory, tuple(assumptions)
     )
     _check_gpus(asked)
     return asked

@@ -6,7 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
+from stepcast.cli.background import add_background_argument, with_background
 from stepcast.cli.documents import add_edit_arguments, read_document
+from stepcast.cli.engine import ENGINES as STEP_ENGINES
+from stepcast.cli.engine import HELP as ENGINE_HELP
+from stepcast.cli.engine import engine_of
 from stepcast.cli.numbers import check_multiple, gpu_count, rate
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
@@ -18,7 +22,7 @@ from stepcast.ir.workload import Workload
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Options
 
-ENGINES = ("fast", "simai")
+ENGINES = (*STEP_ENGINES, "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
 SENDS = ("eager", "rendezvous", "blocking")
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical")
@@ -43,8 +47,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--gpus", type=gpu_count, metavar="N", help="GPUs in all; data parallelism takes what is left"
     )
     parser.add_argument(
-        "--engine", choices=ENGINES, default="fast", help="simai: SimAI-analytical's own pricing"
+        "--engine",
+        choices=ENGINES,
+        default="fast",
+        help=f"{ENGINE_HELP}; simai: SimAI-analytical's own pricing",
     )
+    add_background_argument(parser)
     parser.add_argument("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)}, or a schedule file")
     parser.add_argument(
         "--body", choices=("stage", "model"), default="stage", help="what the file's body stands for"
@@ -117,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args)
     slow_ranks = {_count(name, "--slow-rank"): x for name, x in _factors(args.slow_rank, "--slow-rank")}
     cluster = load_cluster(args.cluster, args.set)
+    options = with_background(options, args, cluster, args.gpus or workload.layout.gpus)
     prediction = simulate(workload, cluster, options, slow_ranks=slow_ranks)
     asked = {
         "workload": ", ".join(args.files),
@@ -183,6 +192,7 @@ def _options(args: argparse.Namespace) -> "Options":
         ideal_communication=args.ideal_communication,
         conditions=Conditions(stages, groups),
         place=Place(args.place),
+        engine=engine_of(args),
     )
 
 

@@ -157,7 +157,7 @@ def _predicted(points: Sequence[Words]) -> Answers:
 def _shared(asked: "Asked") -> tuple[Any, ...]:
     options = asked.options
     values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
-    return (*values, options.place, options.residual)
+    return (*values, options.place, options.residual, options.engine)
 
 
 def _predictions(asked: "Sequence[Asked]") -> list[Any]:

@@ -110,13 +110,31 @@ def cool_load(gpu: Gpu, fit: ComputeFit) -> Load:
 
 @lru_cache(maxsize=512)
 def priced_once(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Price]:
-    """Prices under one load that remember what they were asked."""
+    """Prices under one load that remember what they were asked, by the objects that they were asked of: to
+    compare those takes longer. What draws little power is priced once for all steps.
+    """
+    known: dict[int, tuple[Compute, Price]] = {}
 
     @lru_cache(maxsize=65536)
-    def price(work: Compute) -> Price:
+    def equal(work: Compute) -> Price:
+        if isinstance(work, COOL) and load.busy_s > 0 and load != SUSTAINED:
+            return priced_once(gpu, fit, SUSTAINED)(work)
         return compute_price(work, gpu, fit, load)
 
+    def price(work: Compute) -> Price:
+        found = known.get(id(work))
+        if found is None:
+            if len(known) >= MOST_KNOWN:
+                known.clear()
+            found = known[id(work)] = (work, equal(work))
+        return found[1]
+
     return price
+
+
+COOL = (Elementwise, Scan, Recorded)
+"""Work that takes as long in one step as in another, however hot that makes the GPU."""
+MOST_KNOWN = 65536
 
 
 def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) -> Price:

@@ -1,7 +1,7 @@
 """One price for any work on a cluster: computation by the GPU's model, communication by the group's links."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from stepcast.cost.collectives import (
@@ -25,6 +25,7 @@ from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import (
     Collective,
     CollectiveKind,
+    Communication,
     Compute,
     HostCopy,
     HostUpdate,
@@ -68,13 +69,26 @@ class Pricer:
     # Each group as if the others of its family were still: who shares links with whom is found later.
     alone: bool = False
     _known: dict[Work, Price] = field(default_factory=dict, repr=False)
+    _computed: dict[int, tuple[Compute, Price]] = field(default_factory=dict, repr=False)
+    """By the identity of works: what prices computation compares them where that is needed."""
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Pickled with the prices that are known: models of computation are functions, and stay behind."""
-        return {**self.__dict__, "compute": unpriced}
+        return {**self.__dict__, "compute": unpriced, "_known": dict(self.known()), "_computed": {}}
+
+    def known(self) -> Iterator[tuple[Work, Price]]:
+        """What was priced, equal computations perhaps more than once."""
+        yield from self._known.items()
+        yield from self._computed.values()
 
     def price(self, work: Work) -> Price:
+        if isinstance(work, Compute):
+            computed = self._computed.get(id(work))
+            if computed is None:
+                travelled = self._known.get(work) if self.compute is unpriced else None
+                computed = self._computed[id(work)] = work, travelled or self.compute(work)
+            return computed[1]
         found = self._known.get(work)
         if found is None:
             found = self._known[work] = self._priced(work)
@@ -93,13 +107,13 @@ class Pricer:
         """Kind of work -> the least trusted source among its prices."""
         trust = list(PriceSource)
         worst: dict[str, PriceSource] = {}
-        for work, found in self._known.items():
+        for work, found in self.known():
             kind = str(work.kind) if isinstance(work, Collective) else type(work).__name__.lower()
             known = worst.get(kind, found.source)
             worst[kind] = max(known, found.source, key=trust.index)
         return {kind: str(source) for kind, source in sorted(worst.items())}
 
-    def _priced(self, work: Work) -> Price:
+    def _priced(self, work: Communication | HostUpdate) -> Price:
         match work:
             case Collective():
                 route = self.route(work.group)
@@ -115,8 +129,6 @@ class Pricer:
                 return copy_price(work, host_of(self.cluster), self.node_gpus)
             case HostUpdate():
                 return update_price(work, host_of(self.cluster), self.node_gpus)
-            case _:
-                return self.compute(work)
 
     def chosen(self, work: Collective) -> CollectivePrice:
         """One of *work*, with the algorithm that is taken for it."""

@@ -11,6 +11,7 @@ from stepcast.cost.collectives.flows import collective_flows, message_flows, tra
 from stepcast.cost.pricing import Pricer, crossing_share
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
+from stepcast.hardware.topology import NetworkKind
 from stepcast.ir.flows import FlowSet, Ints, Repeating
 from stepcast.ir.group import Group
 from stepcast.ir.ranks import grid_of
@@ -31,6 +32,8 @@ from stepcast.simulation.step import Step
 def unshared(cluster: Cluster) -> Cluster:
     """*cluster* as each group would find it by itself: what switches lack, or what failed, comes later."""
     topology = replace(cluster.topology, oversubscription=1.0, pod_oversubscription=1.0, failed=(), slow=())
+    if topology.kind is NetworkKind.DRAGONFLY:  # whose links are few even where they are not short
+        topology = replace(topology, kind=NetworkKind.FAT_TREE)
     return cluster if topology == cluster.topology else replace(cluster, topology=topology)
 
 
@@ -68,6 +71,11 @@ def run_fluid(
     network = network_of(cluster, nodes or ceil((int(seats.max()) + 1) / cluster.node.gpus))
     shared, who = _Sending(step, pricer, network, seats, others).shared()
     return FluidStep(step, simulate_fluid(shared, compiled=compiled), who)
+
+
+def sending(step: Step, pricer: Pricer, network: Network, seats: Ints) -> Shared:
+    """The tasks of *step* that are flows on *network*, where its ranks have *seats*."""
+    return _Sending(step, pricer, network, seats, ()).shared()[0]
 
 
 class _Sending:

@@ -12,7 +12,7 @@ from typing import Any
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import Load, counted_load, priced_once
-from stepcast.cost.dispatch import EXPERT_ISSUE_S, SCALED_ISSUE_S
+from stepcast.cost.dispatch import EXPERT_ISSUE_S, MODULE_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
@@ -99,8 +99,7 @@ def predict_many(
             try:
                 for strategy in islice(left, TOGETHER):
                     one = _predicted(prepared, model, cluster, strategy, framework, options, calibration)
-                    if one.settled is None:
-                        _ = one.step.seconds
+                    one.price()
                     block.append(one)
             except Exception as error:
                 failed = error
@@ -315,9 +314,11 @@ def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
 
 
 def _engine_issue_s(work: Work, backward: bool) -> float:
-    """Transformer Engine's modules, which take longer over products of scaled formats."""
-    scaled = isinstance(work, Matmul | GroupedMatmul) and work.dtype.scaled
-    return _eager_issue_s(work, backward) + (SCALED_ISSUE_S if scaled else 0.0)
+    """Transformer Engine's modules, which take longer over products, most over those of scaled formats."""
+    issue_s = _eager_issue_s(work, backward)
+    if isinstance(work, Matmul | GroupedMatmul):
+        issue_s += MODULE_ISSUE_S + (SCALED_ISSUE_S if work.dtype.scaled else 0.0)
+    return issue_s
 
 
 def _eager_issue_s(work: Work, backward: bool) -> float:

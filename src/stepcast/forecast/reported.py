@@ -59,14 +59,18 @@ def report_of(prediction: "Prediction") -> StepReport:
         gpus=workload.layout.gpus,
         schedule=step.schedule.name,
         micro_batches=workload.micro_batches,
-        run={"cluster": prediction.cluster.name, **workload.layout.facts()},
+        run={
+            "cluster": prediction.cluster.name,
+            **workload.layout.facts(),
+            **({"engine": str(prediction.options.engine)} if prediction.shared else {}),
+        },
         sources=pricer.sources(),
         warnings=(
             *workload.warnings,
             *_body_warnings(workload, prediction.options),
             *pricer.placement_warnings(),
         ),
-        assumptions=prediction.assumptions,
+        assumptions=(*prediction.assumptions, *_sharing(prediction)),
     )
     residual = prediction.options.residual
     return report.corrected(residual) if residual else report
@@ -76,6 +80,19 @@ def _stages(prediction: "Prediction") -> tuple[StageTime, ...]:
     if prediction.shared:
         return prediction.shared().stage_times()
     return stage_times(prediction.step, prediction.run)
+
+
+def _sharing(prediction: "Prediction") -> list[str]:
+    """By how much the fluid engine found communication slowed, of each group that was."""
+    if not prediction.shared:
+        return []
+    slowed: dict[str, float] = {}
+    for each in prediction.shared().observed.operations:
+        if each.slowest > 1.005:
+            slowed[each.who.name] = max(each.slowest, slowed.get(each.who.name, 1.0))
+    most = sorted(slowed.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{group} up to {times:.2f} times as long" for group, times in most)
+    return [f"engine fluid: communication shared the network: {told or 'nothing was slowed by it'}"]
 
 
 def _stage_report(each: StageTime, in_flight: int) -> StageReport:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepcast.ir.step import StepReport
 from stepcast.simulation.engine import Run
 from stepcast.simulation.step import Step
 
@@ -35,23 +34,25 @@ def packed(prediction: "Prediction") -> tuple[Callable[..., "Prediction"], tuple
         "band": prediction.band,
     }
     step, run = (None, None) if prediction.settled else (prediction.step, prediction.run)
-    return _unpacked, (state, step, run, prediction.simulated_s, prediction.report)
+    found = {"report": prediction.report, "found_s": prediction.simulated_s}
+    if prediction.shared:  # they do not follow from the run
+        found["times"] = prediction.times
+    return _unpacked, (state, step, run, found)
 
 
 def _unpacked(
     state: dict[str, Any],
     step: Step | None,
     run: Run | None,
-    simulated_s: float,
-    report: StepReport,
+    found: dict[str, Any],
 ) -> "Prediction":
     from stepcast.forecast.simulate import Prediction
 
     built: Callable[[], Any] = Found(step) if step is not None else _too_long
     ran: Callable[[], Any] = Found(run) if step is not None else _too_long
     made = Prediction(built=built, ran=ran, **state)
-    # Both are computed when first asked for, and were.
-    made.__dict__.update(report=report, found_s=simulated_s)
+    # They are computed when first asked for, and were.
+    made.__dict__.update(found)
     return made
 
 

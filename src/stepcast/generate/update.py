@@ -56,7 +56,7 @@ def _updates(sizes: Sizes, optimizer: Optimizer, own: int, copied: float) -> Ops
     """Of weights with gradients, and of those without any."""
     divides = optimizer.kind is OptimizerKind.ADAMW and optimizer.fused
     idle = round(own * sizes.strategy.zero_gradients) if divides else 0
-    ops = (_streamed(sizes, "update", optimizer, own - idle, copied),) if own > idle else ()
+    ops: Ops = (_streamed(sizes, "update", optimizer, own - idle, copied),) if own > idle else ()
     if idle:
         op = _streamed(sizes, "idle update", optimizer, idle, copied, kind=K.IDLE_OPTIMIZER)
         ops += (replace(op, kernels=1) if ops else op,)

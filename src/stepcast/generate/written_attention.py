@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from stepcast.generate.by_operation import capped
 from stepcast.generate.parts import K, Ops, cast, dropped, dropped_gradient
 from stepcast.generate.sizes import Sizes
-from stepcast.ir.coded import selects_heads, widens_softmax
+from stepcast.ir.coded import falls_back, selects_heads, widens_softmax
 from stepcast.ir.dtype import DType
 from stepcast.ir.model_parts import PositionKind
 from stepcast.ir.work import ElementwiseKind, Matmul, streamed
@@ -39,10 +39,11 @@ class WrittenCore:
             *self.repeated(),
             *((self._over("bias", K.BROADCAST, 0),) if self._biased else ()),
             Op("scores", scores),
-            self._over("scale", K.MUL, 1),
+            *(() if self._fallen_back else (self._over("scale", K.MUL, 1),)),
             *(self._caps()[0]),
             self._over("mask", K.BROADCAST, 1),
             *self._softmax(),
+            *self._saved(),
             Op("values", values),
             self._joined("join heads"),
         )
@@ -54,6 +55,7 @@ class WrittenCore:
             self._joined("join heads gradient"),
             Op("probability gradient", Matmul(length, self.key_len, value, self.batch, self._dtype)),
             Op("value gradient", Matmul(row, value, length, self.batch, self._dtype)),
+            *((self._over("rows of nothing gradient", K.BROADCAST, 1),) if self._fallen_back else ()),
             *self._softmax_gradient(),
             *(self._caps()[1]),
             *self._scale_gradient(),
@@ -73,8 +75,10 @@ class WrittenCore:
         )
 
     def _scale_gradient(self) -> Ops:
-        """Of the scores; BLOOM's product scales as it adds the bias, and so do those of its gradient."""
-        if selects_heads(self.sizes.model):
+        """Of the scores; BLOOM's product scales as it adds the bias, and so do those of its gradient, and
+        PyTorch's own operations scale queries and keys.
+        """
+        if selects_heads(self.sizes.model) or self._fallen_back:
             return ()
         return (self._over("scale gradient", K.BROADCAST if self.sizes.model.attention_sinks else K.MUL, 1),)
 
@@ -144,6 +148,21 @@ class WrittenCore:
             ops = (dropped_gradient(sizes, "dropout gradient", self._rows, columns), *ops)
         return ops
 
+    def _saved(self) -> Ops:
+        """Of PyTorch's own softmax of attention: rows that see nothing are looked for and left at zero, and
+        the probabilities are given back as narrow as the queries.
+        """
+        if not self._fallen_back:
+            return ()
+        asked = self.sizes.unquantised
+        narrow = (cast(self.sizes, "probabilities", self._rows, self.key_len, FP32, asked),)
+        return (
+            self._over("rows of nothing", K.MUL, 1, 0.25),
+            self._over("whole rows of nothing", K.ROW_SUM, 0.25, 0),
+            self._over("rows of nothing cleared", K.BROADCAST, 1),
+            *(narrow if asked is not FP32 else ()),
+        )
+
     def _caps(self) -> tuple[Ops, Ops]:
         if not self.sizes.model.attention_softcap:
             return (), ()
@@ -165,7 +184,11 @@ class WrittenCore:
 
     @property
     def _dtype(self) -> DType:
-        return self.sizes.unquantised
+        return FP32 if self._fallen_back else self.sizes.unquantised
+
+    @property
+    def _fallen_back(self) -> bool:
+        return falls_back(self.sizes.model, self.sizes.strategy, self.sizes.framework)
 
     @property
     def _biased(self) -> bool:

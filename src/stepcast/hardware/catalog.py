@@ -44,8 +44,8 @@ PLAIN_STARTS = ("dgx-", "hgx-", "gb200-", "gb300-", "a800-", "h800-", "mi3")
 BARE_NODE = "pcie-node"
 # Those whose boards are built as another's.
 BUILT_AS = {"h20": "dgx-h100", "v100-sxm-16gb": "dgx-2", "gh200-144gb": "gh200-node"}
-# Chips whose kernels nobody measured here, and whose makers do not state what prices of products need.
-NOT_MODELLED = re.compile(r"^(tpu|trainium|trn[12]|inferentia|gaudi|v5p|v6e|v5e|cerebras|wse)")
+# Chips that are no GPUs, some of which have files.
+NOT_DESCRIBED = re.compile(r"^(tpu|trainium|trn[12]|inferentia|gaudi|v5p|v6e|v5e|cerebras|wse)")
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -188,12 +188,12 @@ def _known(kind: str, name: str, where: str = "") -> str:
     table = _aliases()[kind]
     if word not in table:
         what = kind.removesuffix("s")
-        if NOT_MODELLED.match(word):
+        if NOT_DESCRIBED.match(word):
             raise CatalogError(
                 where,
                 "",
-                f"{name} is not modelled: prices are those of kernels on NVIDIA and AMD GPUs, and what they "
-                "need is not published of it; describe a chip you measured in a file NAME.toml",
+                f"{name} is not described: besides GPUs, tpu-v5p, tpu-v6e and trainium2 are, by what their "
+                "makers state; describe another in a file NAME.toml",
             )
         hint = nearest(word, list(table)) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
         raise CatalogError(where, "", f"unknown {what} {name!r}{hint}")

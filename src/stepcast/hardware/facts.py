@@ -7,6 +7,7 @@ from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.link import Link
 from stepcast.hardware.node import Host
+from stepcast.hardware.topology import Routing, Topology
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.toml import parse_toml
 
@@ -42,6 +43,7 @@ def cluster_facts(cluster: Cluster) -> Facts:
         "transport": node.transport or None,
         "host": _host(node.host),
         "network": str(topology.kind),
+        "routes": _routes(topology),
         "scale_up_gpus": cluster.domain_gpus,
         "communication": {
             "launch_overhead_s": cluster.communication.launch_overhead_s,
@@ -49,6 +51,19 @@ def cluster_facts(cluster: Cluster) -> Facts:
         },
         "sources": dict(cluster.sources),
     }
+
+
+def _routes(topology: Topology) -> list[str]:
+    """What is said of tiers, routing and faults, where it is not the usual."""
+    said = []
+    if topology.leaf_nodes is not None and topology.oversubscription > 1:
+        said.append(f"{topology.oversubscription:g}:1 above leaves of {topology.leaf_nodes} nodes")
+    if topology.pod_nodes is not None:
+        said.append(f"{topology.pod_oversubscription:g}:1 above pods of {topology.pod_nodes} nodes")
+    if topology.routing is not Routing.SPRAY:
+        said.append(f"{topology.routing} over {topology.queue_pairs} queue pairs")
+    faults = [("failed", topology.failed), ("slow", topology.slow)]
+    return said + [f"{len(links)} named as {word}" for word, links in faults if links]
 
 
 def gpu_facts(gpu: Gpu) -> Facts:

@@ -32,9 +32,10 @@ class Fabric:
     sockets: int = 1
     in_switch_reduction: bool = False  # the switch adds (NVLink SHARP)
     reduction_share: float = 1.0  # of a ring's rate that a port keeps while the switch adds
+    planes: int = 1  # switches side by side, each with its share of every GPU's links
 
     def __post_init__(self) -> None:
-        require_count(self, "sockets")
+        require_count(self, "sockets", "planes")
         if self.kind is FabricKind.NVLINK_PAIRS and self.host_link is None:
             raise ValueError("an nvlink-pairs fabric needs host_link, the way between GPUs without a bridge")
         if self.in_switch_reduction and self.kind is not FabricKind.NVSWITCH:

@@ -56,6 +56,7 @@ CLUSTER_KEYS: dict[str, Kind] = {
     "node.fabric.sockets": int,
     "node.fabric.in_switch_reduction": bool,
     "node.fabric.reduction_share": float,
+    "node.fabric.planes": int,
     "node.nic.transport": str,
     "network.kind": str,
     "network.switch_latency": Dimension.TIME,
@@ -364,6 +365,7 @@ def _fabric(read: Reader) -> Fabric:
             sockets=read.count(f"{prefix}.sockets", 1),
             in_switch_reduction=read.flag(f"{prefix}.in_switch_reduction"),
             reduction_share=read.number(f"{prefix}.reduction_share", 1.0),
+            planes=read.count(f"{prefix}.planes", 1),
         )
 
 

@@ -101,7 +101,8 @@ def _call(entry: dict[str, Any], rank: int, number: int) -> LoggedCollective:
     took = entry.get("duration_ms")
     if not isinstance(took, int | float):
         began, ended = entry.get("time_discovered_started_ns"), entry.get("time_discovered_completed_ns")
-        took = (ended - began) * 1e-6 if isinstance(began, int) and isinstance(ended, int) else None
+        # Both are zero where nobody watched when it ran, as of gloo.
+        took = (ended - began) * 1e-6 if isinstance(began, int) and isinstance(ended, int) and ended else None
     issued = entry.get("time_created_ns")
     return LoggedCollective(
         rank=rank,
@@ -109,7 +110,7 @@ def _call(entry: dict[str, Any], rank: int, number: int) -> LoggedCollective:
         turn=int(turn) if isinstance(turn, int) else number,
         kind=kind,
         size_bytes=max(_bytes(entry, "input"), _bytes(entry, "output")),
-        state=str(entry.get("state", "")),
+        state="completed" if entry.get("retired") is True else str(entry.get("state", "")),
         issued_s=issued * NS if isinstance(issued, int | float) else None,
         seconds=took * 1e-3 if took is not None and took >= 0 else None,
     )

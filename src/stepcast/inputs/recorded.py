@@ -1,7 +1,8 @@
-"""Step boundaries that ``stepcast record`` wrote beside its traces."""
+"""What ``stepcast record`` wrote beside its traces: step boundaries, and what collective libraries logged."""
 
 import os
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,6 +12,10 @@ import msgspec
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import RESULT
+from stepcast.ir.steplog import CollectiveLog
+
+# Folders beside the traces.
+STEPS, FLIGHT, INSPECTOR = "steps", "flight-recorder", "inspector"
 
 
 class _Message(msgspec.Struct):
@@ -76,6 +81,23 @@ def read_steps(folder: str) -> list[RecordedRank]:
         return []
     names = sorted(name for name in os.listdir(folder) if name.endswith(".json"))
     return sorted((_read(os.path.join(folder, name)) for name in names), key=lambda each: each.rank)
+
+
+def read_logs(folder: str) -> list[CollectiveLog]:
+    """What the flight recorder and NCCL's Inspector wrote, where the recorded *folder* holds it."""
+    from stepcast.inputs import flight_recorder, nccl_inspector
+
+    readers: dict[str, Callable[[Sequence[Source]], CollectiveLog]] = {
+        FLIGHT: flight_recorder.read_run,
+        INSPECTOR: nccl_inspector.read_run,
+    }
+    found = []
+    for name, read in readers.items():
+        inside = os.path.join(folder, name)
+        files = sorted(os.listdir(inside)) if os.path.isdir(inside) else []
+        if files:
+            found.append(read([Source(os.path.join(inside, file)) for file in files]))
+    return found
 
 
 def _read(path: str) -> RecordedRank:

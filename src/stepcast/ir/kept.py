@@ -22,7 +22,7 @@ backward.
 from dataclasses import dataclass
 from functools import lru_cache
 
-from stepcast.ir.coded import fuses_attention, masks_window, widens_softmax
+from stepcast.ir.coded import falls_back, fuses_attention, masks_window, widens_softmax
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
 from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
@@ -79,7 +79,10 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             routed=strategy.busiest_share,
             written=framework.writes_out,
             masked=masks_window(block.window, strategy, framework),
-            wide_softmax=framework.writes_out and widens_softmax(model),
+            wide_softmax=framework.writes_out
+            and widens_softmax(model)
+            and not falls_back(model, strategy, framework),
+            score=DType.FP32.bytes if falls_back(model, strategy, framework) else strategy.stored.bytes,
             copies=strategy.autocast and framework.writes_out and not model.joined,
         ),
     )
@@ -107,6 +110,7 @@ class _Shape:
     written: bool = False  # modules of transformers, which keep what each of their operations needs
     masked: bool = False  # attention by a mask, for a window
     wide_softmax: bool = False  # of attention that is written out
+    score: float = 0.0  # bytes of an element of its square
     copies: bool = False  # autocast casts the input of each product by itself
 
     @property
@@ -312,7 +316,7 @@ def _score_bytes(shape: _Shape) -> float:
     section 4.1).
     """
     wide = FP32_BYTES if shape.wide_softmax else 0.0  # before it is cast
-    return wide + shape.element + (shape.mask + shape.element if shape.mask else 0.0)
+    return wide + shape.score + (shape.mask + shape.element if shape.mask else 0.0)
 
 
 def _projected(model: Model, shape: _Shape) -> float:
@@ -327,7 +331,7 @@ def _projected(model: Model, shape: _Shape) -> float:
 
 def _attention_transient(model: Model, shape: _Shape) -> float:
     """Gradients of queries, keys, values and their projection; unfused, those of two squares."""
-    return 2 * _projected(model, shape) + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.element)
+    return 2 * _projected(model, shape) + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.score)
 
 
 def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:

@@ -16,6 +16,7 @@ from stepcast.ir.weights import (
     head_weights,
     next_token_shard,
     next_token_weights,
+    range_shard,
 )
 
 ENDS = (Part.EMBEDDING, Part.POSITION, Part.HEAD)
@@ -24,18 +25,12 @@ ENDS = (Part.EMBEDDING, Part.POSITION, Part.HEAD)
 def held_shard(model: Model, strategy: Strategy, piece: Piece) -> Shard:
     """The model's own weights that one rank holds of *piece*, before data-parallel ranks split them."""
     layout = strategy.layout
-    shard = model.shard_of(
-        piece.layers,
-        tp=layout.tp,
-        ep=layout.ep,
-        expert_tp=layout.expert_tp_size,
-        embedding=piece.embedding,
-        head=piece.head,
-    )
+    sizes = (layout.tp, layout.ep, layout.expert_tp_size)
+    shard = range_shard(model, piece.layers, *sizes, piece.embedding, piece.head)
     if not (piece.head and strategy.further_tokens):
         return shard
     # Repeated for further tokens, the module's weights are the same (Megatron-Core's mtp_use_repeated_layer).
-    further = next_token_shard(model, layout.tp, layout.ep, layout.expert_tp_size)
+    further = next_token_shard(model, *sizes)
     modules = min(strategy.further_tokens, model.next_token_layers)
     return sum((further for _ in range(modules)), start=shard)
 

@@ -8,6 +8,7 @@ import msgspec
 
 from stepcast.pages.assets import asset, policy
 from stepcast.pages.markup import Child, Markup, join, tag, text
+from stepcast.report.asked import asked_pairs
 from stepcast.report.visible import visible
 
 
@@ -77,6 +78,7 @@ def body_of(page: Page) -> Markup:
     """All between the bar at the top and the foot."""
     return join(
         (
+            _asked(page),
             tag("header", page.headline, class_="answer"),
             _notes("Warnings", "warning", page.warnings),
             tag("div", _placed(page.sections), class_="sections"),
@@ -84,6 +86,16 @@ def body_of(page: Page) -> Markup:
             _command(page.about),
         )
     )
+
+
+def _asked(page: Page) -> Markup | None:
+    """What was asked, as the text report and its JSON begin: whoever finds the page knows what it is of."""
+    made = {"command": page.about.command, "version": page.about.version}
+    told = asked_pairs({**page.facts, **made} if page.about.command else page.facts)
+    if not told:
+        return None
+    listed = [tag("div", tag("dt", name), tag("dd", text(str(value), 4000))) for name, value in told]
+    return tag("dl", listed, class_="asked", aria_label="What was asked")
 
 
 def data_block(key: str, value: object) -> Markup:

@@ -33,7 +33,9 @@ def asked_pairs(found: Facts) -> list[tuple[str, object]]:
     if strategy:
         pairs.append(("layout", _layout(strategy)))
     if strategy.get("seq"):
-        pairs.append(("batch", _batch(strategy)))
+        pairs.append(("batch", f"{_batch(strategy)}, micro-batches of {strategy['micro_batch']:,}"))
+    elif found.get("seq"):
+        pairs.append(("batch", _batch(found)))
     if found.get("command"):
         pairs.append((f"stepcast {found['version']}", found["command"].removeprefix("stepcast ")))
     return pairs
@@ -60,10 +62,8 @@ def _layout(strategy: Facts) -> str:
 
 def _batch(strategy: Facts) -> str:
     sequences = strategy["global_batch"]
-    return (
-        f"{sequences:,} sequence{'' if sequences == 1 else 's'} of {strategy['seq']:,} tokens in "
-        f"{strategy['precision']}, micro-batches of {strategy['micro_batch']:,}"
-    )
+    told = f"{sequences:,} sequence{'' if sequences == 1 else 's'} of {strategy['seq']:,} tokens"
+    return f"{told} in {strategy['precision']}" if strategy.get("precision") else told
 
 
 def config_note(facts: Facts) -> str:

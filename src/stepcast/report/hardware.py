@@ -29,7 +29,7 @@ def cluster_pairs(found: Facts) -> list[tuple[str, object]]:
             + (", adds in the switch" if found["in_switch_reduction"] else ""),
         ),
         ("NICs", f"{found['nics_per_node']} of {_rate(nic)}{_spoken(found)}" if nic else "none"),
-        ("network", found["network"]),
+        ("network", ", ".join([found["network"], *found["routes"]])),
     ]
     if host := found["host"]:
         rate = host["memory_bandwidth_bytes_per_s"] / GB
@@ -57,7 +57,7 @@ def wiring_pairs(found: Facts) -> list[tuple[str, object]]:
         rate = f" of {found['nic_bytes_per_s'] / GB:g} GB/s" if "nic_bytes_per_s" in found else ""
         pairs.append(("NICs", f"{found['nics']}{rate}" if found["nics"] else "none"))
     words = {
-        "nodes": "nodes",
+        "nodes": "cluster",
         "leaf_nodes": "under a leaf",
         "pod_nodes": "in a pod",
         "scale_up_nodes": "in an NVLink domain",

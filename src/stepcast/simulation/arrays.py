@@ -7,6 +7,7 @@ list of prices knows, and one program runs with any number of such lists. Nothin
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -72,6 +73,10 @@ class Calls:
         return np.repeat(np.arange(self.ranks), np.diff(self.rank_start))
 
 
+OF_SEGMENTS = ("inputs", "pieces", "_numbered", "chain_of", "chains", "forms", "delays")
+"""What a run needs to know of a program whatever its calls are."""
+
+
 @dataclass(frozen=True, eq=False)
 class Program:
     """Segments and the calls of them."""
@@ -128,6 +133,12 @@ class Program:
     def calls(self) -> int:
         return len(self.segment)
 
+    def calling(self, made: Calls) -> "Program":
+        """The same segments in other calls."""
+        program = Program(self.lanes, self.segments, made)
+        program.__dict__.update({name: getattr(self, name) for name in OF_SEGMENTS})
+        return program
+
     @cached_property
     def inputs(self) -> int:
         """The most inputs of any segment."""
@@ -145,7 +156,9 @@ class Program:
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
-        """Each cost once: what a list of prices must know."""
+        """Each cost once, or each object that is one: to compare them takes longer than to price them again.
+        What a list of prices must know.
+        """
         return self._numbered[0]
 
     @cached_property
@@ -155,16 +168,16 @@ class Program:
 
     @cached_property
     def _numbered(self) -> tuple[tuple[Cost, ...], Ints]:
-        named = [cost for piece in self.pieces for cost in piece.costs]
-        keys = list(map(id, named))  # to compare costs takes longer
-        number: dict[Cost, int] = {}
-        known = dict(zip(keys, named, strict=True)).items()
-        place = {key: number.setdefault(cost, len(number)) for key, cost in known}
-        places = np.array([place[key] for key in keys], np.int64)
-        counts = [len(piece.costs) for piece in self.pieces]
-        first = np.cumsum([0, *counts]).tolist()
-        ops = [piece.cost + start for piece, start in zip(self.pieces, first, strict=False)]
-        return tuple(number), places[np.concatenate([np.zeros(0, np.int64), *ops])]
+        pieces = self.pieces
+        named = list(chain.from_iterable([piece.costs for piece in pieces]))
+        keys = list(map(id, named))
+        known = dict(zip(keys, named, strict=True))
+        place = dict(zip(known, range(len(known)), strict=True))
+        places = np.fromiter(map(place.__getitem__, keys), np.int64, len(keys))
+        ops = np.concatenate([np.zeros(0, np.int64), *[piece.cost for piece in pieces]])
+        first = np.array([0, *[len(piece.costs) for piece in pieces]], np.int64).cumsum()[:-1]
+        ops += np.repeat(first, [len(piece.cost) for piece in pieces])
+        return tuple(known.values()), places[ops]
 
     @cached_property
     def cost_of(self) -> dict[Piece, Ints]:

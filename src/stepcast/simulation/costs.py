@@ -3,11 +3,14 @@
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import get_args
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Communication, HostCopy, Transfer, Work
+from stepcast.ir.work import Collective, Communication, Compute, HostCopy, HostUpdate, Work
 from stepcast.simulation.pieces import Cost
 
+COMPUTING = frozenset((*get_args(Compute), HostUpdate))
+COMMUNICATING = frozenset(get_args(Communication))
 Seconds = Callable[[Work], float]
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
@@ -74,6 +77,11 @@ class Prices:
     """What computing takes, by the identity of works: each is named beside many collectives."""
 
     def __call__(self, cost: Cost) -> float:
+        kind = type(cost)
+        if kind in COMPUTING:
+            return self.seconds(cost)  # type: ignore[arg-type]
+        if kind in COMMUNICATING:
+            return self._communication_s(cost)  # type: ignore[arg-type]
         match cost:
             case float() | int():
                 return cost
@@ -88,9 +96,7 @@ class Prices:
                 return self.seconds(work) * factor
             case Beside():
                 return self._lost_s(cost)
-            case Collective() | Transfer() | HostCopy():
-                return self._communication_s(cost)
-        return self.seconds(cost)  # type: ignore[arg-type]
+        raise TypeError(f"{kind.__name__} is no cost")
 
     def _lost_s(self, beside: Beside) -> float:
         assert self.takes is not None

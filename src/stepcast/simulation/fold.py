@@ -255,7 +255,8 @@ def fold_of(lanes: int, forms: tuple[Form, ...], chains: tuple[Chain, ...], ever
     return Fold(lanes, forms, chains, (read_by(lanes, forms, chains, every),) * len(chains))
 
 
-def read_by(lanes: int, forms: Sequence[Form], chains: Sequence[Chain], every: bool) -> Ints:
+@lru_cache(maxsize=1024)
+def read_by(lanes: int, forms: tuple[Form, ...], chains: tuple[Chain, ...], every: bool) -> Ints:
     """The lanes and registers that some chain reads as it finds them; the first lane in any case."""
     if every:
         return np.arange(lanes)

@@ -89,6 +89,11 @@ class Shape:
         return len(self.lane)
 
     @cached_property
+    def ports(self) -> tuple[int, int]:
+        """How many inputs and outputs there are."""
+        return self.inputs, len(self.outputs)
+
+    @cached_property
     def waits(self) -> tuple[tuple[int, ...], ...]:
         """``before`` of each op as plain tuples."""
         nodes, bounds = self.before.tolist(), self.before_start.tolist()
@@ -174,6 +179,12 @@ class Piece:
         """Whether any op takes time but no lane."""
         return any(self.costs[number] != 0 for number in self.cost[self.shape.lane == NO_LANE].tolist())
 
+    def costing(self, costs: tuple[Cost, ...]) -> "Piece":
+        """The same ops at other *costs*, which are zero where these are."""
+        piece = Piece(self.shape, costs, self.cost)
+        piece.__dict__["delays"] = self.delays
+        return piece
+
     @classmethod
     def of(
         cls, name: str, ops: Sequence[TimedOp], *, lanes: int, inputs: int = 0, outputs: Sequence[int] = ()
@@ -199,9 +210,9 @@ class Segment:
     def __post_init__(self) -> None:
         given = 0
         for at, (piece, repeat) in enumerate(self.chain):
-            inputs, outputs = piece.shape.inputs, len(piece.shape.outputs)
+            inputs, outputs = piece.shape.ports
             given += outputs
-            if repeat < 1 or (inputs and at) or ((inputs or outputs) and repeat > 1):
+            if repeat < 1 or (inputs and at) or (repeat > 1 and (inputs or outputs)):
                 raise ProgramError(
                     f"segment {self.name}: inputs belong to its first piece, and pieces with ports run once"
                 )

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, get_args
 
 from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
@@ -15,6 +16,9 @@ from stepcast.simulation.lanes import COMPUTE, HANDED_ON, Lanes
 from stepcast.simulation.outline import Issues, Look, Loses, Outline, Own, Terms
 from stepcast.simulation.pieces import NO_LANE, Cost, Piece, TimedOp
 from stepcast.simulation.schedule import Kind
+
+COMMUNICATION = get_args(Communication)
+"""To ask whether something is one of several types takes longer."""
 
 
 class Issued(NamedTuple):
@@ -28,7 +32,7 @@ class Issued(NamedTuple):
     def look(self) -> Look:
         layer, op, _ = self
         work = op.work
-        moves = isinstance(work, Communication)
+        moves = isinstance(work, COMMUNICATION)
         return Look(
             layer.op_name(op),
             op.name,
@@ -46,7 +50,7 @@ class Issued(NamedTuple):
 
 def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
     """The ops of one slot in the order in which they are issued."""
-    return [issued for part, _ in _in_order(layers, kind) for issued in part]
+    return [issued for part in _in_order(layers, kind) for issued in part.issued]
 
 
 def once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issued]:
@@ -61,21 +65,35 @@ class Looks:
     each: tuple[Look, ...]
 
 
-def _in_order(layers: Sequence[Layer], kind: Kind) -> list[tuple[list[Issued], Looks]]:
-    """Layer by layer what one slot issues, and how it looks: many blocks have most of their layers in
-    common.
-    """
+class _Part(NamedTuple):
+    """What one slot issues of a layer, how that looks, and what its ops cost at full speed."""
+
+    issued: list[Issued]
+    looks: Looks
+    costs: list[Cost]
+
+
+def _in_order(layers: Sequence[Layer], kind: Kind) -> list[_Part]:
+    """Layer by layer: many blocks have most of their layers in common."""
     ordered = layers if kind is Kind.FORWARD else reversed(layers)
     return [_ISSUED.get((layer,), partial(_issued_by, layer, kind), kind) for layer in ordered]
 
 
-_ISSUED: ByIdentity[tuple[list[Issued], Looks]] = ByIdentity(32768)
+_ISSUED: ByIdentity[_Part] = ByIdentity(32768)
 
 
-def _issued_by(layer: Layer, kind: Kind) -> tuple[list[Issued], Looks]:
+def _issued_by(layer: Layer, kind: Kind) -> _Part:
     backward = kind is not Kind.FORWARD
     issued = [Issued(layer, op, backward) for phase in HANDED_ON[kind] for op in layer.ops(phase)]
-    return issued, _looks_of(issued)
+    return _Part(issued, _looks_of(issued), [_own_cost(each, 1.0) for each in issued])
+
+
+def _own_cost(issued: Issued, factor: float) -> Cost:
+    layer, op, _ = issued
+    work = op.work
+    if isinstance(work, COMMUNICATION):
+        return Delayed(work, layer.process_s) if layer.process_s else work
+    return work if factor == 1.0 else Slowed(work, factor)
 
 
 def _looks_of(issued: Sequence[Issued]) -> Looks:
@@ -112,8 +130,9 @@ class Pieces:
 
         def make() -> Piece:
             parts = _in_order(layers, kind)
-            issued = [each for part, _ in parts for each in part]
-            return self._filled(issued, tuple([looks for _, looks in parts]), (), 1, goes_on, factor)
+            issued = list(chain.from_iterable([part.issued for part in parts]))
+            costs = list(chain.from_iterable([part.costs for part in parts])) if factor == 1.0 else None
+            return self._filled(issued, tuple([part.looks for part in parts]), (), 1, goes_on, factor, costs)
 
         return self._made.get((layers,), make, kind, goes_on, factor)
 
@@ -169,6 +188,7 @@ class Pieces:
         count: int,
         goes_on: bool,
         factor: float,
+        costs: Sequence[Cost] | None = None,
     ) -> Piece:
         """The piece of ops that were *issued*, each in its stream; without *streams*, all in the first."""
         key = (looks, streams, goes_on)
@@ -178,7 +198,7 @@ class Pieces:
             for at, look in enumerate(look for part in looks for look in part.each):
                 outline.issue(streams[at] if streams else 0, at, look)
             outlined = self._outlined[key] = outline.piece(goes_on)
-        return _costing(outlined, issued, factor)
+        return _costing(outlined, issued, factor, costs)
 
 
 @lru_cache(maxsize=256)
@@ -208,19 +228,16 @@ def _end(lanes: Lanes, streams: int) -> Piece:
     return Piece.of("end", ops, lanes=lanes.count, outputs=range(streams))
 
 
-def _costing(outlined: Piece, issued: Sequence[Issued], factor: float) -> Piece:
-    """The piece with what its ops cost."""
+def _costing(
+    outlined: Piece, issued: Sequence[Issued], factor: float, costs: Sequence[Cost] | None = None
+) -> Piece:
+    """The piece with what its ops cost: their own *costs* where these are known."""
+    own = [_own_cost(each, factor) for each in issued] if costs is None else costs
 
     def works(numbers: tuple[int, ...]) -> tuple[Work, ...]:
-        return tuple(issued[at].op.work for at in numbers)
+        return tuple([issued[at].op.work for at in numbers])
 
-    def cost(said: Cost) -> Cost:
-        if isinstance(said, Own):
-            layer, op, _ = issued[said.at]
-            work = op.work
-            if isinstance(work, Communication):
-                return Delayed(work, layer.process_s) if layer.process_s else work
-            return work if factor == 1.0 else Slowed(work, factor)
+    def other(said: Cost) -> Cost:
         if isinstance(said, Issues):
             _, op, backward = issued[said.at]
             return Issue(op.work, backward, op.kernels)
@@ -234,7 +251,9 @@ def _costing(outlined: Piece, issued: Sequence[Issued], factor: float) -> Piece:
             return Beside(tuple(windows), whole, factor)
         return said
 
-    return Piece(outlined.shape, tuple(map(cost, outlined.costs)), outlined.cost)
+    return outlined.costing(
+        tuple([own[said.at] if isinstance(said, Own) else other(said) for said in outlined.costs])
+    )
 
 
 class _Order:

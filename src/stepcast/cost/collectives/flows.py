@@ -6,13 +6,23 @@ what these carry in that time. Links between switches are not held to that: what
 """
 
 from functools import lru_cache
+from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
 from stepcast.cost.collectives.choose import Algorithm
-from stepcast.cost.collectives.moves import NO_THROUGH, Groups, Moved, Moves, Through, moved
+from stepcast.cost.collectives.moves import (
+    NO_THROUGH,
+    Groups,
+    Moved,
+    Moves,
+    Through,
+    joined_moves,
+    moved,
+)
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.graph.routes import routes
+from stepcast.hardware.graph.routes import check_working, over_ports, routes
 from stepcast.hardware.graph.ways import Ways, all_of, entries, summed
 from stepcast.hardware.node import FabricKind
 from stepcast.hardware.topology import NetworkKind, Routing
@@ -46,7 +56,7 @@ def collective_flows(
     by_sender = network.topology.routing is not Routing.SPRAY and work.kind is CollectiveKind.ALL_TO_ALL
     size = float(work.total_bytes)
     found = moved(work.kind, algorithm, size, groups, by_sender=by_sender, crossing=crossing)
-    moves = _both_ways(found.moves) if _rings_on_torus(network, algorithm) else found.moves
+    moves = _along_axes(network, found.moves) if _rings_on_torus(network, algorithm) else found.moves
     added, reduced = found.added, found.reduced
     if stage is not None and _spans_stages(work.group):
         here = seats[_ranks_of(grid, stage)]
@@ -108,11 +118,42 @@ def _rings_on_torus(network: Network, algorithm: Algorithm) -> bool:
     return network.topology.kind is NetworkKind.TORUS and algorithm in rings
 
 
-def _both_ways(moves: Moves) -> Moves:
-    """Half of the data go round the other way: a torus has links for both."""
-    half = moves._replace(size_bytes=moves.size_bytes / 2)
-    back = half._replace(source=half.target, target=half.source)
-    return Moves(*(np.concatenate(pair) for pair in zip(half, back, strict=True)))
+def _along_axes(network: Network, moves: Moves) -> Moves:
+    """What leaves a domain, sent to the group's next along each dimension, both ways: on a torus rings run
+    along lines. Where a group has no lines, its ring stays as it is.
+    """
+    size = network.cluster.domain_gpus
+    out = moves.source // size != moves.target // size
+    cells = int(max(moves.source.max(initial=0), moves.target.max(initial=0))) // size + 1
+    place, at = np.unique(moves.flow[out] * cells + moves.source[out] // size, return_inverse=True)
+    left = np.bincount(at, moves.size_bytes[out])
+    flow, cell = np.divmod(place, cells)
+    ends: list[tuple[Ints, Ints]] = []
+    stride = 1
+    for length in network.topology.shape:
+        coordinate = cell // stride % length
+        line = cell - coordinate * stride
+        order = np.lexsort((coordinate, line, flow))
+        new = np.ones(len(order), bool)
+        new[1:] = (flow[order[1:]] != flow[order[:-1]]) | (line[order[1:]] != line[order[:-1]])
+        start = np.maximum.accumulate(np.where(new, np.arange(len(order)), 0))
+        count = np.bincount(np.cumsum(new) - 1)[np.cumsum(new) - 1]
+        follower = order[start + (np.arange(len(order)) - start + 1) % count]
+        ends.append((order[count > 1], follower[count > 1]))
+        stride *= length
+    near, far = (np.concatenate(each) for each in zip(*ends, strict=True))
+    ways = np.bincount(near, minlength=len(cell))
+    if (ways == 0).any():
+        return moves
+    half = (left / ways)[near] / 2
+    inside = moves.only(~out)
+    return joined_moves(
+        [
+            inside,
+            Moves(flow[near], cell[near] * size, cell[far] * size, half),
+            Moves(flow[near], cell[far] * size, cell[near] * size, half),
+        ]
+    )
 
 
 def _routed(network: Network, moves: Moves) -> Ways:
@@ -121,16 +162,15 @@ def _routed(network: Network, moves: Moves) -> Ways:
 
 
 def _through_ports(network: Network, added: Through) -> Ways:
-    """Sums within a node: over the ports on its switch."""
+    """Sums within a node: over the ports on its switches."""
     if not len(added.flow):
         return all_of([])
-    place = np.divmod(added.gpu, network.cluster.node.gpus)
-    return all_of(
-        [
-            entries(added.flow, network["port up"].at(*place), added.sent_bytes),
-            entries(added.flow, network["port down"].at(*place), added.received_bytes),
-        ]
-    )
+    ways = over_ports(network, np.arange(len(added.flow)), added.gpu, added.gpu)
+    check_working(network, ways)
+    up = network["port up"]
+    sent = (ways.link >= up.start) & (ways.link < up.start + up.size)
+    size = np.where(sent, added.sent_bytes[ways.row], added.received_bytes[ways.row])
+    return Ways(added.flow[ways.row], ways.link, ways.share * size)
 
 
 def _through_switches(network: Network, reduced: Through) -> Ways:
@@ -149,21 +189,51 @@ def _through_switches(network: Network, reduced: Through) -> Ways:
         entries(flow, network["nic down"].at(node[at], nic), received),
     ]
     if "leaf up" in network.blocks:
+        # What reaches a switch from one node of the group: all send as much, and the switch adds them.
+        sums = _Sums(flow, node[at], sent, network.nodes)
         leaf = network.leaf_of(node[at] * nics + nic)
-        leaves = network["leaf up"].shape[0]
-        key = flow * leaves + leaf
-        distinct, where = np.unique(key, return_inverse=True)
-        # What reaches a leaf from one node of the group; all of them send as much.
-        most = np.zeros((len(distinct), network.nodes))
-        np.add.at(most, (where, node[at]), sent)
-        flows, leaf = np.divmod(distinct, leaves)
-        several = np.bincount(flows)[flows] > 1  # a group under one leaf is done there
-        up = most.max(axis=1)
-        for spine in range(network.spines):
-            for block in ("leaf up", "leaf down"):
-                link = network[block].at(leaf[several], spine)
-                parts.append(entries(flows[several], link, up[several] / network.spines))
-    return all_of(parts)
+        parts += _upward(network, "leaf", sums.under(leaf))
+        if "core up" in network.blocks:
+            parts += _upward(network, "core", sums.under(network.pod_of(leaf)))
+    ways = all_of(parts)
+    check_working(network, ways)
+    return ways
+
+
+class _Sums(NamedTuple):
+    """What nodes send of each flow, to be added in switches above them."""
+
+    flow: Ints
+    node: Ints
+    sent_bytes: Floats
+    nodes: int
+
+    def under(self, switch: Ints) -> tuple[Ints, Ints, Floats]:
+        """Of each flow that several switches have: these, and the bytes that each sends up."""
+        count = int(switch.max()) + 1
+        distinct, where = np.unique(self.flow * count + switch, return_inverse=True)
+        of_node, at = np.unique(where * self.nodes + self.node, return_inverse=True)
+        most = np.zeros(len(distinct))
+        np.maximum.at(most, of_node // self.nodes, np.bincount(at, self.sent_bytes))
+        flow, above = np.divmod(distinct, count)
+        several = np.bincount(flow)[flow] > 1  # a group below one switch is done there
+        return flow[several], above[several], most[several]
+
+
+def _upward(network: Network, tier: str, sums: tuple[Ints, Ints, Floats]) -> list[Ways]:
+    """Sums spread over the ways up from each switch, and their totals down again."""
+    flow, switch, size = sums
+    blocks = [network[f"{tier} {way}"] for way in ("up", "down")]
+    ways = prod(blocks[0].shape[1:])
+    places = np.unravel_index(np.arange(ways), blocks[0].shape[1:])
+    return [
+        entries(
+            np.repeat(flow, ways),
+            block.at(np.repeat(switch, ways), *(np.tile(place, len(flow)) for place in places)),
+            np.repeat(size / ways, ways),
+        )
+        for block in blocks
+    ]
 
 
 def _flow_set(network: Network, found: Moved, group: Ints, price_s: float) -> FlowSet:

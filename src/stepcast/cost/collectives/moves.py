@@ -281,7 +281,8 @@ def _node_pairs(groups: Groups) -> tuple[Ints, Ints]:
 def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: float) -> Moves:
     """Each rank sends 1/n of its buffer to every other.
 
-    Where tokens cross once for each node, a rank's peer there hands them on: the bytes within nodes stay.
+    Where tokens cross once for each node, they cross to the rank of the sender's place there, which hands
+    them on to all that they are for.
     """
     n = groups.ranks
     if groups.count * n * (n - 1) > MOST_PAIRS:
@@ -290,9 +291,17 @@ def _pairwise(size_bytes: float, groups: Groups, by_sender: bool, crossing: floa
     ahead = np.tile(np.arange(1, n), len(groups.gpu))
     group = member // n
     other = group * n + (member - group * n + ahead) % n
-    same = groups.node[member] == groups.node[other]
-    size = np.where(same, size_bytes / n, size_bytes / n * crossing)
-    return Moves(member if by_sender else group, groups.gpu[member], groups.gpu[other], size)
+    flow = member if by_sender else group
+    size = np.full(len(member), size_bytes / n)
+    if crossing == 1:
+        return Moves(flow, groups.gpu[member], groups.gpu[other], size)
+    away = groups.node[member] != groups.node[other]
+    first = groups.first[groups.node[other]]
+    place = member - groups.first[groups.node[member]]
+    handing = np.where(away, first + place % groups.held[groups.node[other]], member)
+    onward = Moves(flow, groups.gpu[handing], groups.gpu[other], size).only(handing != other)
+    across = Moves(flow, groups.gpu[member], groups.gpu[handing], size * crossing).only(away)
+    return joined_moves([across, onward])
 
 
 def _rooted(kind: CollectiveKind, size_bytes: float, groups: Groups) -> Moves:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from stepcast.cost.memory.gathered import Collected, collected
 from stepcast.cost.memory.loss import further_ends_bytes
-from stepcast.cost.memory.states import States, piece_states
+from stepcast.cost.memory.states import States, gradient_bytes, piece_states
 from stepcast.ir.framework import Framework
 from stepcast.ir.kept import Kept, layer_kept
 from stepcast.ir.model import Model
@@ -106,4 +106,7 @@ def _first_layer_gradients(model: Model, strategy: Strategy, framework: Framewor
     if not layers:
         return 0.0
     first = Piece(range(layers.start, layers.start + 1), False, False)
+    if not strategy.offload.optimizer:
+        trained = trained_shard(model, strategy, first)
+        return gradient_bytes(framework, plan_of(strategy, framework), trained)
     return piece_states(model, strategy, framework, first, orientations=1).gradients

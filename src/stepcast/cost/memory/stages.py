@@ -191,11 +191,12 @@ class _Stage:
         self.states = held[0].states
         for piece in held[1:]:
             self.states = self.states + piece.states
-        self.trained = sum(piece.trained for piece in held)
-        self.owned = sum(piece.owned for piece in held)
-        self.activations = sum(count * piece.activations for piece, count in zip(held, counts, strict=True))
-        self.activations += STAGED_LAYERS * max(piece.staged for piece in held)
-        self.on_host = sum(count * piece.on_host for piece, count in zip(held, counts, strict=True))
+        pairs = list(zip(held, counts, strict=True))
+        self.trained = sum([piece.trained for piece in held])
+        self.owned = sum([piece.owned for piece in held])
+        self.activations = sum([count * piece.activations for piece, count in pairs])
+        self.activations += STAGED_LAYERS * max([piece.staged for piece in held])
+        self.on_host = sum([count * piece.on_host for piece, count in pairs])
         # Of the parameters whose states the rank keeps, those that it updates itself.
         self.updated = self.owned * (1 - self.strategy.offload.optimizer)
         self.head = any(piece.head for piece in held)
@@ -234,17 +235,17 @@ class _Stage:
         """The moments of a step before the optimizer's."""
         shared, held, gradients = self.shared, self.held, self.states.gradients
         early = gradients if shared.early else 0.0
-        working = max(piece.transient for piece in held) + shared.exchanged
-        gathered = (sum if keeps_weights(shared.plan) else max)(piece.collected.weights for piece in held)
+        working = max([piece.transient for piece in held]) + shared.exchanged
+        gathered = (sum if keeps_weights(shared.plan) else max)([piece.collected.weights for piece in held])
         whole = sum if shared.plan.reduced is Reduced.ONCE else max
-        unreduced = whole(piece.collected.gradients for piece in held)
+        unreduced = whole([piece.collected.gradients for piece in held])
         sharded = gathered + unreduced + shared.workspace
         # The last layer to run backward has no gradients yet when its activations are all there.
         late = max(early, gradients - held[0].first_layer_gradients)
-        again = max(piece.recomputed for piece in held)
+        again = max([piece.recomputed for piece in held])
         moments = [
             _Moment(early, self.activations, again + working + sharded),
-            _Moment(late, max(piece.largest_layer for piece in held), working + sharded),
+            _Moment(late, max([piece.largest_layer for piece in held]), working + sharded),
             _Moment(gradients, 0.0, self._embedding_gradient() + shared.workspace),
         ]
         for piece, count in zip(held, self.counts, strict=True):

@@ -48,7 +48,7 @@ def piece_states(
     as if none were freed.
     """
     held, trained = held_shard(model, strategy, piece), trained_shard(model, strategy, piece)
-    plan, parameters, gradients = plan_of(strategy, framework), 0.0, 0.0
+    plan, parameters = plan_of(strategy, framework), 0.0
     for part, each in plan.kinds(held):
         whole = whole_bytes(strategy, framework, each, orientations)
         parameters += _share_bytes(strategy, framework, each) / part.ways if part.collected else whole
@@ -56,12 +56,19 @@ def piece_states(
         kept = FP32_BYTES if framework.keeps_fp32_weights(strategy) else strategy.weights.bytes
         for part, each in plan.kinds(trained):
             parameters += kept * each.total / (part.ways if part.collected else 1)
-    for part, each in plan.kinds(trained):
-        ways = part.ways if plan.splits_gradients else 1
-        gradients += framework.gradient_dtype.bytes * each.total / ways
+    gradients = gradient_bytes(framework, plan, trained)
     optimizer = optimizer_bytes(model, strategy, framework, piece, plan)
     states = States(parameters, gradients, optimizer)
     return _offloaded(states, strategy, framework, plan, trained) if strategy.offload.optimizer else states
+
+
+def gradient_bytes(framework: Framework, plan: Plan, trained: Shard) -> float:
+    """Gradients of what one rank trains, all of them at once."""
+    found = 0.0
+    for part, each in plan.kinds(trained):
+        ways = part.ways if plan.splits_gradients else 1
+        found += framework.gradient_dtype.bytes * each.total / ways
+    return found
 
 
 def _offloaded(

@@ -11,9 +11,9 @@ from stepcast.hardware.topology import Routing
 from stepcast.ir.flows import Floats, Ints
 
 
-def along_torus(network: Network, source: Ints, target: Ints, keys: Ints) -> Ways:
-    """From domain to domain, one dimension after the other, each the shorter way round; of two equally long
-    ways the hash takes one. A message that would meet a link that failed goes the other way round.
+def along_torus(network: Network, source: Ints, target: Ints) -> Ways:
+    """From domain to domain, one dimension after the other, each the shorter way round, or half each way
+    where both are as long. A message that would meet a link that failed goes the other way round.
     """
     parts: list[Ways] = []
     here, row = source.copy(), np.arange(len(source))
@@ -21,29 +21,26 @@ def along_torus(network: Network, source: Ints, target: Ints, keys: Ints) -> Way
     for axis, size in enumerate(network.topology.shape):
         start, end = here // stride % size, target // stride % size
         ahead = (end - start) % size
-        tie = (2 * ahead == size) & (hashed(network.topology.seed, source, target, keys) % 2 == 1)
-        back = (2 * ahead > size) | tie
-        back = _round_failures(network, here, start, ahead, back, axis, stride)
-        for step in range(size):
-            left = np.where(back, size - ahead, ahead)
-            moving = np.flatnonzero((ahead > 0) & (step < left))
-            if not len(moving):
-                break
-            place = (start + np.where(back, -step, step)) % size
-            cell = here + (place - start) * stride
-            link = network["torus"].at(cell[moving], axis, back[moving].astype(np.int64))
-            parts.append(entries(row[moving], link))
+        back = np.where(2 * ahead == size, 0.5, 2 * ahead > size)
+        if network.alive is not None:
+            back = _round_failures(network, here, start, ahead, back, axis, stride)
+        for way, share in enumerate((1 - back, back)):
+            left = np.where(ahead > 0, size - ahead if way else ahead, 0)
+            for step in range(int(left[share > 0].max(initial=0))):
+                moving = np.flatnonzero((step < left) & (share > 0))
+                place = (start[moving] + (-step if way else step)) % size
+                cell = here[moving] + (place - start[moving]) * stride
+                parts.append(entries(row[moving], network["torus"].at(cell, axis, way), share[moving]))
         here = here + (end - start) * stride
         stride *= size
     return all_of(parts)
 
 
 def _round_failures(
-    network: Network, here: Ints, start: Ints, ahead: Ints, back: Ints, axis: int, stride: int
-) -> Ints:
-    """Whether each message goes backwards once ways with a failed link are left out."""
-    if network.alive is None:
-        return back
+    network: Network, here: Ints, start: Ints, ahead: Ints, back: Floats, axis: int, stride: int
+) -> Floats:
+    """The share of each message that goes backwards once ways with a failed link are left out."""
+    assert network.alive is not None
     size = network.topology.shape[axis]
     broken = []
     for way in (0, 1):
@@ -57,10 +54,9 @@ def _round_failures(
     both = np.flatnonzero(broken[0] & broken[1])
     if len(both):
         name = network.links.name(int(network["torus"].at(here[both[0]], axis, 0)[0]))
-        raise RouteError(
-            f"no way is left from {name.partition(' along')[0]}: links both ways round have failed"
-        )
-    return np.where(broken[0], True, np.where(broken[1], False, back))
+        told = name.partition(" along")[0]
+        raise RouteError(f"no way is left from {told}: links both ways round have failed")
+    return np.where(broken[0], 1.0, np.where(broken[1], 0.0, back))
 
 
 class _Crossing(NamedTuple):

@@ -32,8 +32,8 @@ def _slowed(entry: str) -> tuple[str, float]:
         share = -1.0
     if not (pattern and 0 < share <= 1):
         raise ValueError(
-            f"slow: {entry!r} is not a link and the share that is left, above 0 and at most 1, such as "
-            "'node 3 NIC 2 up: 0.5'"
+            f"network.slow: {entry!r} is not a link and the share that is left, above 0 and at most 1, "
+            "such as 'node 3 NIC 2 up: 0.5'"
         )
     return pattern, share
 
@@ -43,6 +43,7 @@ def _named(pattern: str, names: list[str], key: str) -> list[int]:
     found = [link for link, name in enumerate(names) if fnmatchcase(name, pattern)]
     if not found:
         raise ValueError(
-            f"{key}: no link is called {pattern!r}; they are called such as {names[0]!r} or {names[-1]!r}"
+            f"network.{key}: no link is called {pattern!r}; they are called such as {names[0]!r} "
+            f"or {names[-1]!r}"
         )
     return found

@@ -114,8 +114,17 @@ def _fabric(blocks: Blocks, cluster: Cluster, nodes: int) -> None:
     rate, every = fabric.link.effective_bytes_per_s, (nodes, gpus)
     match fabric.kind:
         case FabricKind.NVSWITCH:
-            blocks.add("port up", "NVLink", every, rate, lambda n, g: f"node {n} GPU {g} to NVSwitch")
-            blocks.add("port down", "NVLink", every, rate, lambda n, g: f"NVSwitch to node {n} GPU {g}")
+            # Switches side by side are told apart where one may be worse than the others.
+            planes = fabric.planes if cluster.topology.failed or cluster.topology.slow else 1
+
+            def switch(plane: int) -> str:
+                return f"NVSwitch {plane}" if planes > 1 else "NVSwitch"
+
+            shape, share = (nodes, gpus, planes), rate / planes
+            blocks.add("port up", "NVLink", shape, share, lambda n, g, p: f"node {n} GPU {g} to {switch(p)}")
+            blocks.add(
+                "port down", "NVLink", shape, share, lambda n, g, p: f"{switch(p)} to node {n} GPU {g}"
+            )
         case FabricKind.NVLINK_MESH:
             shape = (nodes, gpus, gpus)
             blocks.add("edge", "NVLink", shape, rate, lambda n, a, b: f"node {n} GPU {a} to GPU {b}")

@@ -10,7 +10,7 @@ from stepcast.hardware.node import FabricKind
 from stepcast.hardware.topology import NetworkKind
 from stepcast.ir.flows import Floats, Ints
 
-__all__ = ["RouteError", "Ways", "routes"]
+__all__ = ["RouteError", "Ways", "check_working", "routes"]
 
 
 def routes(network: Network, source: Ints, target: Ints, keys: Ints | None = None) -> Ways:
@@ -28,12 +28,12 @@ def routes(network: Network, source: Ints, target: Ints, keys: Ints | None = Non
     parts = [within(network, inside, source[inside], target[inside])]
     if len(outside):
         if cluster.topology.kind is NetworkKind.TORUS:
-            found = along_torus(network, source[outside] // domain, target[outside] // domain, keys[outside])
+            found = along_torus(network, source[outside] // domain, target[outside] // domain)
             parts.append(found._replace(row=outside[found.row]))
         else:
             parts.append(_between(network, outside, source[outside], target[outside], keys[outside]))
     ways = all_of(parts)
-    _check(network, ways)
+    check_working(network, ways)
     return ways
 
 
@@ -43,14 +43,9 @@ def within(network: Network, row: Ints, source: Ints, target: Ints) -> Ways:
         return all_of([])
     fabric, gpus = network.cluster.node.fabric, network.cluster.node.gpus
     node, start = np.divmod(source, gpus)
-    other, end = np.divmod(target, gpus)
+    end = target % gpus
     if fabric.kind is FabricKind.NVSWITCH:
-        return all_of(
-            [
-                entries(row, network["port up"].at(node, start)),
-                entries(row, network["port down"].at(other, end)),
-            ]
-        )
+        return over_ports(network, row, source, target)
     if fabric.kind is FabricKind.NVLINK_MESH:
         return entries(row, network["edge"].at(node, start, end))
     parts: list[Ways] = []
@@ -68,6 +63,24 @@ def within(network: Network, row: Ints, source: Ints, target: Ints) -> Ways:
         across = hosted & (left != right)
         parts.append(entries(row[across], network["socket"].at(node, left, right)[across]))
     return all_of(parts)
+
+
+def over_ports(network: Network, row: Ints, sender: Ints, receiver: Ints) -> Ways:
+    """From the ports of *sender* to those of *receiver*, evenly over all switches that both reach."""
+    gpus = network.cluster.node.gpus
+    up, down = network["port up"], network["port down"]
+    planes = up.shape[2]
+    at, plane = np.repeat(np.arange(len(row)), planes), np.tile(np.arange(planes), len(row))
+    out = up.at(*np.divmod(sender[at], gpus), plane)
+    into = down.at(*np.divmod(receiver[at], gpus), plane)
+    share = np.full(len(at), 1 / planes)
+    if network.alive is not None and planes > 1:
+        works = network.alive[out] & network.alive[into]
+        count = np.bincount(at, works, len(row))[at]
+        kept = works | (count == 0)  # a port that failed everywhere is told by its name
+        at, out, into = at[kept], out[kept], into[kept]
+        share = 1 / np.maximum(count[kept], 1)
+    return all_of([entries(row[at], out, share), entries(row[at], into, share)])
 
 
 def _between(network: Network, row: Ints, source: Ints, target: Ints, keys: Ints) -> Ways:
@@ -143,7 +156,7 @@ def _working_slots(network: Network) -> tuple[Ints, Floats]:
     return nic, np.divide(share, left, out=np.zeros_like(share), where=left > 0)
 
 
-def _check(network: Network, ways: Ways) -> None:
+def check_working(network: Network, ways: Ways) -> None:
     """Links without a way round must work."""
     if network.alive is None or not len(ways.link):
         return

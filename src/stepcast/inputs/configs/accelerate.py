@@ -29,6 +29,11 @@ def read(table: Mapping[str, Any]) -> RunConfig:
     kind = keys.text("distributed_type").upper()
     gpus, machines = keys.number("num_processes"), keys.number("num_machines")
     sharding = _deepspeed(keys) if kind == "DEEPSPEED" else _fsdp(keys) if kind == "FSDP" else "none"
+    copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
+    split = keys.number("parallelism_config.parallelism_config_dp_shard_size") or 1
+    shard = gpus // machines if sharding == "hybrid-fsdp" and gpus and machines and machines > 1 else None
+    if copies > 1 and kind == "FSDP":
+        sharding, shard = ("hybrid-fsdp", split) if split > 1 else ("none", None)
     tp = keys.number("tp_config.tp_size", "parallelism_config.parallelism_config_tp_size")
     options = said(
         gpus=gpus,
@@ -36,7 +41,7 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         cp=keys.number("parallelism_config.parallelism_config_cp_size"),
         precision=_precision(keys),
         sharding=sharding,
-        shard=gpus // machines if sharding == "hybrid-fsdp" and gpus and machines and machines > 1 else None,
+        shard=shard,
         reshard=_reshard(keys),
         recompute="full" if keys.flag("fsdp_config.fsdp_activation_checkpointing") else None,
         offload=_offload(keys),

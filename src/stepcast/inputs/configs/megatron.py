@@ -21,7 +21,10 @@ SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "
 FP8 = {"hybrid": "fp8", "e4m3": "fp8"}
 DISPATCHERS = {"alltoall": "all-to-all", "flex": "forwarding"}
 NODES = ("nnodes", "num-nodes", "$NNODES", "$NUM_NODES", "$NODES", "$SLURM_NNODES", "$NODE_NUM")
-PER_NODE = ("nproc-per-node", "$GPUS_PER_NODE", "$NPROC_PER_NODE", "$NGPU_PER_NODE", "$GPU_NUM")
+PER_NODE = (
+    *("nproc-per-node", "$GPUS_PER_NODE", "$NPROC_PER_NODE", "$NGPU_PER_NODE", "$NUM_GPU_PER_NODE"),
+    *("$GPU_NUM", "$SLURM_GPUS_ON_NODE"),
+)
 
 
 def read_script(text: str) -> RunConfig:
@@ -46,7 +49,10 @@ def read_test(table: Mapping[str, Any]) -> RunConfig:
 def read_arguments(flags: Mapping[str, Any], format_name: str, framework: str) -> RunConfig:
     keys = Keys(flags)
     sizes = sizes_of(keys)
-    return keys.config(format_name, framework, sizes=sizes, options=options_of(keys, sizes))
+    options = options_of(keys, sizes)
+    # Without sizes a checkpoint's name may tell the model.
+    named = "" if sizes.get("hidden") else keys.text("model", "load")
+    return keys.config(format_name, framework, sizes=sizes, model=named, options=options)
 
 
 def sizes_of(keys: Keys) -> dict[str, int]:
@@ -99,7 +105,7 @@ def options_of(keys: Keys, sizes: Mapping[str, int]) -> dict[str, Any]:
         ep=keys.number("expert-model-parallel-size", "expert-parallel-size"),
         expert_tp=keys.number("expert-tensor-parallel-size"),
         vpp=_chunks(keys, sizes.get("layers", 0), pp or 1),
-        seq=keys.number("seq-length", "encoder-seq-length", "sequence-length"),
+        seq=keys.number("seq-length", "encoder-seq-length", "sequence-length", "max-length"),
         micro_batch=keys.number("micro-batch-size"),
         global_batch=keys.number("global-batch-size"),
         sequence_parallel=sequences if (tp or 1) > 1 else None,
@@ -117,6 +123,7 @@ def options_of(keys: Keys, sizes: Mapping[str, int]) -> dict[str, Any]:
         clipping=False if keys.share("clip-grad") == 0 else None,
         execution=_execution(keys),
         optimizer=_optimizer(keys),
+        lora_rank=keys.number("lora-rank") if keys.text("train-type", "tuner-type") == "lora" else None,
     )
 
 
@@ -131,12 +138,14 @@ def _chunks(keys: Keys, layers: int, pp: int) -> int | None:
 def _precision(keys: Keys) -> str | None:
     plain = {name: keys.flag(name) for name in ("bf16", "fp16")}
     fp8 = keys.text("fp8-format", "fp8").lower()
+    on = fp8 not in ("false", "no", "none")  # NeMo's files keep the format of an fp8 that they switch off
     recipe = keys.text("fp8-recipe").lower()
     if keys.text("fp4-format", "fp4").lower() not in ("", "false", "none"):
         return "nvfp4"
-    if recipe == "mxfp8" and fp8 not in ("false", "none"):
+    if recipe == "mxfp8" and on:
         return "mxfp8"
-    if fp8 in FP8 or (fp8 == "true") or keys.flag("fp8-hybrid") or keys.flag("fp8-e4m3"):
+    formats = [keys.flag(name) for name in ("fp8-hybrid", "fp8-e4m3")]
+    if on and (fp8 in FP8 or fp8 == "true" or any(formats)):
         return "fp8"
     words = keys.text("precision", "mixed-precision").lower()
     for name, short in (("nvfp4", "nvfp4"), ("mxfp8", "mxfp8"), ("fp8", "fp8")):

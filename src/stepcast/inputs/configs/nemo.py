@@ -1,5 +1,6 @@
 """NeMo and Megatron-Bridge: YAML whose keys are Megatron's with underscores, in tables."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,11 +82,31 @@ def _of_override(keys: "_Nested", options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+# ``${.hidden_size}`` is a key of the same table, ``${multiply:4, ...}`` a product (NeMo's own resolver).
+BESIDE = re.compile(r"\$\{\.(\w+)\}")
+PRODUCT = re.compile(r"\$\{multiply:\s*(\d{1,12})\s*,\s*(\d{1,12})\s*\}")
+
+
+def _resolved(values: Mapping[str, Any]) -> dict[str, Any]:
+    """*values* with what they take from beside them."""
+
+    def beside(name: str, text: str) -> str:
+        place = name.rpartition(".")[0]
+        return BESIDE.sub(lambda found: str(values.get(f"{place}.{found[1]}", found[0])), text)
+
+    told = dict(values)
+    for name, value in values.items():
+        if isinstance(value, str) and "${" in value and len(value) < 1000:
+            product = PRODUCT.fullmatch(beside(name, value).strip())
+            told[name] = int(product[1]) * int(product[2]) if product else value
+    return told
+
+
 class _Nested(Keys):
     """Dotted keys, found also by Megatron's names."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        super().__init__(flat(table))
+        super().__init__(_resolved(flat(table)))
         self.same: dict[str, list[str]] = {}
         for name in self.values:
             place, _, last = name.rpartition(".")

@@ -18,9 +18,23 @@ UNKNOWN = "$UNKNOWN"
 WORDS_OF_SHELL = ("if", "then", "elif", "else", "fi")
 
 
+# What a Slurm job asks for, and the variables in which Slurm tells it again.
+ASKED = re.compile(
+    r"^#SBATCH\s+(?:--(nodes|gpus-per-node|gres)[= ]|-(N)\s*)(?:gpu:)?(?:[a-z]\w*:)?(\d+)\b", re.MULTILINE
+)
+TOLD = {
+    "nodes": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+    "N": ("SLURM_JOB_NUM_NODES", "SLURM_NNODES"),
+    "gpus-per-node": ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"),
+    "gres": ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"),
+}
+
+
 def flags_of(text: str) -> dict[str, str | bool]:
     """``--name value`` of all commands; of all its variables where no command has any."""
     script = _Script()
+    for long, short, number in ASKED.findall(text):
+        script.variables |= {name: [number] for name in TOLD[long or short]}
     script.run(_words(text))
     found = _flags(script.commands)
     if not found:
@@ -150,7 +164,10 @@ class _Script:
         if name in self.variables:
             return " ".join(self.variables[name])
         if usual is not None:
-            return " ".join(self.expand(usual.strip("\"'")))
+            told = self.expand(usual.strip("\"'"))
+            if "=" in found[2]:  # ``${NAME:=value}`` sets it
+                self.variables[name] = told
+            return " ".join(told)
         return found[0]
 
     def _sum(self, found: re.Match[str]) -> str:

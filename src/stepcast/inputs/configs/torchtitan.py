@@ -12,7 +12,7 @@ FLAVOURS = {
     ("deepseek_v3", "16b"): "deepseek-v2-lite",
     ("deepseek_v3", "671b"): "deepseek-v3",
 }
-FAMILIES = {"llama3": "llama-3.1-", "qwen3": "qwen3-", "llama2": "llama-2-"}
+FAMILIES = {"llama3": "llama-3.1-", "qwen3": "qwen3-", "llama2": "llama-2-", "qwen3_next": "qwen3-next-"}
 SCHEDULES = {
     "1f1b": "1f1b",
     "interleaved1f1b": "interleaved",
@@ -58,7 +58,7 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         recompute=_recompute(keys),
         precision=_precision(keys),
         schedule=_schedule(keys, pp),
-        kernels="compiled" if keys.flag("compile.enable", "training.compile") else "plain",
+        kernels="compiled" if _compiled(keys) else "plain",
         reshard=_reshard(keys),
         overlap="gradients,parameters,tensor,transfers"
         if keys.flag("parallelism.enable_async_tensor_parallel") and tp > 1
@@ -66,6 +66,13 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         clipping=False if keys.share("training.max_norm") == 0 else None,
     )
     return keys.config("torchtitan", "torchtitan", model=_model(keys), options=options)
+
+
+def _compiled(keys: Keys) -> bool:
+    """The model, not its loss alone."""
+    parts = keys.raw("compile.components")
+    whole = not isinstance(parts, list) or "model" in parts
+    return bool(keys.flag("compile.enable", "training.compile")) and whole
 
 
 def _degree(keys: Keys, *names: str) -> int | None:

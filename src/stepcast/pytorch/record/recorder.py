@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepcast.inputs.recorded import FLIGHT, STEPS
 from stepcast.pytorch.load import load_torch
 
 MOST_DEPTH = 4  # of modules whose forward is marked: deeper ones are operators by themselves
@@ -198,6 +199,7 @@ class Recorder:
             return
         self._close()
         self._write_steps()
+        self._write_flight()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -220,11 +222,29 @@ class Recorder:
                 for begin, end, name, size, ranks in self._messages
             ],
         }
-        folder = os.path.join(self.folder, "steps")
+        folder = os.path.join(self.folder, STEPS)
         os.makedirs(folder, exist_ok=True)
         from stepcast.outputs.files import write_file
 
         write_file(os.path.join(folder, f"rank{self.rank:05d}.json"), json.dumps(found).encode())
+
+    def _write_flight(self) -> None:
+        """What PyTorch's flight recorder still holds, where it is on (torch 2.13 names it otherwise)."""
+        if not os.environ.get("STEPCAST_RECORD_FLIGHT"):
+            return
+        try:
+            import torch._C._distributed_c10d as native
+
+            dump = getattr(native, "_dump_fr_trace_json", None) or native._dump_nccl_trace_json
+            held = dump()
+        except Exception:  # a job must not end because it is watched
+            return
+        from stepcast.outputs.files import write_file
+
+        folder = os.path.join(self.folder, FLIGHT)
+        os.makedirs(folder, exist_ok=True)
+        data = held if isinstance(held, bytes) else held.encode()
+        write_file(os.path.join(folder, f"rank{self.rank:05d}.json"), data)
 
 
 @contextmanager

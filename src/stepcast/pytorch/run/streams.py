@@ -60,7 +60,7 @@ class Streams:
         return partial(self._torch.softmax, first, -1)
 
     def _norm(self, work: Elementwise) -> Call | None:
-        """Forward alone: what is priced of a gradient is one pass (Transformer Engine's), PyTorch's are two."""
+        """Forward alone: a gradient is priced as one pass (Transformer Engine), and PyTorch makes two."""
         if work.backward or not self._moves(work, 1, 1):
             return None
         torch, first, shape = self._torch, self._first(work), (work.columns,)

@@ -71,6 +71,8 @@ class HotLink:
     """How long no more would have gone over it."""
     users: Mapping[str, float]
     """Bytes by the group that sent them, most first."""
+    share_in: Floats
+    """In each bin."""
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -81,6 +83,7 @@ class HotLink:
             "share": self.share,
             "full_s": self.full_s,
             "users": dict(self.users),
+            "share_over_time": self.share_in.tolist(),
         }
 
 
@@ -233,6 +236,7 @@ class Observed:
             share,
             self._full_s(at, here),
             dict(sorted(users.items(), key=lambda item: (-item[1], item[0]))),
+            self.share_in[at],
         )
 
     def _full_s(self, at: int, entries: Ints) -> float:
@@ -273,21 +277,26 @@ class Observed:
         ]
         return tuple(sorted(found, key=lambda each: -each.slowdown))
 
+    def _tier_facts(self, at: int, tier: str) -> dict[str, Any]:
+        mine = self.links.tier == at
+        return {
+            "tier": tier,
+            "links": int(mine.sum()),
+            # Of the slowest, where they differ.
+            "capacity_bytes_per_s": float(self.links.capacity_bytes_per_s[mine].min(initial=np.inf)),
+            "bytes": float(self.link_bytes[mine].sum()),
+            "share": float(self.tier_share[at].mean()),
+            "busiest_share": float(self.tier_busiest[at].max(initial=0.0)),
+            "share_over_time": self.tier_share[at].tolist(),
+            "busiest_over_time": self.tier_busiest[at].tolist(),
+        }
+
     def facts(self, most: int = 10) -> dict[str, Any]:
         """Plain values, as the command line prints with ``--json``."""
         return {
             "step_s": self.step_s,
             "links": len(self.links),
-            "tiers": [
-                {
-                    "tier": tier,
-                    "links": int((self.links.tier == at).sum()),
-                    "share": float(self.tier_share[at].mean()),
-                    "busiest_share": float(self.tier_busiest[at].max(initial=0.0)),
-                    "share_over_time": self.tier_share[at].tolist(),
-                }
-                for at, tier in enumerate(self.links.tiers)
-            ],
+            "tiers": [self._tier_facts(at, tier) for at, tier in enumerate(self.links.tiers)],
             "hottest": [each.facts() for each in self.hottest(most)],
             "operations": [each.facts() for each in self.operations],
         }

@@ -13,6 +13,9 @@ from stepcast.simulation.fluid.maxmin import now_of, scratch_of
 from stepcast.simulation.fluid.tables import Log, Net, State, Work
 
 
+COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
+
+
 @dataclass(frozen=True, eq=False)
 class Tasks:
     """What waits for what: task t is waited for by ``next_task[next_first[t]:next_first[t + 1]]``."""
@@ -77,7 +80,12 @@ class Found:
 def run(
     tasks: Tasks, flows: Flows, repeats: Repeats = NONE, *, record: bool = True, compiled: bool | None = None
 ) -> Found:
-    """From the start until all *tasks* have ended."""
+    """From the start until all *tasks* have ended.
+
+    *compiled* asks for numba or forbids it; by default it is used when it is installed and worth its while.
+    """
+    if compiled is None and not _worth_compiling(tasks, flows):
+        compiled = False
     kernel = kernel_of(compiled)
     work, state = _work(tasks, flows, repeats), _state(tasks, flows, repeats)
     net, now, scratch = flows.net, now_of(flows.net, np.zeros(len(flows.amount))), scratch_of(flows.net)
@@ -113,6 +121,13 @@ def run(
         looked_at=int(state.counts[codes.LOOKED_AT]),
         unfinished=int(state.counts[codes.LEFT]),
     )
+
+
+def _worth_compiling(tasks: Tasks, flows: Flows) -> bool:
+    """The first time that takes half a minute, and later a second, in which Python does a few steps."""
+    kinds = tasks.kind[tasks.kind >= 0]
+    begun = int(np.diff(flows.set_first)[flows.kind_set[kinds]].sum())
+    return begun * len(flows.amount) ** 0.5 > COSTLY_FLOWS or len(tasks) > COSTLY_TASKS
 
 
 def _log(size: int) -> Log:

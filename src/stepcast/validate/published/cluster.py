@@ -66,6 +66,8 @@ def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
     nics = _nics(run.network)
     if nics is not None:
         changes += [f"node.nics={nics[0]}", f'node.nic.bandwidth="{nics[1]} Gb/s"']
+    if _is_omni_path(run.network):
+        changes.append("node.nic.transport=omni-path")
     return name, tuple(changes)
 
 
@@ -78,7 +80,7 @@ def _nics(network: str) -> tuple[int, int] | None:
     """Training NICs of a node and Gb/s of each; None where the text does not say."""
     if found := OMNI_PATH.search(network):
         return int(found[1]), OMNI_PATH_GBIT
-    if "jean zay" in network.lower():
+    if _is_omni_path(network):
         return JEAN_ZAY_LINKS, OMNI_PATH_GBIT
     if found := COUNTED.search(network):
         return int(found[1]), int(found[2])
@@ -89,3 +91,7 @@ def _nics(network: str) -> tuple[int, int] | None:
         count = max(1, total // HDR_GBIT)
         return count, total // count
     return None
+
+
+def _is_omni_path(network: str) -> bool:
+    return "omni-path" in network.lower() or "jean zay" in network.lower()

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The keys of a public DeepSeek-V2-Lite script for Megatron-LM: latent attention and experts.
+# From the keys of NVIDIA/Megatron-LM examples/deepseek_v2/train_deepseekv2.sh
 GPUS_PER_NODE=8
 NUM_NODES=1
 TP_SIZE=1

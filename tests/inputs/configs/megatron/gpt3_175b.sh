@@ -1,5 +1,5 @@
 #!/bin/bash
-# The keys of NVIDIA/Megatron-LM examples/gpt3/train_gpt3_175b_distributed.sh, shortened.
+# From the keys of NVIDIA/Megatron-LM examples/gpt3/train_gpt3_175b_distributed.sh
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 GPUS_PER_NODE=8
 NUM_NODES=16

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The keys of NVIDIA/Megatron-LM examples/mixtral/train_mixtral_8x7b_distributed.sh, shortened.
+# From the keys of NVIDIA/Megatron-LM examples/mixtral/train_mixtral_8x7b_distributed.sh
 GPUS_PER_NODE=8
 NNODES=${NNODES:-"1"}
 DISTRIBUTED_ARGS=(

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The keys of NVIDIA/Megatron-LM examples/academic_paper_scripts/sc21: variables, then one string of options.
+# From the keys of NVIDIA/Megatron-LM examples/academic_paper_scripts/sc21/run_figure_18.sh
 TP=8
 PP=8
 MBS=1

@@ -1,0 +1,123 @@
+"""``stepcast network``: what the links do while a step runs, its communication sharing them."""
+
+import argparse
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from stepcast import __version__
+from stepcast.cli.background import add_background_argument, with_background
+from stepcast.cli.configured import is_workload
+from stepcast.cli.forecasting import add_forecast_arguments, asked_by
+from stepcast.cli.numbers import count
+from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.pages import add_page_argument, told_page, write_page
+
+if TYPE_CHECKING:
+    from stepcast.forecast.simulate import Prediction
+    from stepcast.hardware import Cluster
+
+MOST_LINKS = 1000
+# All that a workload file leaves open here; the rest it states itself.
+WITH_WORKLOAD = frozenset(
+    {"run", "model", "cluster", "gpu", "set", "place", "gpus", "top", "html", "json", "background"}
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        help="a model, a workload file, a run that predict --save wrote, or a configuration",
+    )
+    add_forecast_arguments(parser)
+    add_background_argument(parser)
+    parser.set_defaults(workloads=True)
+    answer = parser.add_argument_group("the answer")
+    answer.add_argument(
+        "--top",
+        type=count(1, MOST_LINKS),
+        default=20,
+        metavar="K",
+        help="how many of the hottest links to tell (default 20)",
+    )
+    add_page_argument(answer)
+    answer.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    prediction, fast_s, asked = (
+        _of_workload(args) if args.model is not None and is_workload(args.model) else _of_model(args)
+    )
+    shared = prediction.shared() if prediction.shared else None
+    assert shared is not None, "the fluid engine was asked for"
+    found: dict[str, Any] = {
+        **asked,
+        "command": args.command,
+        "version": __version__,
+        "gpus": prediction.workload.layout.gpus,
+        "engine": "fluid",
+        "alone_step_s": prediction.run.makespan_s,
+        "fast_step_s": fast_s,
+        "routing": _routing(prediction.cluster),
+        **shared.observed.facts(args.top),
+        "assumptions": list(prediction.report.assumptions),
+        "warnings": list(prediction.report.warnings),
+    }
+    from stepcast.pages.network import network_page
+
+    write_page(args, lambda about: network_page(found, about))
+    if args.json:
+        print_json(found)
+        return 0
+    from stepcast.report.network import network_text
+
+    print(network_text(found, terminal_width()))
+    if args.html:
+        print("\n" + told_page(args))
+    print_warnings(found["warnings"])
+    return 0
+
+
+def _of_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
+    from stepcast.forecast.simulate import Engine
+
+    asked = asked_by(args)
+    shared = replace(asked, options=replace(asked.options, engine=Engine.FLUID)).predicted
+    return shared.noting(asked.assumptions), asked.predicted.simulated_s, asked.facts()
+
+
+def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
+    from stepcast.forecast.simulate import Engine, Options, simulate
+    from stepcast.hardware import Place, load_cluster
+    from stepcast.inputs.table import read
+
+    for name in sorted(args.given - WITH_WORKLOAD):
+        option = name.replace("_", "-")
+        raise ValueError(f"--{option} has no effect: a workload file says it itself; leave it out")
+    if args.cluster is None:
+        raise ValueError("where? give --cluster, a name from 'stepcast list clusters' or a TOML file")
+    cluster = load_cluster(args.cluster, args.set)
+    options = Options(gpus=args.gpus, place=Place(args.place))
+    workload = read(args.model)
+    fast = simulate(workload, cluster, options)
+    asked = {
+        "workload": args.model,
+        "cluster": cluster.name,
+        "gpu": cluster.gpu.name,
+        "gpus_per_node": cluster.node.gpus,
+        "strategy": fast.workload.layout.facts(),
+    }
+    options = with_background(options, args, cluster, fast.workload.layout.gpus)
+    return simulate(workload, cluster, replace(options, engine=Engine.FLUID)), fast.simulated_s, asked
+
+
+def _routing(cluster: "Cluster") -> str:
+    """How messages find their way, in words."""
+    topology = cluster.topology
+    pairs = f"{topology.queue_pairs} queue pair{'' if topology.queue_pairs == 1 else 's'} a connection"
+    return {
+        "spray": "packets sprayed evenly over all ways",
+        "ecmp": f"ECMP by hash, {pairs}",
+        "adaptive": f"adaptive routing, {pairs}",
+    }[topology.routing]

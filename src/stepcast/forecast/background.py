@@ -1,0 +1,117 @@
+"""What other jobs put on the links of a cluster, again and again.
+
+Of another training job the fast engine knows when each communication runs. What a stage does for one work is
+spread evenly over the time from the first to the last of them in its step: so much it asks of the links on
+average, and no more at once than that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepcast.cost.collectives.flows import message_flows
+from stepcast.forecast.fluid import sending
+from stepcast.forecast.simulate import Prediction
+from stepcast.hardware import Cluster
+from stepcast.hardware.graph import Network, network_of, seats_on
+from stepcast.ir.background import Pattern, Spread
+from stepcast.ir.flows import FlowSet, Repeating
+
+WITHIN = ("NVLink", "PCIe", "sockets")  # tiers of a node, which no other job has
+ANY_TIME = 1e9  # seconds: a price that holds nothing back
+LEAST = 1e-3  # of a job's largest traffic: what is less is left out
+
+
+@dataclass(frozen=True, eq=False)
+class Neighbour:
+    """Another training job, which fills *nodes* in their order."""
+
+    name: str
+    nodes: tuple[int, ...]
+    prediction: Prediction
+    start_s: float = 0.0
+
+
+Others = Sequence[Pattern | Neighbour]
+
+
+def beside(cluster: Cluster, own_gpus: int, others: Others) -> tuple[tuple[Repeating, ...], int]:
+    """What *others* put on the links of *cluster* while a job of *own_gpus* has its first nodes, and how many
+    nodes the network then has.
+    """
+    domain = cluster.topology.scale_up_nodes
+    own = -(-own_gpus // (cluster.node.gpus * domain)) * domain
+    _check_apart(own, others, cluster)
+    nodes = max([own, *(1 + max(other.nodes) for other in others)])
+    network = network_of(cluster, nodes)
+    found: list[Repeating] = []
+    for other in others:
+        found += [_of_pattern(network, other)] if isinstance(other, Pattern) else _of_job(network, other)
+    return tuple(found), network.nodes
+
+
+def _check_apart(own: int, others: Others, cluster: Cluster) -> None:
+    """A ValueError where two jobs would have one node; plain patterns may run anywhere."""
+    if cluster.node.nic is None:
+        raise ValueError(f"{cluster.name} has no NICs, so nobody shares its network")
+    taken: dict[int, str] = {}
+    for other in others:
+        last = max(other.nodes)
+        if cluster.nodes is not None and last >= cluster.nodes:
+            raise ValueError(f"{other.name}: node {last} is not in {cluster.name}, which has {cluster.nodes}")
+        if isinstance(other, Pattern):
+            continue
+        for node in other.nodes:
+            if node < own:
+                raise ValueError(f"{other.name}: node {node} is the run's own, which has the first {own}")
+            if node in taken:
+                raise ValueError(f"{other.name}: node {node} is {taken[node]}'s already")
+            taken[node] = other.name
+
+
+def _of_pattern(network: Network, pattern: Pattern) -> Repeating:
+    gpus = network.cluster.node.gpus
+    nodes = np.asarray(pattern.nodes)
+    ahead = np.arange(1, len(nodes)) if pattern.spread is Spread.EXCHANGE else np.array([1])
+    near = np.repeat(np.arange(len(nodes)), len(ahead))
+    far = (near + np.tile(ahead, len(nodes))) % len(nodes)
+    if pattern.spread is Spread.INCAST:
+        near, far = np.arange(1, len(nodes)), np.zeros(len(nodes) - 1, np.int64)
+    source, target = ((nodes[end][:, None] * gpus + np.arange(gpus)).ravel() for end in (near, far))
+    size = np.full(len(source), pattern.size_bytes / len(ahead))
+    flows = _outside(network, message_flows(network, source, target, size, ANY_TIME))
+    if not len(flows):
+        raise ValueError(f"{pattern.name}: its nodes are one scale-up domain: nothing of it leaves that")
+    alone_s = float(flows.longest_s(network.links).max())
+    return Repeating(pattern.name, flows, alone_s, pattern.period_s, pattern.start_s)
+
+
+def _of_job(network: Network, job: Neighbour) -> list[Repeating]:
+    """What a job's stages send for each work, spread over the time that it is done in."""
+    prediction = job.prediction
+    seats = seats_on(network.cluster, job.nodes, prediction.workload.layout.gpus)
+    shared = sending(prediction.step, prediction.pricer, network, seats)
+    times, traffic = prediction.times, shared.traffic
+    found: list[tuple[Repeating, float]] = []
+    for kind, number in enumerate(traffic.kind_set.tolist()):
+        tasks = np.flatnonzero(shared.task_kind == kind)
+        flows = _outside(network, traffic.sets[number].times(len(tasks)))
+        if len(tasks) and len(flows):
+            start_s, end_s = float(times.start_s[tasks].min()), float(times.end_s[tasks].max())
+            again = Repeating(job.name, flows, end_s - start_s, prediction.step_s, job.start_s + start_s)
+            found.append((again, float(flows.bytes_on.sum())))
+    most = max((size for _, size in found), default=0.0)
+    return [again for again, size in found if size >= LEAST * most]
+
+
+def _outside(network: Network, flows: FlowSet) -> FlowSet:
+    """The flows that leave their node, and of them what others may meet."""
+    tiers = network.links.tiers
+    inside = [tiers.index(tier) for tier in WITHIN if tier in tiers]
+    meets = ~np.isin(network.links.tier[flows.link], inside)
+    kept = np.bincount(flows.flow[meets], minlength=len(flows))
+    first = np.concatenate([[0], np.cumsum(kept[kept > 0])]).astype(np.int64)
+    return FlowSet(
+        first, flows.link[meets], flows.bytes_on[meets], flows.weight[kept > 0], flows.group[kept > 0]
+    )

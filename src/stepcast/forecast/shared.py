@@ -1,0 +1,75 @@
+"""One collective, or one family of groups that run it at once, on the links of a cluster."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+
+from stepcast.cost.collectives import Algorithm, CollectivePrice, price
+from stepcast.cost.collectives.flows import collective_flows
+from stepcast.cost.pricing import Pricer
+from stepcast.forecast.fluid import unshared
+from stepcast.hardware import Cluster, Place
+from stepcast.hardware.graph import Network, network_of, seats_of
+from stepcast.ir.flows import Floats, FlowSet
+from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import grid_of
+from stepcast.ir.work import Collective
+from stepcast.simulation.fluid.transfers import transfers
+
+
+@dataclass(frozen=True, eq=False)
+class SharedCollective:
+    """What a collective takes where all groups of its family run it at once."""
+
+    alone: CollectivePrice
+    seconds: float
+    network: Network
+    flows: FlowSet
+
+    @property
+    def slowdown(self) -> float:
+        """Against one group alone on a network that lacks nothing."""
+        return self.seconds / self.alone.seconds if self.alone.seconds > 0 else 1.0
+
+    @property
+    def busbw_bytes_per_s(self) -> float:
+        return self.alone.busbw_bytes_per_s / self.slowdown
+
+    @cached_property
+    def busy(self) -> Floats:
+        """For each link the share of the time that it is busy."""
+        links = self.network.links
+        carried = self.flows.on_links(len(links)) / links.capacity_bytes_per_s
+        return carried / self.seconds if self.seconds > 0 else carried
+
+    def busiest(self, most: int = 5) -> list[tuple[str, float]]:
+        """The busiest links and the share of the time that each is busy."""
+        order = np.argsort(-self.busy, kind="stable")[:most].tolist()
+        names = self.network.links.name
+        return [(names(link), float(self.busy[link])) for link in order if self.busy[link] > 0]
+
+
+def shared_collective(
+    cluster: Cluster,
+    layout: Layout,
+    work: Collective,
+    algorithm: Algorithm | None = None,
+    *,
+    place: Place = Place.EVEN,
+    crossing: float = 1.0,
+) -> SharedCollective:
+    """*work* by all its groups in *layout* at once, on the links of *cluster*."""
+    pricer = Pricer(unshared(cluster), layout, place=place, alone=True)
+    alone = price(work.kind, work.size_bytes, pricer.route(work.group), algorithm)
+    seats = seats_of(cluster, layout, place)
+    network = network_of(cluster, ceil((int(seats.max()) + 1) / cluster.node.gpus))
+    if alone.algorithm is None:
+        empty = FlowSet.of(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
+        return SharedCollective(alone, alone.seconds, network, empty)
+    flows = collective_flows(
+        network, seats, grid_of(layout), work, alone.algorithm, alone.seconds, crossing=crossing
+    )
+    found = transfers(network.links, flows, alone_s=np.full(len(flows), alone.seconds))
+    return SharedCollective(alone, float(found.end_s.max(initial=alone.seconds)), network, flows)

@@ -1,0 +1,183 @@
+"""The page of a step's network: a heat map of its links over time, and who was slowed down by whom."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepcast.pages.blocks import answer, card, table
+from stepcast.pages.charts import Piece, Row, bars, legend, nice_ticks, short
+from stepcast.pages.document import About, Page, Section
+from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.report.network import Kind, kinds_of, shade, slower, used_tiers
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+
+Facts = Mapping[str, Any]
+CELL_HEIGHT = 16
+STEPS = 10
+TIERS_LEAD = "How much of each tier's busiest link is used, from the start of the step to its end."
+LINKS_LEAD = "A line for each link, the hottest above; the darker, the fuller, and red is full."
+
+
+def network_page(found: Facts, about: About) -> Page:
+    step_s, tiers = found["step_s"], used_tiers(found)
+    tier_lines = [(each["tier"], each["busiest_over_time"]) for each in tiers]
+    link_lines = [(_link_name(each), each["share_over_time"]) for each in found["hottest"]]
+    sections = [
+        *_map("Tiers over time", tier_lines, step_s, TIERS_LEAD),
+        *_map("The hottest links over time", link_lines, step_s, LINKS_LEAD),
+        *_tiers(tiers),
+        *_hottest(found["hottest"], step_s),
+        *_operations(kinds_of(found["operations"])),
+    ]
+    title = f"{format_seconds(step_s)} a step, {slower(found) * 100:.1f} % of it for shared links"
+    return Page(title, _headline(found), sections, about, found, found["assumptions"], found["warnings"])
+
+
+def _headline(found: Facts) -> Markup:
+    lost = f"sharing costs {slower(found) * 100:.1f} %"
+    cards = [
+        card("If no link were shared", format_seconds(found["alone_step_s"]), lost),
+        card("Fast engine", format_seconds(found["fast_step_s"]), "prices each collective by itself"),
+        card("Links", f"{found['links']:,}", found["routing"]),
+    ]
+    if found["hottest"]:
+        first = found["hottest"][0]
+        full = format_percent(first["full_s"] / found["step_s"])
+        note = f"{format_percent(first['share'])} used; full for {full} of the step"
+        cards.append(card("Hottest link", first["link"], note, "bad" if first["full_s"] else ""))
+    what = found.get("model") or found.get("workload") or ""
+    about = join((tag("strong", what), tag("span", f"{found['gpus']:,} GPUs of {found['cluster']}")))
+    return answer(format_seconds(found["step_s"]), "a step, its links shared", about, cards=cards)
+
+
+def _link_name(link: Facts) -> str:
+    others = link["alike"] - 1
+    return f"{link['link']}, and {others:,} alike" if others else str(link["link"])
+
+
+def _map(title: str, lines: Sequence[tuple[str, Sequence[float]]], step_s: float, lead: str) -> list[Section]:
+    """Cells from left to right over the step, neighbours of one shade drawn as one."""
+    if not lines or step_s <= 0:
+        return []
+    rows = [_map_row(name, shares, step_s) for name, shares in lines]
+    ticks = [
+        tag(
+            "text",
+            short(format_seconds(tick)) if tick else "0",
+            x=f"{100 * tick / step_s:.2f}%",
+            y=12,
+            text_anchor="start" if not tick else "end" if tick > 0.97 * step_s else "middle",
+        )
+        for tick in nice_ticks(0.0, step_s, 4)
+    ]
+    axis = tag("svg", ticks, class_="ticks", width="100%", height=16, aria_hidden="true")
+    below = tag("li", tag("span"), axis, tag("span"), class_="axis")
+    key = tag(
+        "p", [_shade_key(at) for at in range(1, STEPS)], tag("span", "from idle to full"), class_="shades"
+    )
+    return [Section(title, join((key, tag("ul", rows, below, class_="rows"))), lead, wide=True)]
+
+
+def _shade_key(at: int) -> Markup:
+    cell = tag("rect", width=12, height=12, class_=f"u-{at}")
+    return tag("svg", cell, width=12, height=12, aria_hidden="true")
+
+
+def _map_row(name: str, shares: Sequence[float], step_s: float) -> Markup:
+    cells: list[Child] = []
+    wide = 100 / len(shares)
+    for start, stop in _runs([shade(share, STEPS) for share in shares]):
+        most = max(shares[start:stop])
+        if most <= 0:
+            continue
+        times = [format_seconds(step_s * at / len(shares)) for at in (start, stop)]
+        cells.append(
+            tag(
+                "rect",
+                x=f"{start * wide:.3f}%",
+                y=0,
+                width=f"{(stop - start) * wide:.3f}%",
+                height=CELL_HEIGHT,
+                class_=f"u-{shade(most, STEPS)}",
+                data_tip=f"{name}, {times[0]} to {times[1]}: {format_percent(most)} used",
+            )
+        )
+    drawn = tag("svg", cells, class_="bar", width="100%", height=CELL_HEIGHT, aria_hidden="true")
+    mean = format_percent(sum(shares) / len(shares))
+    return tag("li", tag("span", name, class_="label"), drawn, tag("span", mean, class_="value"))
+
+
+def _runs(values: Sequence[int]) -> list[tuple[int, int]]:
+    """From where to where neighbours are equal."""
+    borders = [at for at in range(1, len(values)) if values[at] != values[at - 1]]
+    return list(zip([0, *borders], [*borders, len(values)], strict=True))
+
+
+def _tiers(tiers: Sequence[Facts]) -> list[Section]:
+    if not tiers:
+        return []
+    cells = [
+        [
+            each["tier"],
+            f"{each['links']:,}",
+            format_rate(each["capacity_bytes_per_s"]),
+            format_bytes(each["bytes"]),
+            format_percent(each["share"]),
+            format_percent(each["busiest_share"]),
+        ]
+        for each in tiers
+    ]
+    heads = ("Tier", "Links", "Each", "Carried", "Used", "Busiest link at most")
+    caption = "Used: on average over all links of the tier and the whole step"
+    return [Section("Tiers", table(heads, cells, caption), wide=True)]
+
+
+def _hottest(links: Sequence[Facts], step_s: float) -> list[Section]:
+    if not links:
+        return []
+    names = sorted({name for each in links for name in each["users"]})
+    rows = []
+    for each in links:
+        at, pieces, total = 0.0, [], sum(each["users"].values()) or 1.0
+        for name in names:
+            size = each["users"].get(name, 0.0)
+            used = size / total * each["share"]
+            if used > 0:
+                tip = f"{each['link']}: {name} {format_bytes(size)}"
+                pieces.append(Piece(kind_of(name), at, used, tip))
+                at += used
+        note = f"full {format_percent(each['full_s'] / step_s)}"
+        rows.append(Row(_link_name(each), pieces, (format_percent(each["share"]), tag("small", note))))
+    key = legend([(kind_of(name), name) for name in names])
+    most = max(each["share"] for each in links)
+    lead = "How much of the link the step uses, and which groups share it."
+    body = Markup(key + bars(rows, most, format_percent, 0.01))
+    return [Section("Who shares the hottest links", body, lead, wide=True)]
+
+
+def kind_of(group: str) -> str:
+    """The colour of a group: those of its family share one."""
+    return next((kind for kind in ("tp", "cp", "ep", "pp", "dp") if kind in group), "other")
+
+
+def _operations(kinds: Sequence[Kind]) -> list[Section]:
+    if not kinds:
+        return []
+    cells = [
+        [
+            each.what,
+            each.group,
+            f"{each.times:,}",
+            format_seconds(each.alone_s / each.times),
+            format_seconds(each.took_s / each.times),
+            f"{each.slowdown:.2f} ×",
+            f"{each.slowest:.2f} ×",
+        ]
+        for each in kinds
+    ]
+    keys = [
+        [each.what, each.group, each.times, each.alone_s, each.took_s, each.slowdown, each.slowest]
+        for each in kinds
+    ]
+    heads = ("Communication", "Group", "Times", "Alone", "Here", "Slower", "Worst")
+    caption = "Most time lost first; a head sorts by its column"
+    return [Section("Slower than alone", table(heads, cells, caption, keys, True), wide=True)]

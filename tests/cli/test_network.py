@@ -1,0 +1,95 @@
+"""``stepcast network``: what links did, told as text and as JSON that agree with each other."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepcast.report.network import SHADES, kinds_of, network_text, shade, shaded
+from tests.cli.test_main import run, run_json
+from tests.shared import ROOT
+
+SMALL = ["--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "16", "--tp", "2", "--gbs", "16"]
+NARROW = ["--set", "network.leaf_nodes=1", "--set", "network.oversubscription=4"]
+WORKLOAD = str(ROOT / "examples" / "simai-gpt-13b.txt")
+
+
+@pytest.fixture(scope="module")
+def narrow(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """A step over leaves that send a fourth of what they take."""
+    import contextlib
+    import io
+
+    from stepcast.cli.main import main
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        assert main(["network", *SMALL, *NARROW, "--json"]) == 0
+    found: dict[str, Any] = json.loads(out.getvalue())
+    return found
+
+
+def test_a_narrow_network_is_full_and_slows_those_that_cross_it(narrow: dict[str, Any]) -> None:
+    assert narrow["step_s"] > narrow["alone_step_s"]
+    tiers = {each["tier"]: each for each in narrow["tiers"]}
+    assert tiers["leaf to spine"]["busiest_share"] == pytest.approx(1.0, abs=0.02)
+    assert tiers["NIC"]["busiest_share"] < 0.5
+    first = narrow["hottest"][0]
+    assert first["tier"] in ("leaf to spine", "spine to leaf")
+    assert first["full_s"] > 0
+    slowed = {each.group for each in kinds_of(narrow["operations"]) if each.slowdown > 1.5}
+    assert slowed == {"dp"}, "tensor ranks stay within their node"
+
+
+def test_shares_of_links_agree_with_their_bytes(narrow: dict[str, Any]) -> None:
+    for tier in narrow["tiers"]:
+        assert tier["share"] == pytest.approx(sum(tier["share_over_time"]) / len(tier["share_over_time"]))
+        assert all(0 <= share <= 1 + 1e-6 for share in tier["busiest_over_time"])
+    for link in narrow["hottest"]:
+        assert sum(link["users"].values()) == pytest.approx(link["bytes"], rel=1e-6)
+
+
+def test_where_nothing_is_shared_all_three_steps_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "network", *SMALL)
+    assert found["step_s"] == found["alone_step_s"] == found["fast_step_s"]
+    assert all(each["slowdown"] == 1.0 for each in found["operations"])
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_text_fits_a_terminal_and_says_the_same(narrow: dict[str, Any], width: int) -> None:
+    text = network_text(narrow, width)
+    assert max(map(len, text.splitlines())) <= width
+    assert narrow["hottest"][0]["link"] in text
+    assert "reduce-scatter" in text
+    assert "leaf to spine" in text
+
+
+def test_a_workload_file_runs_too(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "network", WORKLOAD, "--cluster", "dgx-h100")
+    assert found["workload"] == WORKLOAD
+    assert found["gpus"] == 512
+    status, _, error = run(capsys, "network", WORKLOAD, "--cluster", "dgx-h100", "--tp", "4")
+    assert status == 2
+    assert "--tp has no effect" in error
+
+
+def test_a_page_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page = tmp_path / "n.html"
+    status, out, _ = run(capsys, "network", *SMALL, *NARROW, "--html", str(page))
+    assert status == 0
+    assert "open it in a browser" in out
+    assert "The hottest links over time" in page.read_text()
+
+
+def test_one_gpu_has_no_network(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, error = run(capsys, "network", "--model", "llama-3.2-1b", "--gpu", "h200")
+    assert status == 0
+    assert not error
+    assert "none is used" in out
+
+
+def test_shades_tell_idle_from_little_and_full_from_much() -> None:
+    assert [shade(share, 10) for share in (0.0, 1e-9, 0.5, 0.94, 1.0, 1.2)] == [0, 1, 5, 8, 9, 9]
+    assert shaded([0.0] * 6 + [1.0] * 6, 4) == "  " + SHADES[-1] * 2
+    assert shaded([], 10) == ""

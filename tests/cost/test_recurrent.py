@@ -1,0 +1,83 @@
+"""The delta rule and Mamba's selective scan beside an H200: times, and bytes that stay between the passes."""
+
+import csv
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+import stepcast
+from stepcast.cost.compute import compute_price
+from stepcast.cost.fits import default_fit
+from stepcast.cost.price import PriceSource
+from stepcast.cost.rates import matrix_rates, vector_rates
+from stepcast.cost.scan import scan_kind, scan_s
+from stepcast.hardware import load_gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.kept_recurrent import rule_saved, scan_saved
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
+
+ROWS = Path(stepcast.__file__).parent / "data" / "h200" / "linear.csv"
+H200 = load_gpu("h200")
+PEAK = matrix_rates(H200, DType.BF16).peak_flops
+
+
+def work_of(row: dict[str, str]) -> DeltaRule | SelectiveScan:
+    names = ("heads", "key_dim", "value_dim", "chunk", "batch", "seq")
+    heads, key, value, chunk, batch, seq = (int(row[name]) for name in names)
+    backward = row["phase"] == "backward"
+    if row["mixer"] == "delta":
+        return DeltaRule(batch, seq, heads, key, value, chunk, backward)
+    return SelectiveScan(batch, seq, heads, key, backward)
+
+
+def measured() -> list[dict[str, str]]:
+    with ROWS.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize(
+    ("mixer", "phase", "average", "worst"),
+    [
+        ("delta", "forward", 0.065, 0.07),
+        ("delta", "backward", 0.01, 0.01),
+        ("selective", "forward", 0.09, 0.22),
+        ("selective", "backward", 0.05, 0.14),
+    ],
+)
+def test_times_are_those_of_the_h200(mixer: str, phase: str, average: float, worst: float) -> None:
+    """Launches left out: what was measured was the kernels alone."""
+    off = []
+    for row in measured():
+        if (row["mixer"], row["phase"]) == (mixer, phase):
+            work = work_of(row)
+            assert compute_price(work, H200, default_fit()).source is PriceSource.FITTED
+            own = default_fit().scan(scan_kind(work), work.backward)
+            seconds = float(scan_s(work, PEAK, vector_rates(H200), own))
+            off.append(abs(seconds / (float(row["us"]) * 1e-6) - 1))
+    assert off
+    assert mean(off) < average
+    assert max(off) < worst
+
+
+@pytest.mark.parametrize("row", [row for row in measured() if row["phase"] == "forward"])
+def test_what_stays_between_the_passes_is_what_pytorch_reports(row: dict[str, str]) -> None:
+    work = work_of(row)
+    kept = rule_saved(work, 2) if isinstance(work, DeltaRule) else scan_saved(work, 2)
+    assert kept == int(row["saved_bytes"])
+
+
+def test_few_heads_wait_for_their_states_and_many_for_the_memory() -> None:
+    def seconds(heads: int, seq: int) -> float:
+        return compute_price(DeltaRule(1, seq, heads, 128, 128, 64), H200, default_fit()).seconds
+
+    assert seconds(8, 8192) / seconds(4, 8192) < 1.3
+    assert seconds(8, 16384) / seconds(8, 8192) == pytest.approx(2, rel=0.1)
+    assert seconds(1024, 8192) / seconds(512, 8192) == pytest.approx(2, rel=0.05)
+
+
+def test_a_slower_clock_and_memory_take_longer() -> None:
+    for work in (DeltaRule(1, 4096, 32, 128, 128, 64), SelectiveScan(1, 4096, 8192, 16)):
+        other = compute_price(work, load_gpu("a100-sxm-80gb"), default_fit())
+        assert other.seconds > compute_price(work, H200, default_fit()).seconds
+        assert other.source is PriceSource.SCALED

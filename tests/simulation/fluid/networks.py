@@ -1,0 +1,38 @@
+"""Small networks and flows drawn for tests."""
+
+import numpy as np
+from hypothesis import strategies as st
+
+from stepcast.ir.flows import FlowSet, Links
+
+
+def links_of(*capacity: float) -> Links:
+    return Links(("link",), np.zeros(len(capacity), np.int64), np.array(capacity, np.float64))
+
+
+def flows_of(*paths: dict[int, float], weight: list[float] | None = None) -> FlowSet:
+    """A flow for each of *paths*, which say the bytes on its links."""
+    first = np.cumsum([0, *map(len, paths)])
+    link = np.array([link for path in paths for link in path], np.int64)
+    size = np.array([size for path in paths for size in path.values()], np.float64)
+    return FlowSet.of(first, link, size, None if weight is None else np.array(weight, np.float64))
+
+
+@st.composite
+def networks(draw: st.DrawFn) -> tuple[Links, FlowSet, np.ndarray, np.ndarray]:
+    """Links, flows, when each begins and what it takes alone."""
+    count = draw(st.integers(1, 6))
+    rates = st.sampled_from([1.0, 2.0, 3.0, 5.0, 10.0])
+    links = links_of(*draw(st.lists(rates, min_size=count, max_size=count)))
+    sizes = st.floats(0.1, 10.0)
+    paths = draw(
+        st.lists(
+            st.dictionaries(st.integers(0, count - 1), sizes, min_size=1, max_size=4), min_size=1, max_size=12
+        )
+    )
+    several = {"min_size": len(paths), "max_size": len(paths)}
+    weight = draw(st.lists(st.sampled_from([0.5, 1.0, 1.0, 2.0]), **several))
+    flows = flows_of(*paths, weight=weight)
+    start_s = np.array(draw(st.lists(st.sampled_from([0.0, 0.0, 0.5, 1.0, 3.0]), **several)))
+    slack = np.array(draw(st.lists(st.sampled_from([1.0, 1.0, 1.5, 4.0]), **several)))
+    return links, flows, start_s, flows.longest_s(links) * slack

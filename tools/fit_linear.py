@@ -1,0 +1,109 @@
+"""Fit the constants of the delta rule and of Mamba's selective scan; writes data/fits/linear.toml.
+
+Its measurements are those of tools/measure_linear.py on an H200. Of the scan each constant is the one with
+the least mean relative error over all cases, and the spread that of cases left out one by one. Of the rule
+two cases were measured: what moving its bytes leaves of their times, over the chunks of a sequence, is their
+mean, and the spread the one that Mamba-2's scans have.
+
+    python tools/fit_linear.py
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from fit_mamba import refined, report
+
+from stepcast.cost.fits import default_fit
+from stepcast.cost.rates import matrix_rates, vector_rates
+from stepcast.cost.scan import ScanFit, chunk_steps, scan_s
+from stepcast.hardware.catalog import load_fit, load_gpu
+from stepcast.ir.dtype import DType
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
+
+DATA = Path(__file__).parents[1] / "src" / "stepcast" / "data"
+GPU = load_gpu("h200")
+SOURCE = (
+    "tools/fit_linear.py on src/stepcast/data/h200/linear.csv (flash-linear-attention 0.6.0, whose check for "
+    "this pair of GPU and triton was switched off for the time; mamba_ssm 2.3.2, torch 2.11, triton 3.6)"
+)
+FIELDS = ("kernels", "bandwidth_efficiency", "input_clocks", "state_clocks", "fixed_s", "chunk_clocks")
+Case = tuple[DeltaRule | SelectiveScan, float, float]
+"""Work, seconds and launches."""
+
+
+def cases(mixer: str, backward: bool) -> list[Case]:
+    found: list[Case] = []
+    with (DATA / "h200" / "linear.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if row["mixer"] != mixer or (row["phase"] == "backward") != backward:
+                continue
+            names = ("heads", "key_dim", "value_dim", "chunk", "batch", "seq")
+            heads, key, value, chunk, batch, seq = (int(row[name]) for name in names)
+            work: DeltaRule | SelectiveScan = SelectiveScan(batch, seq, heads, key, backward)
+            if mixer == "delta":
+                work = DeltaRule(batch, seq, heads, key, value, chunk, backward)
+            found.append((work, float(row["us"]) * 1e-6, float(row["launches"])))
+    return found
+
+
+def times(found: Sequence[Case], fit: ScanFit) -> list[float]:
+    peak, rates = matrix_rates(GPU, DType.BF16).peak_flops, vector_rates(GPU)
+    return [float(scan_s(work, peak, rates, fit)) for work, *_ in found]
+
+
+def plain(found: Sequence[Case]) -> ScanFit:
+    """Without anything but moving bytes, as streaming kernels do."""
+    streaming = default_fit().stream("add").bandwidth_efficiency
+    return ScanFit(round(float(np.median([each[2] for each in found]))), streaming, 0.0, 0.0, 0.0)
+
+
+def fit_selective(found: Sequence[Case]) -> ScanFit:
+    bare = plain(found)
+    measured = np.array([seconds for _, seconds, _ in found])
+
+    def made(constants: Sequence[float]) -> ScanFit:
+        return ScanFit(bare.kernels, bare.bandwidth_efficiency, constants[0], constants[1], constants[2])
+
+    def error(constants: Sequence[float]) -> float:
+        return float(np.mean(np.abs(np.array(times(found, made(constants))) / measured - 1)))
+
+    return made(refined(error, (0.8, 0.3, 1e-6)))
+
+
+def fit_delta(found: Sequence[Case]) -> ScanFit:
+    bare, rates = plain(found), vector_rates(GPU)
+    left = [
+        (seconds - moved) * rates.clock_hz / chunk_steps(work, rates.sms)
+        for (work, seconds, _), moved in zip(found, times(found, bare), strict=True)
+    ]
+    clocks = float(np.mean(left))
+    return ScanFit(bare.kernels, bare.bandwidth_efficiency, 0.0, 0.0, 0.0, clocks)
+
+
+def left_out(found: Sequence[Case]) -> list[float]:
+    return [
+        times([each], fit_selective([other for other in found if other is not each]))[0] for each in found
+    ]
+
+
+def lines() -> Iterator[str]:
+    fits, spread = {}, 0.0
+    for mixer, fit in (("delta", fit_delta), ("selective", fit_selective)):
+        for phase in ("forward", "backward"):
+            found = cases(mixer, phase == "backward")
+            measured = [seconds for _, seconds, _ in found]
+            fits[f"{mixer}.{phase}"] = made = fit(found)
+            report(f"{mixer} {phase}", times(found, made), measured)
+            if mixer == "selective":
+                spread = max(spread, report(f"left out, {phase}", left_out(found), measured))
+    yield f'source = "{SOURCE}"'
+    yield f"\n[spread]\ndelta = {load_fit('mamba')['spread']:.3g}\nselective = {spread:.3g}"
+    for name, made in fits.items():
+        yield f"\n[{name}]"
+        yield from (f"{field} = {getattr(made, field):.4g}" for field in FIELDS)
+
+
+if __name__ == "__main__":
+    (DATA / "fits" / "linear.toml").write_text("\n".join(lines()) + "\n", encoding="utf-8")
