@@ -99,8 +99,7 @@ def predict_many(
             try:
                 for strategy in islice(left, TOGETHER):
                     one = _predicted(prepared, model, cluster, strategy, framework, options, calibration)
-                    if one.settled is None:
-                        _ = one.step.seconds
+                    one.price()
                     block.append(one)
             except Exception as error:
                 failed = error
