@@ -86,7 +86,7 @@ def test_nothing_is_faster_than_alone_and_the_same_input_gives_the_same_bits(cas
 @settings(max_examples=40, deadline=None)
 def test_a_network_that_is_faster_throughout_ends_sooner_throughout(case, factor: float) -> None:  # type: ignore[no-untyped-def]
     """Of a single link that is faster that does not hold, for others may then be in the way earlier."""
-    links, flows, start_s, alone_s = case
+    links, flows, _, alone_s = case
     faster = Links(links.tiers, links.tier, links.capacity_bytes_per_s * factor)
     zero = np.zeros(len(flows))
     slow = transfers(links, flows, zero, alone_s, compiled=False)
@@ -126,7 +126,9 @@ def test_a_ring_of_nodes_is_one_class() -> None:
 
 def test_spans_fill_the_bins_they_touch() -> None:
     edges_s = np.linspace(0.0, 4.0, 5)
-    found = binned(np.array([0, 0, 1]), np.array([0.5, 3.0, 1.0]), np.array([3.5, 9.0, 1.5]), np.ones(3), 2, edges_s)
+    found = binned(
+        np.array([0, 0, 1]), np.array([0.5, 3.0, 1.0]), np.array([3.5, 9.0, 1.5]), np.ones(3), 2, edges_s
+    )
     assert found.tolist() == [[0.5, 1.0, 1.0, 1.5], [0.0, 0.5, 0.0, 0.0]]
 
 
