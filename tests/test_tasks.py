@@ -59,7 +59,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
     (
         "pretraining",
         "my launch script",
-        f"predict --config examples/configs/megatron-llama3-8b.sh --cluster dgx-h100",
+        "predict --config examples/configs/megatron-llama3-8b.sh --cluster dgx-h100",
         0,
         ("megatron-lm", "change nothing here: master-addr"),
     ),
@@ -248,9 +248,15 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         ("mean error", "left out"),
     ),
     # ---- who has traces of a run
-    ("performance", "where did the time go?", "analyze examples/megatron-rank7.txt", 0, ("step",)),
-    ("performance", "a PyTorch trace", "analyze examples/kineto-llama-1b.json.gz", 0, ("step",)),
-    ("performance", "British spelling", "analyse examples/megatron-rank7.txt", 2, ("did you mean analyze?",)),
+    (
+        "performance",
+        "where did the time go?",
+        "analyze examples/megatron-rank7.txt",
+        0,
+        ("an average rank", "waiting"),
+    ),
+    ("performance", "a PyTorch trace", "analyze examples/kineto-llama-1b.json.gz", 0, ("step", "kernels")),
+    ("performance", "British spelling", "analyse examples/megatron-rank7.txt", 0, ("an average rank",)),
     ("performance", "what is this file?", "show examples/optimus-llama-1b.txt", 0, ("optimus",)),
     (
         "performance",
@@ -397,7 +403,7 @@ OTHERWISE: list[tuple[str, str]] = [
     ("forecast llama-3.1-8b --gpu h200", "did you mean predict"),
     ("optimise --model llama-3.1-8b", "did you mean search"),
     ("list gpu", "did you mean gpus"),
-    ("collective allreduce --ranks 8 --size 1GiB --cluster dgx-h100", "did you mean all-reduce"),
+    ("collective AllReduce --ranks 8 --size 1GiB --cluster dgx-h100", "all-reduce"),
     ("op matmull --m 1 --n 1 --k 1 --gpu h100", "did you mean matmul"),
     ("show exampels/simai-llama-405b.txt", "no such file"),
 ]

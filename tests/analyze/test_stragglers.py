@@ -76,7 +76,7 @@ def test_published_answers(name: str) -> None:
         (HEAD, "holds no operation"),
         (HEAD + "0,0,0,1,gc,x,0,0,-1,0,-1\n", "expected numbers"),
         (HEAD + "0,0,0,1,gc,0,-1,0,-1,0,-1\n", "finite"),
-        (HEAD + "1,0,0,1,gc,0,1,0,-1,0,-1\n", "every stage"),
+        (HEAD + "0,0,0,1,gc,0,1,0,-1,0,-1\n1,1,3,1,gc,0,1,0,-1,0,-1\n", "every stage"),
         (HEAD.replace("seq_id,", ""), "seq_id is missing"),
     ],
 )
@@ -89,3 +89,91 @@ def test_recognised_compressed_too(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv.gz"
     path.write_bytes(gzip.compress(HEAD.encode()))
     assert looks_like(Source(path).head)
+
+
+def interleaved(slow_stage: int | None = None, replicas: int = 1, ends: bool = True) -> str:
+    """Two stages of two chunks each and four micro-batches, as Megatron interleaves them, every compute a
+    second and every message 0.1 s; with messages of the first and last chunk that go nowhere, or without.
+    """
+    order = [("F", batch, chunk) for chunk in (0, 1) for batch in (0, 1)]
+    order += [("F", batch, chunk) for chunk in (0, 1) for batch in (2, 3)]
+    order += [("B", batch, chunk) for batches in ((0, 1), (2, 3)) for chunk in (1, 0) for batch in batches]
+    took = {stage: 2.0 if stage == slow_stage else 1.0 for stage in (0, 1)}
+    ready: dict[tuple[str, int, int, int], float] = {}
+    rows: list[tuple[object, ...]] = []
+    places = {0: 0, 1: 0}
+    free = {0: 0.0, 1: 0.0}
+    turns: dict[tuple[int, str], int] = {}
+
+    def note(stage: int, kind: str, start: float, seconds: float, chunk: int, place: int) -> None:
+        turn = turns[stage, kind] = turns.get((stage, kind), -1) + 1
+        for replica in range(replicas):
+            rank = replica * 2 + stage
+            rows.append((replica, stage, rank, 1, kind, start, seconds, turn, chunk, -1, place))
+
+    while any(places[stage] < len(order) for stage in (0, 1)):
+        for stage in (0, 1):
+            if places[stage] == len(order):
+                continue
+            way, batch, chunk = order[places[stage]]
+            place = chunk * 2 + stage
+            before = place - 1 if way == "F" else place + 1
+            source = ("F", batch, place) if way == "B" and place == 3 else (way, batch, before)
+            name = "forward" if way == "F" else "backward"
+            start = free[stage]
+            if 0 <= before <= 3 or source[1:] == (batch, place):
+                if source not in ready:
+                    continue
+                start = max(start, ready[source] + (0.1 if source[2] != place else 0.0))
+            if 0 <= before <= 3 or ends:
+                arrives = start - 0.1 if 0 <= before <= 3 else start
+                note(stage, f"{name}-recv", arrives, max(0.0, start - arrives), chunk, place)
+            note(stage, f"{name}-compute", start, took[stage], chunk, place)
+            free[stage] = ready[way, batch, place] = start + took[stage]
+            after = place + 1 if way == "F" else place - 1
+            if 0 <= after <= 3 or ends:
+                note(stage, f"{name}-send", free[stage], 0.1 if 0 <= after <= 3 else 0.0, chunk, place)
+            places[stage] += 1
+    return HEAD + "\n".join(",".join(map(str, row)) for row in rows) + "\n"
+
+
+def test_interleaved_chunks_of_one_replica() -> None:
+    """Two chunks a stage, no data parallelism: played again it takes as long as it took."""
+    found = Stragglers(read(Source("job.csv", interleaved().encode())))
+    assert found.run.replicas == 1
+    assert found.undelayed_s == pytest.approx(found.measured_s, rel=0.05)
+    assert found.slowdown == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_slow_stage_of_interleaved_chunks() -> None:
+    found = Stragglers(read(Source("job.csv", interleaved(slow_stage=1, replicas=2).encode())))
+    assert found.slowdown > 1.1
+    assert found.last_stage_share > 0.8
+    assert found.by_stage[1] > found.by_stage[0]
+
+
+def test_messages_beyond_the_model_may_be_missing() -> None:
+    found = Stragglers(read(Source("job.csv", interleaved(ends=False).encode())))
+    assert found.slowdown == pytest.approx(1.0, abs=0.1)
+
+
+def test_incomplete_replicas_and_steps_are_left_out() -> None:
+    text = interleaved(slow_stage=1, replicas=3)
+    whole = Stragglers(read(Source("job.csv", text.encode())))
+    lines = text.splitlines()
+    lost = [line for line in lines if not line.startswith("2,1,")]  # a rank whose trace is missing
+    found = read(Source("job.csv", "\n".join(lost).encode()))
+    assert found.replicas == 2
+    assert found.warnings == ("1 of 3 replicas lack stages and are left out",)
+    assert Stragglers(found).slowdown == pytest.approx(whole.slowdown)
+    second = [
+        line.replace(",1,forward", ",2,forward").replace(",1,backward", ",2,backward") for line in lines[1:]
+    ]
+    third = [
+        line.replace(",2,forward", ",3,forward").replace(",2,backward", ",3,backward") for line in second
+    ]
+    # The first step lacks an operation; the others tell what the job does.
+    odd = "\n".join([lines[0], *lines[2:], *second, *third])
+    found = read(Source("job.csv", odd.encode()))
+    assert found.steps == (2, 3)
+    assert "1 of 3 steps" in found.warnings[0]

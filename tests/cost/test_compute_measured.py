@@ -94,7 +94,7 @@ def test_blocks_on_an_h200() -> None:
         )
         forward.append(abs(time.forward_s * 1e3 / float(row["fwd_ms"]) - 1))
         backward.append(abs(time.backward_s * 1e3 / float(row["bwd_ms"]) - 1))
-    assert np.mean(forward) <= 0.07
+    assert np.mean(forward) <= 0.08
     assert np.mean(backward) <= 0.06
     # Half of the error is in blocks too small for the GPU, whose host times scatter by a factor of two.
     assert np.median(forward) <= 0.045

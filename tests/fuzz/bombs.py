@@ -243,7 +243,7 @@ def tables() -> Iterator[tuple[str, Bomb]]:
     yield (
         "op-times rows",
         (
-            {"t.csv": "op,dtype,M,N,K,ms\n" + "".join(f"linear,bf16,{i},8,8,1\n" for i in range(1, 35_000))},
+            {"t.csv": "op,dtype,M,N,K,ms\n" + "".join(f"linear,bf16,{i},8,8,1\n" for i in range(1, 12_000))},
             ("calibrate", "t.csv", "--gpu", "h200"),
         ),
     )
@@ -407,6 +407,7 @@ def options() -> Iterator[tuple[str, Bomb]]:
     )
     many = ",".join(map(str, range(1, 3000)))
     searched = ("search", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "1..1000000")
+    yield "search of many numbers of GPUs", ({}, (*searched, "--global-batch", "1048576"))
     yield "search", ({}, (*searched, "--global-batch", "720720", "--allow", f"micro-batch={many}"))
     yield (
         "search of all",

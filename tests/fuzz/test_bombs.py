@@ -15,7 +15,7 @@ from tests.shared import ROOT
 
 # Of the files that are large to make, one of each kind is enough here.
 BOMBS = dict(all_bombs("schedules", "chains", "simais", "tables", "models", "options", "traces", "protobufs"))
-GREEDY, SEED = 40, 1
+GREEDY, SEED = 20, 1
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_every_file_option_survives_what_is_no_file(kind: str, tmp_path: Path) -
         case "directory":
             path.mkdir()
         case _:
-            path.write_bytes(gzip.compress(bytes(400 * 2**20), 9))
+            path.write_bytes(gzip.compress(bytes(260 * 2**20), 9))
     for name, words in uses(str(path)):
         outcome = run_command(words)
         assert outcome.status == 2, name

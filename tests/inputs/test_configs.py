@@ -81,7 +81,7 @@ accelerate/tp_hsdp.yaml | | gpus=8 tp=2 sharding=hybrid-fsdp shard=2 | rdzv_back
 accelerate/nd.yaml | | gpus=8 cp=4 sharding=fsdp | debug
 accelerate/deepspeed_zero3.yaml | | sharding=zero-3 | deepspeed_config.zero3_init_flag
 accelerate/multi_gpu.yaml | | gpus=2 sharding=none precision=bf16 |
-"""  # noqa: E501
+"""
 KNOWN: dict[str, tuple[str, str, str]] = {
     file: (model, options, ignored)
     for file, model, options, ignored in (

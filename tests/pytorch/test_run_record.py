@@ -166,11 +166,3 @@ def test_outside_of_the_window_a_step_costs_microseconds(tmp_path: Path) -> None
     finally:
         recorder.stop()
     assert watched_s - plain_s < 0.01 * 20e-3
-
-
-def test_without_torch_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "torch", None)
-    assert main(["capture", "config.json"]) == 2
-    assert "pip install 'stepcast[torch]'" in capsys.readouterr().err

@@ -86,12 +86,25 @@ def test_bloom_runs_the_kernels_that_a_trace_shows() -> None:
     assert not [name for name in names if name.startswith("scale gradient")]
 
 
+def test_attention_that_no_kernel_takes_runs_in_fp32() -> None:
+    """Falcon does not say that its heads share keys; in fp32 no kernel takes any that do."""
+    for row in ({"model": "falcon-7b", "layers": "1"}, {"setting": "fp32", "layers": "1"}):
+        found = setting(**row)
+        layers = generate(found.model, found.strategy, found.framework).stages[0].body_layers()
+        scores = [op.work for layer in layers for op in layer.forward if op.name == "scores"]
+        assert [getattr(work, "dtype", None) for work in scores] == [DType.FP32]
+        asked = setting(**{**row, "setting": f"attn-eager {row.get('setting', '')}"})
+        eager = generate(asked.model, asked.strategy, asked.framework).stages[0].body_layers()
+        assert not [op for layer in eager for op in layer.forward if op.name.startswith("rows of nothing")]
+
+
 def test_measured_steps_and_peaks() -> None:
     found = measure_folder(str(FOLDER))
     table = found.columns
     steps = found.selections["step"]
     assert int(steps.sum()) >= 100
-    assert abs(table.error[steps]).mean() <= 0.04
+    assert abs(table.error[steps]).mean() <= 0.03
+    assert abs(table.error[steps]).max() <= 0.15
     for phase in ("backward", "optimizer"):
         assert abs(table.error[found.selections[phase]]).mean() <= 0.05, phase
     assert found.figures["peak memory: mean_abs_error"] <= 0.02
@@ -99,7 +112,9 @@ def test_measured_steps_and_peaks() -> None:
 
 def test_steps_with_a_profile_of_their_gpu() -> None:
     found = measure_folder(str(FOLDER), calibration="examples/calibrations/h200.toml")
-    assert abs(found.columns.error[found.selections["step"]]).mean() <= 0.05
+    errors = abs(found.columns.error[found.selections["step"]])
+    without = measure_folder(str(FOLDER))
+    assert errors.mean() <= abs(without.columns.error[without.selections["step"]]).mean() + 0.002
 
 
 def test_a_profile_of_another_gpu_is_refused(tmp_path: Path) -> None:

@@ -40,6 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", metavar="G", help="with --predict: a GPU of the catalogue")
     parser.add_argument("--cluster", metavar="C", help="with --predict: a cluster of the catalogue")
     parser.add_argument("--gpus", type=gpu_count, metavar="N", help="with --predict: 1")
+    parser.add_argument(
+        "--tp", type=gpu_count, metavar="N", help="with --predict: ways linear maps are split, 1"
+    )
     parser.add_argument("--pp", type=gpu_count, metavar="N", help="with --predict: pipeline stages, 1")
     parser.add_argument(
         "--global-batch", type=count(1, MOST_SEQUENCES), metavar="N", help="with --predict: sequences"
@@ -48,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
-PREDICTING = ("gpu", "cluster", "gpus", "pp", "global_batch", "sharding")
+PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding")
 
 
 def run(args: argparse.Namespace) -> int:

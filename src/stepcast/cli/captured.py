@@ -18,7 +18,6 @@ ITS_OWN = (
     *("expert_tp", "flash_attention", "to_workload", "tokens", "price", "overlap", "training", "lora_rank"),
 )
 SPLITS = {
-    "tp": "tensor parallelism splits products within a module, and a captured program does not say which may",
     "cp": "context parallelism needs attention that was written for it",
     "ep": "expert parallelism needs experts that were written for it",
 }
@@ -49,11 +48,12 @@ def predicted(captured: "Captured", args: argparse.Namespace) -> tuple["Predicti
 
     for name, why in SPLITS.items():
         if (getattr(args, name, None) or 1) > 1:
-            raise ValueError(f"--{name}: {why}; --gpus, --pp and --sharding fsdp are possible")
-    gpus, pp = args.gpus or 1, getattr(args, "pp", None) or 1
-    if gpus % pp:
-        raise ValueError(f"{gpus} GPUs are not a multiple of pp = {pp}")
-    dp = gpus // pp
+            raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
+    pp, tp = getattr(args, "pp", None) or 1, getattr(args, "tp", None) or 1
+    gpus = args.gpus or 1
+    if gpus % (pp * tp):
+        raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
+    dp = gpus // (pp * tp)
     given = getattr(args, "global_batch", None)
     batches, rest = divmod(given or captured.batch * dp, captured.batch * dp)
     if rest or not batches:
@@ -66,7 +66,7 @@ def predicted(captured: "Captured", args: argparse.Namespace) -> tuple["Predicti
         raise ValueError(f"--sharding {sharding}: of a captured program it is none or fsdp")
     cluster = place_of(args)
     schedule = getattr(args, "schedule", None)
-    spread = Spread(dp, pp, batches, CapturedSharding(sharding), str(schedule) if schedule else None)
+    spread = Spread(dp, pp, batches, CapturedSharding(sharding), str(schedule) if schedule else None, tp)
     prediction = predict_captured(captured, cluster, spread, engine=engine_of(args))
     asked = {
         "model": captured.name,

@@ -22,9 +22,19 @@ SMALLEST_OF_SWEEP, LARGEST_OF_SWEEP = 8, 16 * GIB
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical", "pairwise", "direct")
 
 
+def _kind(text: str) -> str:
+    """``AllReduce``, ``all_reduce`` and ``allreduce`` are one."""
+    kinds = {str(kind).replace("-", ""): str(kind) for kind in CollectiveKind}
+    plain = text.lower().replace("_", "-")
+    return {**kinds, "a2a": "all-to-all"}.get(plain.replace("-", ""), plain)
+
+
+_kind.__name__ = "word"
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
-    parser.add_argument("kind", choices=kinds, metavar="KIND", help=", ".join(kinds))
+    parser.add_argument("kind", choices=kinds, type=_kind, metavar="KIND", help=", ".join(kinds))
     parser.add_argument(
         "--size", type=_size, metavar="SIZE", help="the whole buffer, such as 1GiB; with --sweep the largest"
     )

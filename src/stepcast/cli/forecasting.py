@@ -11,7 +11,6 @@ from stepcast.cli.engine import engine_of
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.strategy import (
     USUAL_FRAMEWORK,
-    add_strategy_arguments,
     given_by,
     layout_of,
     optimizer_of,
@@ -19,6 +18,7 @@ from stepcast.cli.strategy import (
     settled_facts,
     strategy_of,
 )
+from stepcast.cli.strategy_options import add_strategy_arguments
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
@@ -204,7 +204,7 @@ def check_named(args: argparse.Namespace) -> None:
         file = getattr(args, "described", None)
         if file is not None:
             raise ValueError(f"{file.file} names no model that is known; give --model as well")
-        raise ValueError("which model? give --model, a name from 'stepcast list models' or a config.json")
+        raise ValueError("which model? name one of 'stepcast list models', or give a config.json")
     gpu = getattr(args, "gpu", None)
     if gpu is not None and args.cluster not in (None, gpu):
         raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")

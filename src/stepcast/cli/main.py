@@ -20,8 +20,8 @@ from stepcast.cli.streams import (
     shown_streams,
     terminal_width,
 )
+from stepcast.cli.words import SPELT, known_words, renamed
 from stepcast.cli.words import VERBS as OTHER_VERBS
-from stepcast.cli.words import known_words, renamed
 from stepcast.report.visible import message as one_line
 
 FEW_OPTIONS = 8
@@ -178,10 +178,12 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments[:1] == ["help"]:
+    if arguments[:1] in ([], ["help"]):
         return _help(arguments[1:])
-    name = next((word for word in arguments if not word.startswith("-")), None)
-    named = [verb for verb in VERBS if verb.name == name]
+    at = next((at for at, word in enumerate(arguments) if not word.startswith("-")), None)
+    if at is not None:
+        arguments = [*arguments[:at], SPELT.get(arguments[at], arguments[at]), *arguments[at + 1 :]]
+    named = [verb for verb in VERBS if at is not None and verb.name == arguments[at]]
     parser = build_parser(named or VERBS, load=bool(named))
     if not named:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb

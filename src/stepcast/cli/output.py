@@ -81,8 +81,10 @@ def new_file(name: str) -> str:
 
 
 # Arguments of verbs that name files to write, and those that name files to read.
-WRITTEN = ("trace", "html", "to_workload", "output")
+WRITTEN = ("trace", "html", "to_workload", "output", "save", "to_file")
 READ = (
+    "what",
+    "workload",
     "captured",
     "file",
     "run",

@@ -6,6 +6,7 @@ that were opened to be read.
 """
 
 import os
+import re
 import sys
 from typing import Any
 
@@ -29,6 +30,9 @@ def _note(event: str, arguments: tuple[Any, ...]) -> None:
         path, _, flags = arguments
         if isinstance(path, str | bytes) and not flags & (os.O_WRONLY | os.O_RDWR):
             _opened.add(os.fsdecode(path))
+    elif event == "sqlite3.connect" and isinstance(arguments[0], str):  # which opens its files by itself
+        name = arguments[0].removeprefix("file://").removeprefix("file:").partition("?")[0]
+        _opened.add(re.sub("%([0-9a-fA-F]{2})", lambda found: chr(int(found[1], 16)), name))
 
 
 def identities() -> set[tuple[int, int]]:

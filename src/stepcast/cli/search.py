@@ -34,11 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus",
         type=gpu_counts,
-        required=True,
         metavar="N|A,B|A..B",
-        help="GPUs in all; A..B doubles from A to B",
+        help="GPUs in all; A..B doubles from A to B (default: all, where the cluster is of one size)",
     )
-    batch = parser.add_mutually_exclusive_group(required=True)
+    batch = parser.add_mutually_exclusive_group()
     batch.add_argument(
         "--global-batch", type=count(1, MOST_SEQUENCES, BINARY), metavar="N", help="sequences in a step"
     )

@@ -123,7 +123,17 @@ def question_of(args: argparse.Namespace) -> Question:
     if seq is None:
         seq = min(model.max_seq, profile.defaults.seq)
         assumptions.append(f"sequences of {seq} tokens (--seq)")
+    gpus = args.gpus
+    if gpus is None:
+        if cluster.gpus is None:
+            raise ValueError("how many GPUs? give --gpus, such as 64 or 8..64")
+        gpus = (cluster.gpus,)
+        assumptions.append(f"all {cluster.gpus} GPUs of {cluster.name} (--gpus)")
     batch = args.global_batch
+    if batch is None and args.tokens_per_batch is None:
+        raise ValueError(
+            "how large is a step? give --global-batch, in sequences, or --tokens-per-batch, as 4M"
+        )
     if batch is None:
         batch, rest = divmod(int(args.tokens_per_batch), seq)
         if rest or not batch:
@@ -134,7 +144,7 @@ def question_of(args: argparse.Namespace) -> Question:
             )
     axes = allowed(args.fix, args.allow)
     asked = Question(
-        args, model, cluster, profile, args.gpus, batch, seq, axes, args.max_memory, tuple(assumptions)
+        args, model, cluster, profile, gpus, batch, seq, axes, args.max_memory, tuple(assumptions)
     )
     _check_gpus(asked)
     return asked

@@ -122,9 +122,10 @@ SWITCHES: Mapping[str, str] = {
 }
 OTHER = {other: ours for ours, others in SAME.items() for other in others} | dict(SWITCHES)
 
+# Verbs that are spelt in two ways.
+SPELT: Mapping[str, str] = {"analyse": "analyze"}
 # Verbs of other tools and of everyday speech.
 VERBS: Mapping[str, str] = {
-    "analyse": "analyze",
     "estimate": "predict",
     "forecast": "predict",
     "run-model": "predict",

@@ -21,9 +21,10 @@ EXPERT_ISSUE_S = 9e-6
 # and transposes in Python. Its issue 445 has 2.07 ms in fp8 and 0.57 in bf16 for the three products of a
 # linear layer of 1,024 x 1,024 on an H100, whose kernels take a few microseconds.
 SCALED_ISSUE_S = 0.5e-3
-# Further host seconds of any product of Megatron-LM's and Transformer Engine's modules, more Python than PyTorch's
-# own: at most 0.15 ms, since that issue has 0.57 for three in bf16, of which PyTorch's take 0.12. Of 0, 35, 80
-# and 150 us the best on the eager rows of the sets published and mlperf, 29 of which wait for their hosts.
+# Further host seconds of any product of Megatron-LM's and Transformer Engine's modules, more Python than
+# PyTorch's own: at most 0.15 ms, since that issue has 0.57 for three in bf16, of which PyTorch's take 0.12.
+# Of 0, 35, 80 and 150 us the best on the eager rows of the sets published and mlperf, 29 of which wait for
+# their hosts.
 MODULE_ISSUE_S = 35e-6
 
 

@@ -86,7 +86,8 @@ class Pricer:
         if isinstance(work, Compute):
             computed = self._computed.get(id(work))
             if computed is None:
-                computed = self._computed[id(work)] = work, self._known.get(work) or self.compute(work)
+                travelled = self._known.get(work) if self.compute is unpriced else None
+                computed = self._computed[id(work)] = work, travelled or self.compute(work)
             return computed[1]
         found = self._known.get(work)
         if found is None:

@@ -1,10 +1,9 @@
-"""A captured program on a GPU, or on many: data parallel, sharded, and cut into pipeline stages."""
+"""A captured program on a GPU, or on many: data and tensor parallel, sharded, cut into pipeline stages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Any
 
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory
@@ -13,6 +12,7 @@ from stepcast.forecast.cuts import cuts, pieces
 from stepcast.forecast.exchanges import reduced, sharded
 from stepcast.forecast.predict import _issue_s, compute_pricer, memory_facts
 from stepcast.forecast.simulate import Engine, Options, Prediction, simulate
+from stepcast.forecast.splits import split_captured, updated_share
 from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, Part
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
@@ -38,10 +38,11 @@ class Spread:
     micro_batches: int = 1
     sharding: CapturedSharding = CapturedSharding.NONE
     schedule: str | None = None
+    tp: int = 1
 
     @property
     def layout(self) -> Layout:
-        return Layout(dp=self.dp, pp=self.pp)
+        return Layout(tp=self.tp, dp=self.dp, pp=self.pp)
 
 
 def framework_of(captured: Captured) -> Framework:
@@ -61,7 +62,8 @@ def predict_captured(
     engine: Engine = Engine.FAST,
 ) -> Prediction:
     """One step of *captured* on *cluster*, spread so."""
-    framework = framework_of(captured)
+    framework, whole = framework_of(captured), captured
+    captured = split_captured(captured, spread.tp)
     compute = compute_pricer(captured.workload, cluster, calibration, framework.attention)
     workload, begins = spread_out(captured, spread, compute)
     issue_s = _issue_s(framework)
@@ -78,7 +80,7 @@ def predict_captured(
     return replace(
         prediction,
         memory=memory,
-        finish=lambda report, stages: _finished(report, stages, captured, cluster, spread, begins),
+        finish=lambda report, stages: _finished(report, stages, whole, cluster, spread, begins),
     )
 
 
@@ -112,7 +114,7 @@ def _stage(
 ) -> Stage:
     share = sum(part.parameter_bytes for part in parts) / max(1, captured_bytes(captured))
     ways = spread.dp if spread.sharding is CapturedSharding.FSDP else 1
-    epilogue = tuple(_scaled(layer, share / ways) for layer in captured.stage.epilogue)
+    epilogue = tuple(updated_share(layer, share / ways) for layer in captured.stage.epilogue)
     if spread.dp == 1:
         body = tuple(folded([(layer,) for layer in layers]))
         return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
@@ -123,22 +125,6 @@ def _stage(
 
 def captured_bytes(captured: Captured) -> int:
     return sum(part.parameter_bytes for part in captured.parts)
-
-
-def _scaled(layer: Layer, share: float) -> Layer:
-    """The optimizer of a *share* of the parameters."""
-    if share >= 1.0:
-        return layer
-
-    def smaller(work: Any) -> Any:
-        if not hasattr(work, "read_bytes"):
-            return work
-        columns = max(1, round(work.columns * share))
-        return replace(
-            work, columns=columns, read_bytes=work.read_bytes * share, write_bytes=work.write_bytes * share
-        )
-
-    return replace(layer, forward=tuple(replace(op, work=smaller(op.work)) for op in layer.forward))
 
 
 def _units(captured: Captured, own: range) -> list[range]:

@@ -99,8 +99,7 @@ def predict_many(
             try:
                 for strategy in islice(left, TOGETHER):
                     one = _predicted(prepared, model, cluster, strategy, framework, options, calibration)
-                    if one.settled is None:
-                        _ = one.step.seconds
+                    one.price()
                     block.append(one)
             except Exception as error:
                 failed = error
@@ -113,7 +112,7 @@ def predict_many(
             raise failed
 
 
-TOGETHER = 64
+TOGETHER = 128
 """Strategies that are simulated together; more take more memory and hardly less time."""
 
 
@@ -315,7 +314,7 @@ def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
 
 
 def _engine_issue_s(work: Work, backward: bool) -> float:
-    """Transformer Engine's modules, which take longer over products, and most over those of scaled formats."""
+    """Transformer Engine's modules, which take longer over products, most over those of scaled formats."""
     issue_s = _eager_issue_s(work, backward)
     if isinstance(work, Matmul | GroupedMatmul):
         issue_s += MODULE_ISSUE_S + (SCALED_ISSUE_S if work.dtype.scaled else 0.0)

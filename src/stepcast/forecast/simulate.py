@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cost.collectives import Algorithm
@@ -21,18 +21,19 @@ from stepcast.ir.residual import Residual
 from stepcast.ir.step import StepReport
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import CollectiveKind, Direction, Transfer
-from stepcast.ir.workload import Stage, Workload
-from stepcast.simulation.arrays import Times
+from stepcast.ir.workload import Workload
+from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.costs import IssueSeconds, Prices
 from stepcast.simulation.critical import CriticalPath, critical_path
 from stepcast.simulation.engine import Run, task_times
 from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
-from stepcast.simulation.pieces import ProgramError
+from stepcast.simulation.pieces import Floats, ProgramError
 from stepcast.simulation.schedule import Schedule, ScheduleError
 from stepcast.simulation.schedules.paired import paired
 from stepcast.simulation.schedules.table import chunks_for, make_schedule, usual_schedule
+from stepcast.simulation.shorter import Pair, pair, shorter
 from stepcast.simulation.spans import timeline_of
 from stepcast.simulation.steady import LONG, MOST, Settled, settled, slots_of
 from stepcast.simulation.step import HEALTHY, Conditions, Step, build_step
@@ -113,6 +114,8 @@ class Prediction:
     band: Band | None = None
     # Of very many micro-batches, which tell the step and its report without all of them.
     settled: Settled | None = None
+    # Of many micro-batches: a shorter step that may tell when it ends.
+    brief: Callable[[], tuple[Step, Pair] | None] | None = None
     # By the fluid engine, where that is asked for.
     shared: "Callable[[], FluidStep] | None" = None
     # When it ends, where it was simulated together with others.
@@ -144,6 +147,12 @@ class Prediction:
     @property
     def run(self) -> Run:
         return self.ran()
+
+    def price(self) -> None:
+        """Put together and price what ``together`` runs of it: what cannot be priced is told now."""
+        brief = self.brief and self.brief()
+        if self.settled is None:
+            _ = brief[0].seconds if brief else self.step.seconds
 
     @property
     def simulated_s(self) -> float:
@@ -235,12 +244,33 @@ def together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
     """The same *predictions*, simulated in one go as if each were by itself; not, where one cannot run."""
     if any(each.shared for each in predictions):
         return predictions
-    steps = [each.step for each in predictions if each.settled is None]
+    programs: list[tuple[Program, Floats]] = []
+    watched = {}
+    for each in predictions:
+        brief = each.brief and each.brief()
+        if brief:
+            step, both = brief
+            programs += [(both.short, step.seconds), (both.longer, step.seconds)]
+            watched[len(programs) - 1] = both.watched
+        elif each.settled is None:
+            programs.append((each.step.program, each.step.seconds))
     try:
-        ends_s = iter(makespans_together([(step.program, step.seconds) for step in steps]))
+        ends_s, moves_s = makespans_together(programs, watched)
     except ProgramError:
         return predictions
-    return [each if each.settled else replace(each, ends_s=next(ends_s)) for each in predictions]
+    found, at = [], 0
+    for each in predictions:
+        brief = each.brief and each.brief()
+        if brief:
+            whole_s = brief[1].ends_s(ends_s[at], ends_s[at + 1], moves_s.get(at + 1))
+            found.append(replace(each, ends_s=whole_s))
+            at += 2
+        elif each.settled is None:
+            found.append(replace(each, ends_s=ends_s[at]))
+            at += 1
+        else:
+            found.append(each)
+    return found
 
 
 def prepared(
@@ -273,11 +303,11 @@ def prepared(
 
     takes = pricer.lost_share if options.contention else None
     prices = Prices(pricer.seconds, options.issue_s, takes, ahead=options.ahead)
-    alone = frozenset(group for group in Group if workload.layout.size(group) == 1)
+    alone = _alone(workload.layout)
 
     def built(schedule: Schedule) -> Step:
         return build_step(
-            _shortened(workload, schedule.micro_batches),
+            workload,
             paired(schedule) if options.pairs and not isinstance(options.schedule, Schedule) else schedule,
             prices,
             message,
@@ -304,6 +334,18 @@ def prepared(
     def ran() -> Run:
         return _run(whole())[1]
 
+    sizes = None
+    runs_all = found is not None or fluid or options.pairs
+    if not runs_all and not isinstance(schedule, Schedule) and _alike(workload):
+        sizes = shorter(*schedule)
+
+    @cache
+    def brief() -> tuple[Step, Pair] | None:
+        assert sizes is not None
+        step = built(sizes.short)
+        both = pair(step.program, sizes)
+        return (step, both) if both else None
+
     @cache
     def shared() -> "FluidStep":
         from stepcast.forecast.fluid import run_fluid
@@ -321,6 +363,7 @@ def prepared(
         place,
         tuple(assumptions),
         settled=found,
+        brief=brief if sizes else None,
         shared=shared if fluid else None,
     )
 
@@ -331,6 +374,12 @@ def _unshared(cluster: Cluster) -> Cluster:
     return unshared(cluster)
 
 
+@lru_cache(maxsize=1024)
+def _alone(layout: Layout) -> frozenset[Group]:
+    """Groups of one rank."""
+    return frozenset(group for group in Group if layout.size(group) == 1)
+
+
 def _run(step: Step) -> tuple[Step, Run]:
     return step, run_program(step.program, step.seconds)
 
@@ -338,23 +387,6 @@ def _run(step: Step) -> tuple[Step, Run]:
 def _alike(workload: Workload) -> bool:
     """Whether no micro-batch differs from the usual but the first and the last."""
     return all(stage.in_turn or not stage.variations for stage in workload.stages)
-
-
-def _shortened(workload: Workload, micro_batches: int) -> Workload:
-    """*workload* with fewer micro-batches, the last of which is as its last."""
-    if micro_batches == workload.micro_batches:
-        return workload
-    last = workload.micro_batches - 1
-    stages: dict[int, Stage] = {}
-    for stage in workload.stages:
-        if id(stage) not in stages:
-            variations = tuple(
-                replace(each, micro_batch=micro_batches - 1 if each.micro_batch == last else each.micro_batch)
-                for each in stage.variations
-            )
-            stages[id(stage)] = replace(stage, variations=variations) if variations else stage
-    shorter = tuple(stages[id(stage)] for stage in workload.stages)
-    return replace(workload, stages=shorter, micro_batches=micro_batches)
 
 
 def _place(slow_ranks: Mapping[int, float], layout: Layout) -> int:

@@ -55,7 +55,6 @@ class WrittenCore:
             self._joined("join heads gradient"),
             Op("probability gradient", Matmul(length, self.key_len, value, self.batch, self._dtype)),
             Op("value gradient", Matmul(row, value, length, self.batch, self._dtype)),
-            *((self._over("rows of nothing gradient", K.BROADCAST, 1),) if self._fallen_back else ()),
             *self._softmax_gradient(),
             *(self._caps()[1]),
             *self._scale_gradient(),
@@ -75,8 +74,8 @@ class WrittenCore:
         )
 
     def _scale_gradient(self) -> Ops:
-        """Of the scores; BLOOM's product scales as it adds the bias, and so do those of its gradient. PyTorch's
-        own operations scale queries and keys.
+        """Of the scores; BLOOM's product scales as it adds the bias, and so do those of its gradient, and
+        PyTorch's own operations scale queries and keys.
         """
         if selects_heads(self.sizes.model) or self._fallen_back:
             return ()
@@ -149,16 +148,18 @@ class WrittenCore:
         return ops
 
     def _saved(self) -> Ops:
-        """Of PyTorch's own softmax of attention: rows that see nothing are looked for and left at zero, and the
-        probabilities are given back as narrow as the queries.
+        """Of PyTorch's own softmax of attention: rows that see nothing are looked for and left at zero, and
+        the probabilities are given back as narrow as the queries.
         """
         if not self._fallen_back:
             return ()
+        asked = self.sizes.unquantised
+        narrow = (cast(self.sizes, "probabilities", self._rows, self.key_len, FP32, asked),)
         return (
             self._over("rows of nothing", K.MUL, 1, 0.25),
             self._over("whole rows of nothing", K.ROW_SUM, 0.25, 0),
             self._over("rows of nothing cleared", K.BROADCAST, 1),
-            cast(self.sizes, "probabilities", self._rows, self.key_len, FP32, self.sizes.unquantised),
+            *(narrow if asked is not FP32 else ()),
         )
 
     def _caps(self) -> tuple[Ops, Ops]:
@@ -186,7 +187,7 @@ class WrittenCore:
 
     @property
     def _fallen_back(self) -> bool:
-        return falls_back(self.sizes.model, self.sizes.framework)
+        return falls_back(self.sizes.model, self.sizes.strategy, self.sizes.framework)
 
     @property
     def _biased(self) -> bool:

@@ -43,7 +43,7 @@ class _File(msgspec.Struct):
     layers: list[_Layer]
     body: list[tuple[list[int], int]]
     epilogue: list[int]
-    parts: list[list[int]]
+    parts: list[list[int | str]]
     facts: dict[str, str] = {}
     warnings: list[str] = []
 
@@ -72,7 +72,7 @@ def read(source: Source) -> Captured:
     )
     try:
         memory = CapturedMemory(**found.memory)
-        parts = tuple(Part(*row) for row in found.parts)
+        parts = tuple(Part(*row) for row in found.parts)  # type: ignore[arg-type]
     except TypeError as error:
         raise FormatError(f"no captured program: {error}", source.path) from None
     return Captured(

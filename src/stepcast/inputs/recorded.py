@@ -103,7 +103,7 @@ def read_logs(folder: str) -> list[CollectiveLog]:
 def _read(path: str) -> RecordedRank:
     try:
         found = msgspec.json.decode(Source(path).data(RESULT), type=_Rank)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"no steps of a recorded job: {error}", path) from None
     skip, steps = found.window
     return RecordedRank(

@@ -1,6 +1,6 @@
 """Traces of ByteDance-Seed/StragglerAnalysis as text: one row for an operation of one worker in one step."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -10,7 +10,8 @@ from stepcast.inputs.source import Source
 from stepcast.ir.stragglers import Operation, WorkerSteps
 
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "gmc")
-WHOLE = ("dp_rank", "stage", "rank", "step", "seq_id", "mc", "gmc")
+Key = tuple[int, str, int]  # stage, kind and turn of an operation
+Value = tuple[float, float, int, int]  # start, duration, chunk, place in the model
 
 
 def looks_like(head: str) -> bool:
@@ -24,9 +25,7 @@ def read(source: Source) -> WorkerSteps:
     if missing := [name for name in COLUMNS if name not in heads]:
         raise FormatError(f"column {missing[0]} is missing", source.path, 1)
     at = [heads.index(name) for name in COLUMNS]
-    found: dict[int, dict[int, dict[tuple[int, str, int], tuple[float, float, int, int]]]] = defaultdict(
-        lambda: defaultdict(dict)
-    )
+    found: dict[int, dict[int, dict[Key, Value]]] = defaultdict(lambda: defaultdict(dict))
     ranks: dict[tuple[int, int], int] = {}
     for line, row in enumerate(rows, 2):
         if not row:
@@ -47,33 +46,49 @@ def read(source: Source) -> WorkerSteps:
 
 
 def _arranged(
-    found: dict[int, dict[int, dict[tuple[int, str, int], tuple[float, float, int, int]]]],
-    ranks: dict[tuple[int, int], int],
-    path: str,
+    found: dict[int, dict[int, dict[Key, Value]]], ranks: dict[tuple[int, int], int], path: str
 ) -> WorkerSteps:
-    replicas, stages = (1 + max(key[axis] for key in ranks) for axis in (0, 1))
-    if len(ranks) != replicas * stages or min(min(key) for key in ranks) < 0:
-        raise FormatError(f"expected every stage of {replicas} replicas of {stages} stages", path)
-    first = found[min(found)].get(0, {})
-    order = sorted(first, key=lambda key: (first[key][0], key))
+    """Replicas that have every stage, in the steps in which they all do the same."""
+    stages = 1 + max(stage for _, stage in ranks)
+    named = sorted({replica for replica, _ in ranks})
+    replicas = [replica for replica in named if all((replica, stage) in ranks for stage in range(stages))]
+    if not replicas or min(min(key) for key in ranks) < 0:
+        raise FormatError(f"expected every stage of {len(named)} replicas of {stages} stages", path)
+    usual = _usual_keys(found, replicas)
     whole = [
         step
         for step in sorted(found)
-        if len(found[step]) == replicas and all(own.keys() == first.keys() for own in found[step].values())
+        if all(found[step].get(replica, {}).keys() == usual for replica in replicas)
     ]
     if not whole:
         raise FormatError("no step has the same operations in every replica", path)
+    first = found[whole[0]][replicas[0]]
+    order = sorted(first, key=lambda key: (first[key][0], key))
     values = np.array(
-        [[[found[step][dp][key][:2] for key in order] for dp in range(replicas)] for step in whole]
+        [[[found[step][replica][key][:2] for key in order] for replica in replicas] for step in whole]
     )
-    left = len(found) - len(whole)
-    warnings = (f"{left} of {len(found)} steps lack operations and are left out",) if left else ()
+    warnings = []
+    if left := len(found) - len(whole):
+        warnings.append(f"{left} of {len(found)} steps lack operations and are left out")
+    if missing := len(named) - len(replicas):
+        warnings.append(f"{missing} of {len(named)} replicas lack stages and are left out")
     return WorkerSteps(
         operations=tuple(Operation(*key, *first[key][2:]) for key in order),
         steps=tuple(whole),
-        ranks=np.array([[ranks[dp, stage] for stage in range(stages)] for dp in range(replicas)]),
+        ranks=np.array([[ranks[replica, stage] for stage in range(stages)] for replica in replicas]),
         start_s=values[..., 0],
         duration_s=values[..., 1],
         source=path,
-        warnings=warnings,
+        warnings=tuple(warnings),
     )
+
+
+def _usual_keys(found: dict[int, dict[int, dict[Key, Value]]], replicas: list[int]) -> frozenset[Key]:
+    """The operations that the most steps of the most replicas have; of equals the first."""
+    counts = Counter(
+        frozenset(found[step][replica])
+        for step in sorted(found)
+        for replica in replicas
+        if replica in found[step]
+    )
+    return max(counts, key=lambda keys: counts[keys])

@@ -17,9 +17,25 @@ class Part:
     parameter_bytes: int = 0
     kept_bytes: int = 0  # made in the forward and read by the backward
     sent_bytes: int = 0  # that would be sent where the program is cut before it
+    # Of these, what tensor parallelism splits; and how, a letter for each op of forward | gradient of inputs
+    # | gradient of weights: m, n, k or b of a product, h for heads, e for elements, - for ops that every rank
+    # runs whole; with + the result is summed over the ranks.
+    split_bytes: int = 0
+    split_kept_bytes: int = 0
+    split: str = ""
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, "parameters", "parameter_bytes", "kept_bytes", "sent_bytes")
+        names = (
+            "parameters",
+            "parameter_bytes",
+            "kept_bytes",
+            "sent_bytes",
+            "split_bytes",
+            "split_kept_bytes",
+        )
+        require_counts(self, 0, *names)
+        require(self.split_bytes <= self.parameter_bytes, "no more can be split than there is")
+        require(self.split_kept_bytes <= self.kept_bytes, "no more can be split than is kept")
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,26 +11,26 @@ from stepcast.ir.strategy import Strategy
 
 
 def fuses_attention(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
-    """Whether one kernel does it: none knows sinks, none heads that share keys in fp32, and models whose
-    scores are biased by distance never ask for one.
+    """Whether one kernel does it: none knows sinks, none what PyTorch falls back for, and models whose scores
+    are biased by distance never ask for one.
     """
-    if falls_back(model, framework):
-        return False
     if framework.modules is Modules.TRANSFORMERS:
-        shared = model.heads != model.kv_heads and strategy.stored is DType.FP32
-        if model.attention_sinks or shared or model.position.kind is PositionKind.ALIBI:
+        unknown = model.attention_sinks or model.position.kind is PositionKind.ALIBI
+        if unknown or falls_back(model, strategy, framework):
             return False
     return framework.flash_attention
 
 
-def falls_back(model: Architecture, framework: Framework) -> bool:
-    """Whether PyTorch runs its attention operation by operation in fp32: Falcon's code hands it one head of
-    keys for all without saying that they are shared, which none of its kernels takes
+def falls_back(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
+    """Whether PyTorch runs its attention operation by operation, in fp32: heads that share keys in fp32,
+    which no kernel takes, and Falcon's, whose code does not say that they are shared
     (_scaled_dot_product_attention_math, aten/src/ATen/native/transformers/attention.cpp).
     """
-    one = model.joined and not model.gated and model.kv_heads == 1 < model.heads
+    if framework.modules is not Modules.TRANSFORMERS or not framework.flash_attention:
+        return False
+    unsaid = model.joined and not model.gated and model.kv_heads == 1
     rotary = model.position.kind is PositionKind.ROTARY
-    return framework.modules is Modules.TRANSFORMERS and one and rotary
+    return model.heads != model.kv_heads and rotary and (unsaid or strategy.stored is DType.FP32)
 
 
 def masks_window(window: int | None, strategy: Strategy, framework: Framework) -> bool:

@@ -79,8 +79,10 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             routed=strategy.busiest_share,
             written=framework.writes_out,
             masked=masks_window(block.window, strategy, framework),
-            wide_softmax=framework.writes_out and widens_softmax(model),
-            score=DType.FP32.bytes if falls_back(model, framework) else strategy.stored.bytes,
+            wide_softmax=framework.writes_out
+            and widens_softmax(model)
+            and not falls_back(model, strategy, framework),
+            score=DType.FP32.bytes if falls_back(model, strategy, framework) else strategy.stored.bytes,
             copies=strategy.autocast and framework.writes_out and not model.joined,
         ),
     )

@@ -263,7 +263,7 @@ def folded(units: Sequence[Sequence[Layer]]) -> list[Block]:
 
 
 def _one(layers: Sequence[Layer]) -> Sequence[Layer]:
-    """One object for the same layers in the same order: what is worked out for it is found by its identity."""
+    """One object for the same layers in the same order, by which what is worked out for it is found again."""
     return _RUNS.get(layers, lambda: layers) if isinstance(layers, tuple) else tuple(layers)
 
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import msgspec
 
-from stepcast.ir.captured import Captured
+from stepcast.ir.captured import Captured, Part
 from stepcast.ir.work import Work
 from stepcast.ir.workload import Layer, Op, Phase
 
 FORMAT, VERSION = "stepcast-captured", 1
+PLAIN_PART = 4  # numbers of a part that nothing splits
 
 
 def write(captured: Captured) -> bytes:
@@ -32,10 +33,7 @@ def write(captured: Captured) -> bytes:
     stage = captured.stage
     body = [[list(map(number, block.layers)), block.repeat] for block in stage.body]
     epilogue = list(map(number, stage.epilogue))
-    memory, part_names = (
-        captured.memory,
-        [each.name for each in fields(captured.parts[0])] if captured.parts else [],
-    )
+    memory = captured.memory
     found = {
         "format": FORMAT,
         "version": VERSION,
@@ -52,9 +50,14 @@ def write(captured: Captured) -> bytes:
         "layers": rows,
         "body": body,
         "epilogue": epilogue,
-        "parts": [[getattr(part, name) for name in part_names] for part in captured.parts],
+        "parts": [_part_row(part) for part in captured.parts],
     }
     return msgspec.json.encode(found) + b"\n"
+
+
+def _part_row(part: Part) -> list[Any]:
+    row = [getattr(part, each.name) for each in fields(part)]
+    return row if part.split_bytes or part.split else row[:PLAIN_PART]
 
 
 def _work_row(work: Work) -> list[Any]:

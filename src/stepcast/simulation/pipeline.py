@@ -54,7 +54,7 @@ def pipeline_program(
     skeleton = skeleton_of(schedule, messages.mode, tuple(like), *meetings)
     rounds = [*before, *after]
     number: dict[object, int] = {}
-    same = tuple([number.setdefault(each, len(number)) for each in same or range(schedule.stages)])
+    stages = tuple([number.setdefault(each, len(number)) for each in same or range(schedule.stages)])
     known: dict[object, Segment] = {}
     costs = tuple([messages.cost(kind, _HERE, _HERE) for kind in _SENT]) if messages.alike else ()
 
@@ -71,7 +71,7 @@ def pipeline_program(
             known[key] = Segment(part.name, _framed(frame, base, part, costs))
         return known[key]
 
-    parts, which = skeleton.once_each(same) if messages.alike else (skeleton.parts, None)
+    parts, which = skeleton.once_each(stages) if messages.alike else (skeleton.parts, None)
     segments = tuple(map(segment, parts))
     return Program(lanes, tuple([segments[at] for at in which]) if which else segments, skeleton.made)
 
@@ -87,7 +87,7 @@ def _framed(
     *costs* of messages where all are alike.
     """
     phases = part.phases, part.before, part.after
-    if base is None or len(base.chain) < 3 or any([piece.shape.ports[1] for piece, _ in base.chain[:-1]]):
+    if base is None or len(base.chain) < 3 or any(piece.shape.ports[1] for piece, _ in base.chain[:-1]):
         return frame.around(base, *phases).segment.chain
     (first, _), (last, _) = ends = base.chain[0], base.chain[-1]
     key = (frame.messages.mode, part.passes, *costs) if costs else (frame.messages.mode, frame.key(*phases))

@@ -17,7 +17,6 @@ from stepcast.simulation.outline import Issues, Look, Loses, Outline, Own, Terms
 from stepcast.simulation.pieces import NO_LANE, Cost, Piece, TimedOp
 from stepcast.simulation.schedule import Kind
 
-
 COMMUNICATION = get_args(Communication)
 """To ask whether something is one of several types takes longer."""
 

@@ -7,9 +7,10 @@ segments are called is left open: each is told by what it is.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -108,7 +109,36 @@ def skeleton_of(
     build.bind()
     if mode is Send.RENDEZVOUS:
         build.channels()
-    return build.skeleton((*before, *after))
+    found = build.skeleton((*before, *after))
+    _ORIGINS[found.made] = _Origin(mode, set(like) <= {USUAL}, before, after, found.parts)
+    return found
+
+
+class _Origin(NamedTuple):
+    """What calls were made from, besides a schedule."""
+
+    mode: Send
+    usual: bool
+    """All micro-batches run the usual."""
+    before: tuple[Meeting, ...]
+    after: tuple[Meeting, ...]
+    parts: tuple[Slots | InRound | Message, ...]
+
+
+_ORIGINS: WeakKeyDictionary[Calls, _Origin] = WeakKeyDictionary()
+
+
+@lru_cache(maxsize=128)
+def rescheduled(made: Calls, schedule: Schedule) -> Calls | None:
+    """The calls of the same segments under a *schedule* of more or fewer micro-batches; None where those
+    segments are not all that it calls, or others.
+    """
+    origin = _ORIGINS.get(made)
+    if origin is None or not origin.usual:
+        return None
+    like = (USUAL,) * schedule.micro_batches
+    other = skeleton_of(schedule, origin.mode, like, origin.before, origin.after)
+    return other.made if other.parts == origin.parts else None
 
 
 class _Bound(NamedTuple):
@@ -205,9 +235,7 @@ class _Build:
             passes = frame.key(*near)
             found = self.alike.get(passes)
             if found is None:
-                like = _LIKE.get(
-                    (), lambda near=near: _Passing(_placeholder(frame, *near)), self.mode, passes
-                )
+                like = _LIKE.get((), partial(_passing, frame, near), self.mode, passes)
                 found = self.alike[passes] = _Alike(len(self.alike), like, *near)
             look = self.looks.setdefault((near[0], found.number), len(self.looks))
             self.parts.append(Slots(stage, *near, found.number, look, found.like))
@@ -318,6 +346,10 @@ class _Passing:
     """How messages pass around any segment for some phases."""
 
     framed: Framed
+
+
+def _passing(frame: Frame, near: tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]) -> _Passing:
+    return _Passing(_placeholder(frame, *near))
 
 
 _LIKE: ByIdentity[_Passing] = ByIdentity(4096)

@@ -12,6 +12,7 @@ import numpy as np
 
 from stepcast.ir.limits import SLOTS
 from stepcast.ir.schedules import ScheduleKind
+from stepcast.simulation.arrays import Calls
 from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.engine import Run
 from stepcast.simulation.pieces import Ints
@@ -94,7 +95,7 @@ def settled(
     def pair(count: int, period: int) -> tuple[int, tuple[Step, Run], tuple[Step, Run]]:
         first = count + (micro_batches - count) % period
         sizes = (first, first + period)
-        short, longer = (built(_schedule(kind, stages, size, chunks, group)) for size in sizes)
+        short, longer = (built(schedule_in(kind, stages, size, chunks, group)) for size in sizes)
         return first, short, longer
 
     count = 16 * (stages + group)
@@ -109,7 +110,8 @@ def settled(
     return None
 
 
-def _schedule(kind: ScheduleKind, stages: int, micro_batches: int, chunks: int, period: int) -> Schedule:
+def schedule_in(kind: ScheduleKind, stages: int, micro_batches: int, chunks: int, period: int) -> Schedule:
+    """The schedule that repeats itself after *period* micro-batches."""
     if kind is ScheduleKind.INTERLEAVED:
         return interleaved(stages, micro_batches, chunks, period)
     return make_schedule(kind, stages, micro_batches, chunks)
@@ -146,7 +148,9 @@ def _moves_s(run: Run, first: int, period: int, lengths: Ints) -> float | None:
     """By how much the times of a period from micro-batch *first* on are later than those of the period before
     it, whose *lengths* are calls of each rank; None if that is not one number.
     """
-    starts = np.stack([_first_calls(run, first + number * period) for number in range(LOOKED_AT + 1)])
+    starts = np.stack(
+        [first_calls(run.program.made, first + number * period) for number in range(LOOKED_AT + 1)]
+    )
     if not (np.diff(starts, axis=0) == lengths).all():
         return None
     rank = np.repeat(np.arange(len(lengths)), lengths)
@@ -164,11 +168,10 @@ def _slack_s(run: Run) -> float:
     return 0.0 if run.makespan_s < EXACT_S else ROUNDED * float(np.spacing(run.makespan_s))
 
 
-def _first_calls(run: Run, micro_batch: int) -> Ints:
+def first_calls(made: Calls, micro_batch: int) -> Ints:
     """For each rank a first call, so that none before these waits for one after them, and none before these
     is about *micro_batch* or a later one.
     """
-    made = run.program.made
     assert made.micro_batches is not None
     reached = np.flatnonzero(made.micro_batches[:, 0] >= micro_batch)
     first = made.rank_start[1:].copy()

@@ -92,7 +92,8 @@ def build_step(
     alone: frozenset[Group] = frozenset(),
 ) -> Step:
     """The program of *workload* under *schedule*, one rank for each stage; groups that are *alone* have one
-    rank and nobody to talk to.
+    rank and nobody to talk to. The schedule may have fewer micro-batches where all but the first and the last
+    are the same.
 
     *prices* that say what issuing costs pace each rank by a host that issues its work op by op, others by
     captured graphs; those that say what it takes let communication slow down what computes beside it.
@@ -117,7 +118,7 @@ def build_step(
         messages,
         before,
         after,
-        alike(workload),
+        alike(workload)[: schedule.micro_batches],
         [slots.runs(stage, schedule.chunks) for stage in range(schedule.stages)],
     )
     return Step(program, schedule, lanes, message, prices, len(before), len(after))

@@ -5,7 +5,7 @@ Each is run exactly as ``engine.simulate`` runs it by itself. Programs of fewer 
 columns and rows of minus infinity beside their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -19,24 +19,36 @@ from stepcast.simulation.plan import level_bounds, order_of
 MOST_CALLS = 2**18
 """Calls that are run together at most, unless one program has more: tens of megabytes."""
 
+NOTHING: Mapping[int, Ints] = {}
 Priced = tuple[Program, Floats]
 """A program with the price of each of its costs."""
 
 
-def makespans_together(programs: Sequence[Priced]) -> list[float]:
-    """When each program ends."""
-    found = [0.0] * len(programs)
+def makespans_together(
+    programs: Sequence[Priced], watched: Mapping[int, Ints] = NOTHING
+) -> tuple[list[float], dict[int, float]]:
+    """When each program ends; and of those that are *watched*, by how much later some calls leave everything
+    than some others, where that is one number: 2 x places of calls in the program's order.
+    """
+    found, moves_s = [0.0] * len(programs), dict[int, float]()
     for part in _parts([program.calls for program, _ in programs]):
-        for number, makespan_s in zip(part, _makespans_s([programs[at] for at in part]), strict=True):
-            found[number] = makespan_s
-    return found
+        own = {at: watched[number] for at, number in enumerate(part) if number in watched}
+        ends_s, moved_s = _makespans_s([programs[at] for at in part], own)
+        for at, number in enumerate(part):
+            found[number] = ends_s[at]
+            if at in moved_s:
+                moves_s[number] = moved_s[at]
+    return found, moves_s
 
 
 def _parts(calls: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of programs that run together; those without calls have nothing to run."""
+    """The numbers of programs that run together, long ones with long ones, which have as many levels; those
+    without calls have nothing to run.
+    """
     part: list[int] = []
     total = 0
-    for number, each in enumerate(calls):
+    for number in sorted(range(len(calls)), key=lambda number: -calls[number]):
+        each = calls[number]
         if part and total + each > MOST_CALLS:
             yield part
             part, total = [], 0
@@ -47,7 +59,9 @@ def _parts(calls: Sequence[int]) -> Iterator[list[int]]:
         yield part
 
 
-def _makespans_s(programs: Sequence[Priced]) -> list[float]:
+def _makespans_s(
+    programs: Sequence[Priced], watched: Mapping[int, Ints]
+) -> tuple[list[float], dict[int, float]]:
     fold = _fold([program for program, _ in programs])
     maps = fold.maps(np.concatenate([seconds[program.op_costs] for program, seconds in programs]))
     maps, lanes = _decisive(maps, fold.read, [len(program.chains) for program, _ in programs])
@@ -67,7 +81,27 @@ def _makespans_s(programs: Sequence[Priced]) -> list[float]:
     last_s = np.empty(len(chain))
     last_s[order.calls] = latest(done, 1)
     ends: list[float] = np.maximum(np.maximum.reduceat(last_s, order.starts), 0.0).tolist()
-    return ends
+    moves_s = {}
+    for number, places in watched.items():
+        at = order.place[1 + order.starts[number] + places]
+        moved_s = _moved_s(values[at[0]], values[at[1]], maps[:, chain[at[0] - 1]], lanes)
+        if moved_s:
+            moves_s[number] = moved_s
+    return ends, moves_s
+
+
+def _moved_s(first: Floats, second: Floats, maps: Floats, lanes: int) -> float:
+    """By how much later calls, whose matrices are *maps*, leave everything in the *second* of two periods
+    than in the *first*: 0 if that is not one number. A lane that a call leaves as it was may stay where it
+    is: if it does, so it did for all calls of its rank.
+    """
+    untouched = np.full((len(maps), lanes), -np.inf)
+    untouched[np.arange(lanes), np.arange(lanes)] = 0.0
+    stays = (maps[:, :, :lanes] == untouched[:, None]).all(axis=0)
+    moved_s = float(second[0, 0] - first[0, 0])
+    moves = second == first + moved_s
+    moves[:, :lanes] |= stays & (second == first)[:, :lanes]
+    return moved_s if moved_s > 0 and moves.all() else 0.0
 
 
 def _decisive(maps: Floats, lanes: int, chains: Sequence[int]) -> tuple[Floats, int]:
@@ -141,7 +175,8 @@ class _Joined:
         self.calls = np.argsort(level, kind="stable")
         """By their place among all, one program after the other."""
         self.level = level[self.calls]
-        place = np.zeros(len(level) + 1, np.int64)
+        place = self.place = np.zeros(len(level) + 1, np.int64)
+        """Where each place of single orders, one program after the other and from 1 on, is in this one."""
         place[1 + self.calls] = np.arange(1, len(level) + 1)
 
         def places(own: Sequence[Ints]) -> Ints:

@@ -199,8 +199,8 @@ class _Stage:
         self.on_host = sum([count * piece.on_host for piece, count in pairs])
         # Of the parameters whose states the rank keeps, those that it updates itself.
         self.updated = self.owned * (1 - self.strategy.offload.optimizer)
-        self.head = any([piece.head for piece in held])
-        self.embedding = any([piece.embedding for piece in held])
+        self.head = any(piece.head for piece in held)
+        self.embedding = any(piece.embedding for piece in held)
         if self.head:
             at_head = max(count for piece, count in zip(held, counts, strict=True) if piece.head)
             self.activations += at_head * shared.head_activations

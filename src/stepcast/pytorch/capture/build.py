@@ -12,6 +12,7 @@ from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.pytorch.capture.events import Event, Moment, Trace
 from stepcast.pytorch.capture.fuse import Fusion
 from stepcast.pytorch.capture.kernels import works_of
+from stepcast.pytorch.capture.splits import Splits, letters_of, splits_of
 
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
 SHORTEST_REPEAT = 2
@@ -30,6 +31,7 @@ def captured(
 ) -> Captured:
     """The program of *trace*; *compiled* joins kernels as torch.compile does."""
     works: Works = works_of
+    splits = splits_of(trace)
     if compiled:
         fusion = Fusion(trace)
         fusion.settle_memory()
@@ -40,7 +42,7 @@ def captured(
             return fusion.works.get(at, () if at in fusion.joined else works_of(event))
 
     places = _segments(trace)
-    segments = _Segments(trace, places, works)
+    segments = _Segments(trace, places, works, splits)
     layers, parts = segments.layers(), segments.parts()
     kept = [at for at, layer in enumerate(layers) if layer.all_ops or parts[at].parameters]
     _hand_on(parts, kept)
@@ -67,15 +69,17 @@ def captured(
 
 def _hand_on(parts: list[Part], kept: Sequence[int]) -> None:
     """What layers keep that are left out, their operators being joined with others', the next one keeps."""
-    held = 0
+    held = split = 0
     for at, part in enumerate(parts):
-        held += part.kept_bytes
+        held, split = held + part.kept_bytes, split + part.split_kept_bytes
         if at in kept:
-            parts[at] = replace(part, kept_bytes=held)
-            held = 0
+            parts[at] = replace(part, kept_bytes=held, split_kept_bytes=split)
+            held = split = 0
     if held and kept:
         last = parts[kept[-1]]
-        parts[kept[-1]] = replace(last, kept_bytes=last.kept_bytes + held)
+        parts[kept[-1]] = replace(
+            last, kept_bytes=last.kept_bytes + held, split_kept_bytes=last.split_kept_bytes + split
+        )
 
 
 def _segments(trace: Trace) -> list[int]:
@@ -110,15 +114,16 @@ def _segments(trace: Trace) -> list[int]:
 class _Segments:
     """What each segment runs and has."""
 
-    def __init__(self, trace: Trace, places: Sequence[int], works: Works) -> None:
-        self._trace, self._places, self._works = trace, places, works
+    def __init__(self, trace: Trace, places: Sequence[int], works: Works, splits: Splits) -> None:
+        self._trace, self._places, self._works, self._splits = trace, places, works, splits
         self.count = max(places, default=-1) + 1
-        self._of: list[tuple[list[Event], list[Event], list[Event]]] = [
-            ([], [], []) for _ in range(self.count)
-        ]
-        for event, place in zip(trace.events, places, strict=True):
+        self._of: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in range(self.count)]
+        for at, (event, place) in enumerate(zip(trace.events, places, strict=True)):
             if place >= 0:
-                self._of[place][self._phase(event)].append(event)
+                self._of[place][self._phase(event)].append(at)
+
+    def _events(self, numbers: Sequence[int]) -> list[Event]:
+        return [self._trace.events[at] for at in numbers]
 
     def _phase(self, event: Event) -> int:
         if event.moment is Moment.FORWARD:
@@ -132,11 +137,11 @@ class _Segments:
         """Layers that run the same are one object, whatever their names."""
         known: dict[object, Layer] = {}
         found = []
-        for events in self._of:
-            ops = tuple(_ops(each, self._works) for each in events)
+        for numbers in self._of:
+            ops = tuple(_ops(self._events(each), self._works) for each in numbers)
             forward, inputs, weights = ops
             if ops not in known:
-                module = events[0][0].module if events[0] else 0
+                module = self._trace.events[numbers[0][0]].module if numbers[0] else 0
                 known[ops] = Layer(_shown(self._trace.modules[module]), forward, inputs, weights)
             found.append(known[ops])
         return found
@@ -145,7 +150,7 @@ class _Segments:
         trace, places = self._trace, self._places
         forward = [at for at, event in enumerate(trace.events) if event.moment is Moment.FORWARD]
         end = forward[-1] + 1 if forward else 0
-        kept = [0] * (self.count + 1)
+        kept, split_kept = [0] * (self.count + 1), [0] * (self.count + 1)
         first: dict[int, int] = {}
         last: dict[int, int] = {}
         computed = {at for at, storage in enumerate(trace.storages) if storage.role == "parameters"}
@@ -162,6 +167,8 @@ class _Segments:
             lives = storage.made <= end and (storage.freed is None or storage.freed > end)
             if lives and storage.role == "activations" and number in first:
                 kept[first[number]] += storage.size_bytes
+                if number in self._splits.shared:
+                    split_kept[first[number]] += storage.size_bytes
         crossing = [0] * (self.count + 2)
         for number, made in first.items():
             if number in computed and trace.storages[number].role == "activations":
@@ -173,22 +180,35 @@ class _Segments:
             sent.append(running)
         owned = self._owned()
         return [
-            Part(*owned.get(at, (0, 0)), kept_bytes=kept[at], sent_bytes=sent[at] if at else 0)
+            Part(
+                *owned.get(at, (0, 0, 0))[:2],
+                kept_bytes=kept[at],
+                sent_bytes=sent[at] if at else 0,
+                split_bytes=owned.get(at, (0, 0, 0))[2],
+                split_kept_bytes=split_kept[at],
+                split=self._split(at),
+            )
             for at in range(self.count)
         ]
 
-    def _owned(self) -> dict[int, tuple[int, int]]:
+    def _split(self, place: int) -> str:
+        counts = {at: len(self._works(self._trace.events[at])) for each in self._of[place] for at in each}
+        words = [letters_of(self._splits, each, counts) for each in self._of[place]]
+        return "|".join(words) if any(words) else ""
+
+    def _owned(self) -> dict[int, tuple[int, int, int]]:
         """Parameters by the segment that reads them first; those that no forward reads by the first."""
         place_of: dict[int, int] = {}
         for event, place in zip(self._trace.events, self._places, strict=True):
             if event.moment is Moment.FORWARD:
                 for each in event.reads:
                     place_of.setdefault(each.storage, place)
-        found: dict[int, tuple[int, int]] = {}
+        found: dict[int, tuple[int, int, int]] = {}
         for storage, count in self._trace.parameters.items():
-            place = place_of.get(storage, 0)
-            before = found.get(place, (0, 0))
-            found[place] = (before[0] + count, before[1] + self._trace.storages[storage].size_bytes)
+            place, size = place_of.get(storage, 0), self._trace.storages[storage].size_bytes
+            before = found.get(place, (0, 0, 0))
+            split = size if storage in self._splits.shared else 0
+            found[place] = (before[0] + count, before[1] + size, before[2] + split)
         return found
 
 

@@ -108,7 +108,7 @@ def leave(net: Any, now: Any, flow: int) -> None:
             now.used[link] -= net.use[entry] * now.level[flow]
 
 
-def mark_links(net: Any, scratch: Any, flow: int, mark: int, count: int) -> int:
+def collect(net: Any, scratch: Any, flow: int, mark: int, count: int) -> int:
     """Add the links of *flow* to the *count* that are touched."""
     for entry in range(net.first[flow], net.first[flow + 1]):
         link = net.link[entry]
@@ -282,7 +282,7 @@ def fill(net: Any, now: Any, scratch: Any) -> None:
     touched, flows = 0, len(net.first) - 1
     for flow in range(flows):
         enter(net, now, scratch, flow, flow)
-        touched = mark_links(net, scratch, flow, 2, touched)
+        touched = collect(net, scratch, flow, 2, touched)
     solve(net, now, scratch, 2, touched, flows)
 
 
@@ -359,7 +359,7 @@ def begin(net: Any, now: Any, scratch: Any, work: Any, state: Any, touched: int)
             state.block_end_s[block] = state.flow_end_s[flow]
         enter(net, now, scratch, flow, counts[FRESH])
         counts[FRESH] += 1
-        touched = mark_links(net, scratch, flow, counts[MARK], touched)
+        touched = collect(net, scratch, flow, counts[MARK], touched)
         counts[ACTIVE] += 1
     return touched
 
@@ -381,7 +381,7 @@ def retire(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any, fl
     note(now, state, log, flow, end_s)
     state.flow_end_s[flow] = NEVER
     leave(net, now, flow)
-    touched = mark_links(net, scratch, flow, counts[MARK], touched)
+    touched = collect(net, scratch, flow, counts[MARK], touched)
     counts[ACTIVE] -= 1
     flows = work.set_of[flow]
     if end_s > state.set_end_s[flows]:
@@ -476,7 +476,7 @@ def advance(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any) -
 FUNCTIONS = cast(
     tuple[FunctionType, ...],
     (
-        *(push, drop, enter, leave, mark_links, free_held, free, freeze, level_of, queue, solve, fill),
+        *(push, drop, enter, leave, collect, free_held, free, freeze, level_of, queue, solve, fill),
         *(ended, set_off, begin, note, retire, retire_until, pace, advance),
     ),
 )

@@ -1,0 +1,155 @@
+"""A captured program as one of several tensor-parallel ranks runs it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from stepcast.ir.captured import Captured, Part
+from stepcast.ir.group import Group
+from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, Matmul, Work
+from stepcast.ir.workload import Block, Layer, Op, Phase
+
+WHOLE, SUMMED = "-", "+"
+SIZES = "mnkb"
+
+
+class SplitError(ValueError):
+    """A program that cannot be split so often."""
+
+
+def split_captured(captured: Captured, ways: int) -> Captured:
+    """One rank's share: its products, heads and what lies between, with the sums over all ranks."""
+    if ways == 1:
+        return captured
+    if not any(part.split for part in captured.parts):
+        raise SplitError(
+            f"{captured.name}: --tp: it has no linear maps whose results meet in another one alone, which "
+            "could be split; --gpus, --pp and --sharding fsdp are possible"
+        )
+
+    @cache
+    def share(layer: Layer, split: str) -> Layer:
+        return _layer(layer, split, ways)
+
+    body: list[Block] = []
+    start = 0
+    for block in captured.stage.body:
+        length, repeats = len(block.layers), []
+        for first in range(start, start + length * block.repeat, length):
+            own = zip(block.layers, captured.parts[first : first + length], strict=True)
+            repeats.append(tuple(share(layer, part.split) if part.split else layer for layer, part in own))
+        alike = all(each == repeats[0] for each in repeats)
+        body += [Block(repeats[0], block.repeat)] if alike else [Block(each) for each in repeats]
+        start += length * block.repeat
+    parts = tuple(_part(part, ways) for part in captured.parts)
+    held = _ratio(parts, captured.parts, "parameter_bytes")
+    kept = _ratio(parts, captured.parts, "kept_bytes")
+    memory = captured.memory
+    stage = replace(
+        captured.stage,
+        body=tuple(body),
+        epilogue=tuple(updated_share(layer, held) for layer in captured.stage.epilogue),
+    )
+    return replace(
+        captured,
+        workload=replace(captured.workload, stages=(stage,)),
+        parts=parts,
+        memory=replace(
+            memory,
+            parameters=round(memory.parameters * held),
+            gradients=round(memory.gradients * held),
+            optimizer=round(memory.optimizer * held),
+            activations=round(memory.activations * kept),
+            all_gradients=round(memory.all_gradients * held),
+        ),
+    )
+
+
+def _ratio(after: Sequence[Part], before: Sequence[Part], name: str) -> float:
+    now, then = (sum(int(getattr(part, name)) for part in parts) for parts in (after, before))
+    return now / max(1, then)
+
+
+def _part(part: Part, ways: int) -> Part:
+    left, kept = part.split_bytes // ways, part.split_kept_bytes // ways
+    return replace(
+        part,
+        parameters=round(part.parameters * (1 - (part.split_bytes - left) / max(1, part.parameter_bytes))),
+        parameter_bytes=part.parameter_bytes - part.split_bytes + left,
+        kept_bytes=part.kept_bytes - part.split_kept_bytes + kept,
+        split_bytes=0,
+        split_kept_bytes=0,
+        split="",
+    )
+
+
+def _layer(layer: Layer, split: str, ways: int) -> Layer:
+    phases = split.split("|")
+    if len(phases) != len(Phase):
+        raise SplitError(f"{layer.name}: {split!r} names {len(phases)} phases, not {len(Phase)}")
+    forward, inputs, weights = (
+        tuple(_ops(layer.ops(phase), letters.split(), layer.name, ways))
+        for phase, letters in zip(Phase, phases, strict=True)
+    )
+    return replace(layer, forward=forward, input_gradient=inputs, weight_gradient=weights)
+
+
+def _ops(ops: Sequence[Op], letters: Sequence[str], name: str, ways: int) -> list[Op]:
+    if letters and len(letters) != len(ops):
+        raise SplitError(f"{name}: {len(letters)} letters for {len(ops)} ops")
+    found = []
+    for op, letter in zip(ops, letters or [WHOLE] * len(ops), strict=True):
+        found.append(replace(op, work=_share(op.work, letter.rstrip(SUMMED), name, ways)))
+        if letter.endswith(SUMMED) and isinstance(op.work, Matmul):
+            size = round(op.work.m * op.work.n * op.work.batch * op.work.dtype.bytes)
+            found.append(
+                Op(f"{op.name} tp all-reduce", Collective(CollectiveKind.ALL_REDUCE, size, Group.TP))
+            )
+    return found
+
+
+def _share(work: Work, letter: str, name: str, ways: int) -> Work:
+    if letter == WHOLE:
+        return work
+    match work:
+        case Matmul() if letter in SIZES:
+            return _product(work, letter, name, ways)
+        case Attention():
+            heads = _divided(work.heads, ways, f"{name}: heads, of which there are")
+            return replace(work, heads=heads, kv_heads=_divided(work.kv_heads, ways, f"{name}: key heads,"))
+        case Elementwise():
+            rows, columns = (work.rows // ways, work.columns) if work.rows % ways == 0 else (
+                work.rows, max(1, work.columns // ways))  # fmt: skip
+            return replace(work, rows=rows, columns=columns, read_bytes=work.read_bytes / ways,
+                           write_bytes=work.write_bytes / ways)  # fmt: skip
+    return work
+
+
+def _product(work: Matmul, letter: str, name: str, ways: int) -> Matmul:
+    sizes = {"m": work.m, "n": work.n, "k": work.k, "b": work.batch}
+    sizes[letter] = _divided(sizes[letter], ways, f"{name}: a size of a product,")
+    return replace(work, m=sizes["m"], n=sizes["n"], k=sizes["k"], batch=sizes["b"])
+
+
+def _divided(size: int, ways: int, what: str) -> int:
+    if size % ways:
+        raise SplitError(f"--tp {ways}: {what} {size}, cannot be split {ways} ways")
+    return size // ways
+
+
+def updated_share(layer: Layer, share: float) -> Layer:
+    """The optimizer of a *share* of the parameters."""
+    if share >= 1.0:
+        return layer
+
+    def smaller(work: Work) -> Work:
+        if not isinstance(work, Elementwise):
+            return work
+        return replace(
+            work,
+            columns=max(1, round(work.columns * share)),
+            read_bytes=work.read_bytes * share,
+            write_bytes=work.write_bytes * share,
+        )
+
+    return replace(layer, forward=tuple(replace(op, work=smaller(op.work)) for op in layer.forward))

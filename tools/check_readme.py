@@ -1,0 +1,88 @@
+"""Compare the figures of the README with what ``stepcast validate`` prints of the sets that ship.
+
+    python tools/check_readme.py               # runs validate, some minutes
+    python tools/check_readme.py ANSWER.json   # of ``stepcast validate --set ... --json > ANSWER.json``
+
+Ends with status 1 and the sentences as they should be where the README says otherwise.
+"""
+
+import contextlib
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+SHIPPED = ("published", "h200", "transformers")
+README = Path(__file__).parents[1] / "README.md"
+Facts = Mapping[str, Any]
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.1f} %"
+
+
+def claims(sets: Mapping[str, Facts]) -> Iterator[str]:
+    """What the README must say of *sets*, piece by piece."""
+    if "published" in sets:
+        found = sets["published"]
+        figures, error = found["figures"], found["mean_error"]
+        yield f"{found['rows']} published training runs"
+        yield (
+            f"{percent(found['mean_abs_error'])}, median {percent(found['median_abs_error'])}; "
+            f"{percent(abs(error))} too {'fast' if error < 0 else 'slow'} on average; "
+            f"{found['coverage'] * 100:.0f} % inside the stated 90 % band"
+        )
+        yield f"With `--residual`, fitted to them: {percent(figures['with --residual: mean_abs_error'])}"
+        unfitted, fitted = "peak memory, nothing fitted:", "peak memory, overhead fitted to such rows:"
+        yield (
+            f"{percent(figures[f'{unfitted} mean_abs_error'])} "
+            f"(median {percent(figures[f'{unfitted} median_abs_error'])}) for"
+        )
+        yield f"of which nothing was fitted; {percent(figures[f'{fitted} mean_abs_error'])} for"
+    if "h200" in sets:
+        chosen, figures = sets["h200"]["selections"], sets["h200"]["figures"]
+        mean = {name: percent(one["mean_abs_error"]) for name, one in chosen.items()}
+        linear = mean["linear bf16"]
+        yield f"matmul of every kind and format {mean['matmul, every kind']} (bf16 linear layers {linear})"
+        yield f"attention {mean['attention']}, memory-bound {mean['memory-bound']}"
+        yield f"(over 20 us {mean['memory-bound over 20 us']})"
+        worst = percent(chosen["training steps"]["worst_abs_error"])
+        yield (
+            f"{mean['training steps']}, worst {worst}; their peak memory "
+            f"{percent(figures['peak memory: mean_abs_error'])}, worst "
+            f"{percent(figures['peak memory: worst_abs_error'])}"
+        )
+    if "transformers" in sets:
+        found = sets["transformers"]
+        step = found["selections"]["step"]
+        yield f"{percent(step['mean_abs_error'])}, median {percent(step['median_abs_error'])} ("
+        yield f"; their peak memory {percent(found['figures']['peak memory: mean_abs_error'])} |"
+
+
+def missing(sets: Mapping[str, Facts], readme: str) -> list[str]:
+    """Sentences that *readme* should have and has not."""
+    text = " ".join(readme.split())
+    return [claim for claim in claims(sets) if claim not in text]
+
+
+def validated() -> Mapping[str, Facts]:
+    from stepcast.cli.main import main
+
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main(["validate", *(word for name in SHIPPED for word in ("--set", name)), "--json"])
+    if status:
+        raise SystemExit(f"stepcast validate ended with {status}")
+    return json.loads(out.getvalue())["sets"]  # type: ignore[no-any-return]
+
+
+if __name__ == "__main__":
+    answer = json.loads(Path(sys.argv[1]).read_text())["sets"] if len(sys.argv) > 1 else validated()
+    wrong = missing(answer, README.read_text(encoding="utf-8"))
+    for claim in wrong:
+        print(f"the README should say: {claim}")
+    count = len(list(claims(answer)))
+    print(f"{count - len(wrong)} of {count} claims are what validate prints")
+    raise SystemExit(1 if wrong else 0)
