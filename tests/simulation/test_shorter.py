@@ -31,8 +31,9 @@ def told_s(sizes: Shorter, lengths_s: list[float], message_s: float) -> float | 
     if both is None:
         return None
     prices = both.short.priced()
-    ends_s, moves_s = makespans_together([(both.short, prices), (both.longer, prices)], {1: both.watched})
-    return both.ends_s(*ends_s, moves_s.get(1))
+    run = [(both.short, prices), (both.longer, prices)]
+    (short_s, longer_s), moves_s = makespans_together(run, {1: both.watched})
+    return both.ends_s(short_s, longer_s, moves_s.get(1))
 
 
 @settings(max_examples=60, deadline=None)

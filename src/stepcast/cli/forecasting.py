@@ -11,7 +11,6 @@ from stepcast.cli.engine import engine_of
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.strategy import (
     USUAL_FRAMEWORK,
-    add_strategy_arguments,
     given_by,
     layout_of,
     optimizer_of,
@@ -19,6 +18,7 @@ from stepcast.cli.strategy import (
     settled_facts,
     strategy_of,
 )
+from stepcast.cli.strategy_options import add_strategy_arguments
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration

@@ -1,7 +1,7 @@
 """What options of ``predict``, ``plan`` and ``simulate`` need to have an effect."""
 
 from stepcast.cli.rules import BACKGROUND, CORRECTIONS, DRAWING, JITTER, PLACE, Facts, Rule
-from stepcast.cli.strategy import AUTOCASTS, MODULES
+from stepcast.cli.strategy_options import AUTOCASTS, MODULES
 from stepcast.ir.group import Group
 from stepcast.ir.schedules import SCHEDULES, Pairs
 

@@ -14,7 +14,7 @@ from stepcast.cli.engine import engine_of
 from stepcast.cli.numbers import check_multiple, gpu_count, rate
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.cli.strategy import SCHEDULES
+from stepcast.cli.strategy_options import SCHEDULES
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload

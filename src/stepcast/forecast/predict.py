@@ -112,7 +112,7 @@ def predict_many(
             raise failed
 
 
-TOGETHER = 64
+TOGETHER = 128
 """Strategies that are simulated together; more take more memory and hardly less time."""
 
 

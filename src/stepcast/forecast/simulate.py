@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cost.collectives import Algorithm
@@ -303,7 +303,7 @@ def prepared(
 
     takes = pricer.lost_share if options.contention else None
     prices = Prices(pricer.seconds, options.issue_s, takes, ahead=options.ahead)
-    alone = frozenset(group for group in Group if workload.layout.size(group) == 1)
+    alone = _alone(workload.layout)
 
     def built(schedule: Schedule) -> Step:
         return build_step(
@@ -372,6 +372,12 @@ def _unshared(cluster: Cluster) -> Cluster:
     from stepcast.forecast.fluid import unshared
 
     return unshared(cluster)
+
+
+@lru_cache(maxsize=1024)
+def _alone(layout: Layout) -> frozenset[Group]:
+    """Groups of one rank."""
+    return frozenset(group for group in Group if layout.size(group) == 1)
 
 
 def _run(step: Step) -> tuple[Step, Run]:

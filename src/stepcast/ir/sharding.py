@@ -11,6 +11,7 @@ from functools import lru_cache
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.group import Group
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Sharding, Strategy
 from stepcast.ir.weights import Shard
@@ -87,6 +88,13 @@ class Plan:
 
 def plan_of(strategy: Strategy, framework: Framework) -> Plan:
     """How *strategy* splits, gathers and reduces."""
+    return _PLANS.get((strategy, framework), lambda: _made(strategy, framework))
+
+
+_PLANS: ByIdentity[Plan] = ByIdentity(256)
+
+
+def _made(strategy: Strategy, framework: Framework) -> Plan:
     keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
     return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32)
 

@@ -156,8 +156,8 @@ class Program:
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
-        """Each cost once, or each object that is one: to compare them takes longer than to price them again.
-        What a list of prices must know.
+        """Each number once, and each object that is a cost: to compare those takes longer than to price equal
+        ones again. What a list of prices must know.
         """
         return self._numbered[0]
 
@@ -171,13 +171,19 @@ class Program:
         pieces = self.pieces
         named = list(chain.from_iterable([piece.costs for piece in pieces]))
         keys = list(map(id, named))
-        known = dict(zip(keys, named, strict=True))
-        place = dict(zip(known, range(len(known)), strict=True))
+        costs: list[Cost] = []
+        numbers: dict[Cost, int] = {}
+        place: dict[int, int] = {}
+        for key, cost in dict(zip(keys, named, strict=True)).items():
+            at = numbers.setdefault(cost, len(costs)) if type(cost) is float else len(costs)
+            place[key] = at
+            if at == len(costs):
+                costs.append(cost)
         places = np.fromiter(map(place.__getitem__, keys), np.int64, len(keys))
         ops = np.concatenate([np.zeros(0, np.int64), *[piece.cost for piece in pieces]])
         first = np.array([0, *[len(piece.costs) for piece in pieces]], np.int64).cumsum()[:-1]
         ops += np.repeat(first, [len(piece.cost) for piece in pieces])
-        return tuple(known.values()), places[ops]
+        return tuple(costs), places[ops]
 
     @cached_property
     def cost_of(self) -> dict[Piece, Ints]:

@@ -42,10 +42,13 @@ def makespans_together(
 
 
 def _parts(calls: Sequence[int]) -> Iterator[list[int]]:
-    """The numbers of programs that run together; those without calls have nothing to run."""
+    """The numbers of programs that run together, long ones with long ones, which have as many levels; those
+    without calls have nothing to run.
+    """
     part: list[int] = []
     total = 0
-    for number, each in enumerate(calls):
+    for number in sorted(range(len(calls)), key=lambda number: -calls[number]):
+        each = calls[number]
         if part and total + each > MOST_CALLS:
             yield part
             part, total = [], 0
