@@ -2,6 +2,8 @@
 
 import sys
 
+TYPE_CHECKING = False  # typing itself takes longer to load than all that stands here
+
 
 def _is_command() -> bool:
     """Whether Python was started for the command ``stepcast`` itself, and not by a program that uses it."""
@@ -13,7 +15,10 @@ def _is_command() -> bool:
 
 if _is_command():
     # Ctrl-C is answered from here on; cli.start, the next file to be loaded, has more to do then.
-    from _signal import SIGINT, default_int_handler, getsignal, signal
+    if TYPE_CHECKING:
+        from signal import SIGINT, default_int_handler, getsignal, signal
+    else:
+        from _signal import SIGINT, default_int_handler, getsignal, signal
 
     def _end(number: object, frame: object) -> None:
         import os
@@ -27,7 +32,6 @@ if _is_command():
 
 __version__ = "0.2.0"
 
-TYPE_CHECKING = False  # typing itself takes longer to load than all that stands here
 if TYPE_CHECKING:
     from stepcast.forecast.predict import predict_many as predict_many
     from stepcast.forecast.simulate import Options as Options

@@ -1,6 +1,7 @@
 """Predicted memory against measured peaks."""
 
 import csv
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from statistics import mean
@@ -53,7 +54,7 @@ def published() -> tuple[MemoryRow, ...]:
     return measure([record for record in told if memory_is_known(record)]).memory_rows
 
 
-def memory_is_known(record: Record) -> bool:
+def memory_is_known(record: Mapping[str, str | None]) -> bool:
     try:
         run = setup_of(record).run
     except ValueError:

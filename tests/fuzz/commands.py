@@ -84,7 +84,6 @@ GOOD: tuple[tuple[str, ...], ...] = (
     ("run", "w.txt"),
     ("record", "-o", "recorded", "--", "true"),
     ("profile", "-o", "mine.toml"),
-    ("serve", "--host", "192.0.2.1"),
     ("demo", "-o", "shown"),
     ("list", "clusters"),
     ("list", "formats"),
