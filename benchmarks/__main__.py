@@ -10,6 +10,7 @@ BENCHMARKS = (
     "compute",
     "engine",
     "simulate",
+    "fluid",
     "predictions",
     "strategies",
     "search",

@@ -3,9 +3,10 @@
 Bars: 10,240 flows at least 10 times as fast as SimGrid; 100,000 flows to the end of the last within 30 s; a
 step of GPT-3 175B on 1,024 GPUs of a fabric 4:1 oversubscribed within 30 s on two cores.
 
-Flows are between hosts under 16-port leaves with 8 spines, drawn; sizes from 1 to 100 MB. *burst*: all begin
-at once and share everything with everything, the hardest there is. *drizzle*: they come evenly over so long
-that NICs are half busy. *exchange*: all hosts send to all others as much, as an all-to-all does.
+Flows are between hosts under leaves of 16 with 8 spines, drawn; sizes from 1 to 100 MB. *burst*: all begin at
+once and share everything with everything, the hardest there is. *drizzle*: they come evenly over so long that
+NICs are busy a third of the time, and links of leaves two thirds. *exchange*: all hosts send to all others as
+much, as an all-to-all does.
 """
 
 import json
@@ -19,12 +20,14 @@ from pathlib import Path
 import numpy as np
 
 from stepcast.ir.flows import Floats, FlowSet, Ints, Links
+from stepcast.simulation.fluid.run import Found
 from stepcast.simulation.fluid.transfers import transfers
 
 PYTHON = os.environ.get("SIMGRID_PYTHON", "/usr/bin/python3")
 ORACLE = Path(__file__).parents[1] / "tools" / "simgrid_flows.py"
 RATE = 50e9
 UNDER, SPINES = 16, 8
+PARTS = ("simgrid", "many", "steps")
 GPUS = (1024, 2048, 4096, 8192)
 
 
@@ -56,16 +59,16 @@ def drawn(count: int, hosts: int, seed: int = 1) -> tuple[FlowSet, Ints, Ints, I
     return flows, path, source, target, size
 
 
-def timed(links: Links, flows: FlowSet, start_s: Floats | None = None) -> tuple[float, Floats, int]:
+def timed(links: Links, flows: FlowSet, start_s: Floats | None = None) -> tuple[float, Found]:
     began = time.process_time()
     found = transfers(links, flows, start_s, compiled=True)
-    return time.process_time() - began, found.end_s, found.solved
+    return time.process_time() - began, found
 
 
 def against_simgrid(count: int, hosts: int) -> None:
     links = network(hosts)
     flows, path, source, target, size = drawn(count, hosts)
-    own_s, end_s, _ = timed(links, flows)
+    own_s, found = timed(links, flows)
     print(f"burst of {count:,} flows, {hosts:,} hosts: {own_s:.2f} s", flush=True)
     if subprocess.run([PYTHON, "-c", "import simgrid"], capture_output=True).returncode:
         print("  SimGrid is not installed")
@@ -95,32 +98,30 @@ def against_simgrid(count: int, hosts: int) -> None:
             [PYTHON, str(ORACLE), "--one", str(file)], capture_output=True, text=True, check=True
         )
     answer = json.loads(told.stdout.splitlines()[-1])
-    error = np.abs(end_s / np.array(answer["finish"]) - 1).max()
-    print(
-        f"  SimGrid: {answer['seconds']:.2f} s, {answer['seconds'] / own_s:.0f} times as long; ends differ by {error:.0e}"
-    )
+    error = np.abs(found.end_s / np.array(answer["finish"]) - 1).max()
+    longer = answer["seconds"] / own_s
+    print(f"  SimGrid: {answer['seconds']:.2f} s, {longer:.0f} times as long; ends differ by {error:.0e}")
 
 
 def many(count: int) -> None:
-    for hosts in (4096,):
-        flows, _, _, _, size = drawn(count, hosts)
-        come_s = np.sort(np.random.default_rng(2).uniform(0, size.sum() / (0.5 * hosts * RATE), count))
-        own_s, end_s, solved = timed(network(hosts), flows, come_s)
-        print(
-            f"drizzle of {count:,} flows, {hosts:,} hosts: {own_s:.2f} s, {solved:,} times rates", flush=True
-        )
+    hosts = 4096
+    flows, _, _, _, size = drawn(count, hosts)
+    come_s = np.sort(np.random.default_rng(2).uniform(0, size.sum() / (hosts * RATE / 3), count))
+    tell("drizzle", hosts, flows, come_s)
     hosts = round(count**0.5) + 1
     source, step = np.divmod(np.arange(hosts * (hosts - 1)), hosts - 1)
-    target = (source + 1 + step) % hosts
-    flows, _ = flows_between(hosts, source, target, np.full(len(source), 1e6), 3)
-    own_s, end_s, solved = timed(network(hosts), flows)
+    flows, _ = flows_between(hosts, source, (source + 1 + step) % hosts, np.full(len(source), 1e6), 3)
+    tell("exchange", hosts, flows)
+    tell("burst", 16384, drawn(count, 16384)[0])
+
+
+def tell(what: str, hosts: int, flows: FlowSet, come_s: Floats | None = None) -> None:
+    own_s, found = timed(network(hosts), flows, come_s)
     print(
-        f"exchange of {len(source):,} flows, {hosts} hosts: {own_s:.2f} s, {solved:,} times rates", flush=True
+        f"{what} of {len(flows):,} flows, {hosts:,} hosts: {own_s:.2f} s; rates found {found.solved:,} "
+        f"times, for {found.looked_at / max(found.solved, 1):.1f} flows each",
+        flush=True,
     )
-    hosts = 16384
-    flows = drawn(count, hosts)[0]
-    own_s, end_s, solved = timed(network(hosts), flows)
-    print(f"burst of {count:,} flows, {hosts:,} hosts: {own_s:.2f} s, {solved:,} times rates", flush=True)
 
 
 def steps() -> None:
@@ -157,9 +158,9 @@ def steps() -> None:
             )
 
 
-def main() -> None:
+def run() -> None:
     transfers(network(2), drawn(2, 2)[0], compiled=True)  # compile
-    asked = sys.argv[1:] or ["simgrid", "many", "steps"]
+    asked = [each for each in sys.argv[1:] if each in PARTS] or PARTS
     if "simgrid" in asked:
         against_simgrid(1024, 128)
         against_simgrid(10_240, 1024)
@@ -170,4 +171,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run()

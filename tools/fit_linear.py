@@ -75,7 +75,7 @@ def fit_selective(found: Sequence[Case]) -> ScanFit:
 def fit_delta(found: Sequence[Case]) -> ScanFit:
     bare, rates = plain(found), vector_rates(GPU)
     left = [
-        (seconds - moved) * rates.clock_hz / chunk_steps(work, rates.sms)
+        float((seconds - moved) * rates.clock_hz / chunk_steps(work, rates.sms))
         for (work, seconds, _), moved in zip(found, times(found, bare), strict=True)
     ]
     clocks = float(np.mean(left))

@@ -2,6 +2,29 @@
 
 import sys
 
+
+def _is_command() -> bool:
+    """Whether Python was started for the command ``stepcast`` itself, and not by a program that uses it."""
+    began, words = (getattr(sys, "argv", None) or [""])[0], sys.orig_argv
+    if began == "-m":  # which it is while the package is being found
+        return words[words.index("-m") + 1 :][:1] == ["stepcast"] if "-m" in words else False
+    return began.replace("\\", "/").rpartition("/")[2] in ("stepcast", "stepcast.exe")
+
+
+if _is_command():
+    # Ctrl-C is answered from here on; cli.start, the next file to be loaded, has more to do then.
+    from _signal import SIGINT, default_int_handler, getsignal, signal
+
+    def _end(number: object, frame: object) -> None:
+        import os
+
+        os.write(2, b"stepcast: interrupted\n")
+        os._exit(130)
+
+    if getsignal(SIGINT) is default_int_handler:  # a shell's background commands ignore it
+        signal(SIGINT, _end)
+    del SIGINT, default_int_handler, getsignal, signal
+
 __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # typing itself takes longer to load than all that stands here

@@ -77,6 +77,20 @@ def test_replay_prints_before_and_after(run: Path, capsys: pytest.CaptureFixture
     assert "assumed: rank 5 works at the pace" in text
 
 
+def test_replay_shares_the_links_of_a_cluster(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where they have room it is the same; with hardly any, meetings take longer."""
+    usual = printed(capsys, "replay", run)
+    wide = printed(capsys, "replay", run, "--cluster", "dgx-a100", "--engine", "fluid")
+    assert wide["step_s"] == usual["step_s"]
+    assert any("engine fluid" in text for text in wide["assumptions"])
+    small = ("node.gpus=2", "node.nics=2", "network.leaf_nodes=1", "network.oversubscription=10000")
+    narrow = [word for change in small for word in ("--set", change)]
+    slow = printed(capsys, "replay", run, "--cluster", "dgx-a100", "--engine", "fluid", *narrow)
+    assert slow["step_s"] > usual["step_s"]
+    assert main(["replay", str(run), "--engine", "fluid"]) == 2
+    assert "give --cluster as well" in capsys.readouterr().err
+
+
 def test_replay_grows_a_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, "replay", run, "--scale-to", "dp=8", "--cluster", "dgx-a100")
     assert (found["dp"], found["tp"], found["pp"]) == (8, 2, 3)

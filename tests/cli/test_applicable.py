@@ -221,6 +221,7 @@ REQUIRED = {
     "convert": ["convert", "f", "g", "--to", "json"],
     "predict": list(PREDICT),
     "plan": ["plan", *PREDICT[1:]],
+    "network": ["network", *PREDICT[1:]],
     "simulate": list(SIMULATE),
     "analyze": ["analyze", "f"],
     "replay": ["replay", "f"],

@@ -45,7 +45,11 @@ def test_every_verb_explains_itself(capsys: pytest.CaptureFixture[str], verb: st
     assert f"stepcast {verb}" in out
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["show"], ["convert", "a", "b", "--to", "png"]])
+def test_the_command_alone_lists_the_verbs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys) == run(capsys, "--help")
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["show"], ["convert", "a", "b", "--to", "png"]])
 def test_wrong_usage_is_status_2(capsys: pytest.CaptureFixture[str], arguments: Sequence[str]) -> None:
     status, out, err = run(capsys, *arguments)
     assert (status, out) == (2, "")

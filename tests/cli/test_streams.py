@@ -89,11 +89,11 @@ def test_an_interrupt_is_one_line() -> None:
     [
         (["shw", "f"], "'shw' is not known; did you mean show"),
         (["list", "gpu"], "did you mean gpus"),
-        (["collective", "allreduce"], "did you mean all-reduce"),
+        (["collective", "all-redcue"], "did you mean all-reduce"),
         (["op", "layernorm"], "did you mean layer-norm"),
         (["show", "f", "--formt", "simai"], "--formt is not known here; did you mean --format"),
         (["show", "f", "--zzz"], "--zzz is not known here; usage: stepcast show --help"),
-        (["convert", "f", "g", "--to", "png"], "expected one of simai, optable, chakra, perfetto, json"),
+        (["convert", "f", "g", "--to", "png"], "expected one of simai, optable, chakra, perfetto, cluster, json"),
         (["show", ""], "variable of your shell"),
         (["predict", "--model", "m", "--cluster", "c", "--gpus", "8", "--trace", "no/t.json"], "there is no folder no"),
         (["convert", LLAMA, "no/w.txt", "--to", "simai"], "there is no folder no; create it first"),

@@ -103,7 +103,7 @@ def test_any_gpu_is_a_place_to_run(
         ((*LLAMA, "--gpus", "64", "--tp", "2", "--dp", "8"), "--dp means 16 GPUs"),
         (LLAMA, "--gpus 64, --nodes 8, or --dp"),
         ((*LLAMA[:3], "--gpus", "8"), "--cluster, a name from 'stepcast list clusters', or --gpu"),
-        (("predict", "--cluster", "dgx-h100", "--gpus", "8"), "--model, a name from 'stepcast list models'"),
+        (("predict", "--cluster", "dgx-h100", "--gpus", "8"), "name one of 'stepcast list models'"),
         ((*LLAMA, "--gpu", "h100", "--gpus", "8"), "leave it or --cluster out"),
         (
             (*LLAMA[:3], "--cluster", "h100", "--gpus", "64"),

@@ -1,6 +1,7 @@
 """Ctrl-C at any moment, start-up included, is one line; a machine that keeps nothing for numba still answers."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,53 @@ def test_an_interrupt_while_loading_is_one_line(modules: int) -> None:
         AT_IMPORT, str(modules), "predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8"
     )
     assert (found.returncode, found.stdout, found.stderr) == (130, "", "stepcast: interrupted\n")
+
+
+# As early as there is anything of ours: counted from the moment at which the package itself is being loaded.
+FROM_THE_START = """
+import os, sys
+armed, left = [], [int(os.environ["INTERRUPT_AT"])]
+def count(event, arguments):
+    if event == "import" and (armed or arguments[0] == "stepcast"):
+        left[0] -= bool(armed)
+        armed.append(1)
+        if left[0] == 0:
+            os.kill(os.getpid(), 2)
+import _signal
+_signal.signal(2, _signal.default_int_handler)
+sys.addaudithook(count)
+"""
+
+
+@pytest.mark.parametrize("modules", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("started", ["module", "script"])
+def test_an_interrupt_of_the_first_files_is_one_line(started: str, modules: int, tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(FROM_THE_START)
+    (tmp_path / "stepcast").write_text("import sys\nfrom stepcast.cli.start import main\nsys.exit(main())\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "src")])
+    command = [sys.executable, *(["-m", "stepcast"] if started == "module" else [str(tmp_path / "stepcast")])]
+    environment = {**os.environ, "PYTHONPATH": path, "INTERRUPT_AT": str(modules)}
+    found = subprocess.run([*command, "list", "gpus"], capture_output=True, text=True, env=environment)
+    assert (found.returncode, found.stdout, found.stderr) == (130, "", "stepcast: interrupted\n")
+
+
+def test_a_program_that_uses_the_library_keeps_its_own_interrupt(tmp_path: Path) -> None:
+    """Even while its own package is being found, as with ``python -m``."""
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "__init__.py").write_text("import stepcast\n")
+    (tmp_path / "mine" / "__main__.py").write_text(
+        "import signal\nprint(signal.getsignal(2) is signal.default_int_handler)\n"
+    )
+    environment = ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT / "src")])}
+    found = subprocess.run(
+        [sys.executable, "-m", "mine"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        # Whoever runs the tests in the background has it ignore interrupts, and its children with it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    assert (found.stdout, found.stderr) == ("True\n", "")
 
 
 def test_an_interrupt_while_writing_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ GOOD: tuple[tuple[str, ...], ...] = (
     ("analyze", "g.csv"),
     ("analyze", "fr.json"),
     ("analyze", "report.sqlite"),
+    ("network", "w.txt", "--cluster", "dgx-h100"),
+    ("network", "--model", "llama3-8b-l2", "--cluster", "dgx-h100", "--gpus", "16"),
     ("sweep", "sweep.toml", "--dry-run"),
     ("sweep", "status", "answers"),
     ("sweep", "show", "answers"),

@@ -120,6 +120,7 @@ def _described() -> Iterator[Target]:
     from stepcast.cli.calibrations import load_calibration
     from stepcast.frameworks.catalog import load_profile
     from stepcast.hardware import load_cluster, load_gpu
+    from stepcast.hardware.background import read_background
     from stepcast.models.catalog import load_model
 
     def files(folder: str, *names: str) -> tuple[bytes, ...]:
@@ -134,6 +135,7 @@ def _described() -> Iterator[Target]:
         ("framework", load_profile, ((EXAMPLES / "frameworks" / "my-trainer.toml").read_bytes(), *files("frameworks", "megatron-core", "nemo"))),
         ("calibration", load_calibration, ((EXAMPLES / "calibrations" / "h200.toml").read_bytes()[:4000],)),
         ("model", load_model, (model,)),
+        ("background", read_background, ((EXAMPLES / "network" / "neighbours.toml").read_bytes(),)),
     ):  # fmt: skip
         yield Target(name, seeds, _by_path(load), (ValueError,))
 

@@ -9,6 +9,7 @@ from stepcast.forecast.predict import predict
 from stepcast.generate.flops import forward_flops, hardware_flops, model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
+from stepcast.inputs.chakra.plan import work_from, work_text
 from stepcast.ir.group import Group
 from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
@@ -166,3 +167,12 @@ def test_a_whole_step_is_forecast(model: Model, changes: dict[str, int]) -> None
     assert report.step_s > 0
     longer = predict(model, load_cluster("dgx-h100"), strategy(**changes, seq=2 * SEQ))
     assert 1.5 < longer.step_s / report.step_s < 2.6
+
+
+@pytest.mark.parametrize(
+    "work",
+    [DeltaRule(1, SEQ, 32, 128, 128, 64, True), SelectiveScan(2, SEQ, 8192, 16)],
+    ids=["delta", "scan"],
+)
+def test_they_travel_through_chakra(work: DeltaRule | SelectiveScan) -> None:
+    assert work_from(work_text(work)) == work

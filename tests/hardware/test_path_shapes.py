@@ -54,6 +54,19 @@ def test_the_slowest_group_is_that_of_all(
     assert slowness(found) == slowest(cluster, grid, grid.neighbours("pp"), place)
 
 
+@pytest.mark.parametrize("kind", ["rail-optimised", "fat-tree", "dragonfly"])
+@pytest.mark.parametrize(
+    "layout", [Layout(tp=4, pp=4, dp=12), Layout(tp=2, cp=3, pp=2, dp=16), Layout(tp=8, pp=3, dp=8)], ids=str
+)
+def test_the_slowest_group_is_that_of_all_with_pods(layout: Layout, kind: str) -> None:
+    pods = ["network.leaf_nodes=2", "network.pod_nodes=6", "network.pod_oversubscription=3", "nodes=36"]
+    cluster = load_cluster("dgx-h100", [f"network.kind={kind}", *pods, "network.oversubscription=2"])
+    grid = grid_of(layout)
+    for family in ("tp", "cp", "dp", "pp", "embedding"):
+        found = group_path(cluster, grid, family)
+        assert slowness(found) == slowest(cluster, grid, grid.copies(family), Place.EVEN)
+
+
 def test_a_large_job_on_uneven_racks_is_resolved_shape_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at = 0
 

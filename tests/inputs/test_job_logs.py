@@ -174,3 +174,17 @@ def test_a_database_of_something_else(tmp_path: Path) -> None:
     base.close()
     with pytest.raises(FormatError, match="no table CUPTI"):
         read(path)
+
+
+def test_a_database_that_computes_its_rows_is_refused(tmp_path: Path) -> None:
+    """Columns that are made when they are read could be as large as they like, of a file of some kilobytes."""
+    path = tmp_path / "bomb.sqlite"
+    with sqlite3.connect(path) as base:
+        base.execute(
+            "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start AS (length(hex(zeroblob(9000000)))), "
+            "end INTEGER, deviceId INTEGER, streamId INTEGER, demangledName INTEGER)"
+        )
+        base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1, 0, 7, 1)")
+    base.close()
+    with pytest.raises(FormatError, match="no export of Nsight Systems"):
+        read(path)

@@ -103,7 +103,8 @@ def test_measured_steps_and_peaks() -> None:
     table = found.columns
     steps = found.selections["step"]
     assert int(steps.sum()) >= 100
-    assert abs(table.error[steps]).mean() <= 0.04
+    assert abs(table.error[steps]).mean() <= 0.03
+    assert abs(table.error[steps]).max() <= 0.15
     for phase in ("backward", "optimizer"):
         assert abs(table.error[found.selections[phase]]).mean() <= 0.05, phase
     assert found.figures["peak memory: mean_abs_error"] <= 0.02
@@ -111,7 +112,9 @@ def test_measured_steps_and_peaks() -> None:
 
 def test_steps_with_a_profile_of_their_gpu() -> None:
     found = measure_folder(str(FOLDER), calibration="examples/calibrations/h200.toml")
-    assert abs(found.columns.error[found.selections["step"]]).mean() <= 0.05
+    errors = abs(found.columns.error[found.selections["step"]])
+    without = measure_folder(str(FOLDER))
+    assert errors.mean() <= abs(without.columns.error[without.selections["step"]]).mean() + 0.002
 
 
 def test_a_profile_of_another_gpu_is_refused(tmp_path: Path) -> None:

@@ -145,10 +145,11 @@ def _meeting_segment(duration_s: float, members: int) -> Segment:
 def play(recording: Recording) -> Played:
     """Simulate *recording*."""
     script = script_of(recording)
-    return _played(script, task_times(simulate(script.program)))
+    return played(script, task_times(simulate(script.program)))
 
 
-def _played(script: Script, times: Times) -> Played:
+def played(script: Script, times: Times) -> Played:
+    """What *times* of the tasks of *script* mean for its recording."""
     recording, program = script.recording, script.program
     rank_of_task = program.rank[program.task_calls()]
     starts, ends = [], []

@@ -1,7 +1,8 @@
 """A measured run again, as it was and under changed conditions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stepcast.analyze.changes import assuming
@@ -9,6 +10,7 @@ from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_row
 from stepcast.analyze.play import Played, measured, play
 from stepcast.analyze.recording import Recording, configuration
 from stepcast.analyze.whatif import Surroundings, apply_changes
+from stepcast.hardware import Cluster
 from stepcast.units import format_seconds
 
 
@@ -124,16 +126,30 @@ def _layers(recording: Recording) -> int | None:
     return layers if isinstance(layers, int) else None
 
 
-def replay(recording: Recording, changes: Sequence[str] = (), around: Surroundings | None = None) -> Replay:
-    """Simulate *recording* as it was, and under *changes* (``K=V`` texts)."""
+def replay(
+    recording: Recording,
+    changes: Sequence[str] = (),
+    around: Surroundings | None = None,
+    shares: Cluster | None = None,
+) -> Replay:
+    """Simulate *recording* as it was, and under *changes* (``K=V`` texts).
+
+    Its communication *shares* the links of a cluster, or has links of its own where none is given.
+    """
     changed = apply_changes(recording, changes, around)
     if changes and not recording.whole:
         changed = assuming(changed, "time spent with ranks that were not given stays as it was recorded")
-    as_was = play(recording)
+    run: Callable[[Recording], Played] = play
+    if shares is not None:
+        from stepcast.analyze.shared import play_shared
+
+        run = partial(play_shared, cluster=shares)
+        changed = assuming(changed, f"engine fluid: what meets at once shares the links of {shares.name}")
+    as_was = run(recording)
     before = State(as_was, rank_parts(as_was))
     after = before
     if changes:
-        then = play(changed)
+        then = run(changed)
         after = State(then, rank_parts(then))
     as_measured = measured(recording)
     return Replay(

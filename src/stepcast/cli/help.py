@@ -58,7 +58,7 @@ PAGES: dict[str, Page] = {
         "Runs a step whose collectives and messages share NICs, rails and spines as they come, and says how "
         "full each tier is over time, which links are hottest, who shares them, and what that costs.",
         (
-            f"network {LLAMA} --gpus 32 --set network.leaf_nodes=1 --set network.oversubscription=4",
+            "network llama-3.1-8b --cluster dgx-h100 --gpus 64 --html links.html",
             "network examples/simai-gpt-13b.txt --cluster dgx-h100",
         ),
         "network",

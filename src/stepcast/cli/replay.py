@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
+from stepcast.cli.engine import add_engine_argument
 from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.pages import add_page_argument, told_page, write_page
 from stepcast.ir.doubts import doubts
@@ -43,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write the timeline (before and after) as Perfetto / Chrome JSON",
     )
+    add_engine_argument(parser)
     add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -65,7 +67,9 @@ def replayed(args: argparse.Namespace) -> dict[str, Any]:
     dtype = str(recording.facts.get("dtype", "bf16"))
     cluster = load_cluster(args.cluster, args.set) if args.cluster else None
     around = surroundings(dtype, recording.layout.tp, args.gpu, cluster)
-    result = replay(recording, changes, around)
+    if args.engine != "fast" and cluster is None:
+        raise ValueError(f"--engine {args.engine} needs the links of a cluster: give --cluster as well")
+    result = replay(recording, changes, around, cluster if args.engine != "fast" else None)
     if args.trace:
         _write(result, args.trace)
     found = result.facts()

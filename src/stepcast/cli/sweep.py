@@ -94,7 +94,9 @@ def _ask(args: argparse.Namespace) -> int:
     spec = read_spec(Source(args.what).text(DESCRIPTION), args.what)
     check_words(spec)
     if args.dry_run:
-        points = sum(1 for _ in spec.points())
+        points, exact = spec.counted()
+        if not exact:
+            print_notes([f"the points are counted from some of the {spec.size:,}, drawn at random"])
         return _told(args, {"points": points, "of": spec.size})
     if args.output is None:
         raise ValueError("-o DIR is missing: the folder of the answers")

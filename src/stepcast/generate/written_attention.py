@@ -55,7 +55,6 @@ class WrittenCore:
             self._joined("join heads gradient"),
             Op("probability gradient", Matmul(length, self.key_len, value, self.batch, self._dtype)),
             Op("value gradient", Matmul(row, value, length, self.batch, self._dtype)),
-            *((self._over("rows of nothing gradient", K.BROADCAST, 1),) if self._fallen_back else ()),
             *self._softmax_gradient(),
             *(self._caps()[1]),
             *self._scale_gradient(),

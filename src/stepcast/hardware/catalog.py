@@ -15,9 +15,8 @@ from typing import Any
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.described import flat, line_of, source_of
 from stepcast.hardware.gpu import Gpu
+from stepcast.hardware.keys import CLUSTER_KEYS, GPU_KEYS
 from stepcast.hardware.schema import (
-    CLUSTER_KEYS,
-    GPU_KEYS,
     CatalogError,
     Entries,
     Entry,

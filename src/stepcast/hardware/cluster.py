@@ -7,7 +7,7 @@ from math import prod
 from stepcast.hardware.check import require_amount, require_count
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.node import FabricKind, Node
-from stepcast.hardware.topology import Topology
+from stepcast.hardware.topology import NetworkKind, Topology
 from stepcast.units import US
 
 # Small messages of 2 and 8 GPUs in one process, for each GPU: 3.9 and 4.4 us (NetX-lab/Echo and
@@ -67,6 +67,10 @@ class Cluster:
             )
         if self.topology.scale_up_nodes > 1 and self.node.fabric.kind is not FabricKind.NVSWITCH:
             raise ValueError("scale_up_nodes above 1 needs an nvswitch fabric")
+        if self.topology.kind is NetworkKind.DRAGONFLY and self.nodes is None:
+            raise ValueError(
+                "nodes must be told: what leaves a dragonfly's pod is shared by its links to all others"
+            )
         if self.topology.shape and self.nodes is not None and self.nodes != self.torus_nodes:
             raise ValueError(f"nodes ({self.nodes}) must fill the torus ({self.torus_nodes})")
 

@@ -17,7 +17,8 @@ def slowdown(topology: Topology, domains: list[int], every: int | None) -> Slowd
     if topology.kind is NetworkKind.TORUS:
         return _torus(topology, domains)
     if topology.kind is NetworkKind.DRAGONFLY:
-        return _dragonfly(topology, domains, every or max(domains) + 1)
+        assert every is not None, "a dragonfly has checked that its nodes are told"
+        return _dragonfly(topology, domains, every)
     return _tree(topology, domains)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.ir.limits import NSYS_ROWS
+from stepcast.ir.limits import LINE, NSYS_ROWS
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
 
 MAGIC = b"SQLite format 3\0"
@@ -28,9 +28,24 @@ def read(source: Source) -> Timeline:
     uri = f"{Path(source.path).resolve().as_uri()}?mode=ro&immutable=1"
     try:
         with closing(sqlite3.connect(uri, uri=True)) as database:
+            _bound(database)
             return _read(database, source.path)
     except sqlite3.Error as error:
         raise FormatError(f"no export of Nsight Systems: {error}", source.path) from None
+
+
+def _bound(database: sqlite3.Connection) -> None:
+    """A database holds code too: views, and columns that are computed. Such runs nothing, or little."""
+    database.execute("PRAGMA trusted_schema = OFF")
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LINE.most)
+    database.set_authorizer(_reading)
+
+
+def _reading(action: int, first: str | None, second: str | None, *_: object) -> int:
+    plain = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_PRAGMA) or (
+        action == sqlite3.SQLITE_FUNCTION and second in ("count", "COUNT")
+    )
+    return sqlite3.SQLITE_OK if plain else sqlite3.SQLITE_DENY
 
 
 def _read(database: sqlite3.Connection, path: str) -> Timeline:

@@ -22,8 +22,8 @@ def fuses_attention(model: Architecture, strategy: Strategy, framework: Framewor
 
 
 def falls_back(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
-    """Whether PyTorch runs its attention operation by operation, in fp32: heads that share keys in fp32, which
-    no kernel takes, and Falcon's, whose code does not say that they are shared
+    """Whether PyTorch runs its attention operation by operation, in fp32: heads that share keys in fp32,
+    which no kernel takes, and Falcon's, whose code does not say that they are shared
     (_scaled_dot_product_attention_math, aten/src/ATen/native/transformers/attention.cpp).
     """
     if framework.modules is not Modules.TRANSFORMERS or not framework.flash_attention:

@@ -106,6 +106,14 @@ class FlowSet:
         each = factor[self.flow] if isinstance(factor, np.ndarray) else factor
         return replace(self, bytes_on=self.bytes_on * each)
 
+    def of_group(self, group: int) -> "FlowSet":
+        """The flows of one group alone."""
+        mine = self.group == group
+        own = mine[self.flow]
+        sizes = np.diff(self.first)[mine]
+        first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        return FlowSet(first, self.link[own], self.bytes_on[own], self.weight[mine], self.group[mine])
+
     def longest_s(self, links: Links) -> Floats:
         """For each flow how long it takes alone, as far as its links decide."""
         longest = np.zeros(len(self))

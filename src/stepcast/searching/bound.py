@@ -18,6 +18,7 @@ from stepcast.cost.compute import cool_load
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Framework, Kernels
+from stepcast.ir.limits import PRICED
 from stepcast.ir.schedules import SCHEDULES, Pairs, Placement
 from stepcast.searching.columns import LAYER, LAYOUT, PIECES, STATES, Bools, Columns, Floats
 from stepcast.searching.exchanges import exchanges
@@ -96,7 +97,10 @@ class Bounding:
         heat[rows] = self._heat(rows)
         columns.further["heat"] = heat
         columns.further["several"] = (self.space.micro_batches > 1).astype(np.int64)
-        return columns.spread(rows, (*LAYER, "several", "heat"), self._cost)
+        names = (*LAYER, "several", "heat")
+        if len(columns.distinct(rows, names)[0]) > PRICED.most:
+            raise ValueError(f"{PRICED.said}: fix some choices, or ask for fewer numbers of GPUs")
+        return columns.spread(rows, names, self._cost)
 
     def _heat(self, rows: Ints) -> Ints:
         """What lies on the piece in the middle, which decides how hot GPUs run."""

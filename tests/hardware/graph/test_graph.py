@@ -18,7 +18,7 @@ KINDS = {
     "three tiers": PODS,
     "rail-only": ["network.kind=rail-only"],
     "torus": ["network.kind=torus", "network.shape=[4,2,2]"],
-    "dragonfly": ["network.kind=dragonfly", "network.leaf_nodes=2", "network.pod_nodes=8"],
+    "dragonfly": ["network.kind=dragonfly", "network.leaf_nodes=2", "network.pod_nodes=8", "nodes=16"],
     "NVL72": ["network.scale_up_nodes=4", "network.leaf_nodes=8"],
 }
 ROUTINGS = ("spray", "ecmp", "adaptive")

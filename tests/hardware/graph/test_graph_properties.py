@@ -26,6 +26,7 @@ def networks(draw: st.DrawFn) -> list[str]:
     if kind == "torus":
         return [*sets, f"network.shape={draw(st.sampled_from(['[24]', '[6,4]', '[4,3,2]']))}"]
     leaf = draw(st.sampled_from([1, 2, 3, 4]))
+    sets += ["nodes=24"] if kind == "dragonfly" else []
     sets += [f"network.leaf_nodes={leaf}", f"network.oversubscription={draw(st.sampled_from([1, 2.5, 8]))}"]
     if draw(st.booleans()):
         sets += [f"network.pod_nodes={leaf * draw(st.integers(1, 4))}", "network.pod_oversubscription=2"]

@@ -7,7 +7,6 @@ element that is there once. A view, whose result lies in its operand's storage, 
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import pairwise
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import (
@@ -19,6 +18,7 @@ from stepcast.ir.work import (
     Matmul,
 )
 from stepcast.pytorch.capture.events import Event, Moment, Tensor
+from stepcast.pytorch.capture.layouts import laid_out
 
 K = ElementwiseKind
 KINDS: dict[str, ElementwiseKind] = {
@@ -69,7 +69,6 @@ FILLS_FIRST = ("slice_backward", "select_backward", "constant_pad_nd")
 # What the library sorts or scans takes several kernels (radix sort: a histogram, a scan, a pass per digit).
 SEVERAL = {"sort": 4, "topk": 4, "argsort": 4, "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
 ENTROPY_READS = 3  # of a log-softmax over rows longer than a block keeps: maximum, sum, result
-FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
 NEXT_TO_NOTHING = 0.02  # of what is written: read from rows, not from a tensor as large
 
 
@@ -310,52 +309,8 @@ def _kind(plain: str, reads: tuple[Tensor, ...], out: Tensor, inplace: bool) -> 
         kind = K.CAST if reads and reads[-1].dtype != out.dtype else K.COPY
     if kind in POINTWISE:
         sources = reads[1:] if plain == "copy" else reads
-        return _placed(kind, (*sources, out), mixed=kind is not K.CAST)
+        return laid_out(kind, (*sources, out), mixed=kind is not K.CAST)
     return kind
-
-
-def _placed(kind: ElementwiseKind, tensors: tuple[Tensor, ...], mixed: bool) -> ElementwiseKind:
-    """*kind* where all operands lie alike, one after another; else kernels that work out each place.
-
-    PyTorch's TensorIterator joins dimensions that all operands step through alike; one that is left over has
-    vector loads and no arithmetic for places (aten/src/ATen/native/cuda/CUDALoops.cuh).
-    """
-    large = [each for each in tensors if each.numel > 1]
-    if len(large) < 2:
-        return kind
-    shape = max((each.shape for each in large), key=lambda each: (len(each), math.prod(each)))
-    steps = [_steps(each, shape) for each in large]
-    formats = {each.dtype for each in large if each.dtype in FLOATS}
-    if all(each == steps[0] for each in steps) and _dense(shape, steps[0]):
-        return K.STRIDED if mixed and len(formats) > 1 else kind
-    if any(not _in_order(shape, each) for each in steps) or (mixed and len(formats) > 1):
-        return K.STRIDED
-    return kind if kind is K.CAST else K.BROADCAST
-
-
-def _steps(tensor: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of *tensor* along *shape*: none where it is repeated, or where there is one element."""
-    missing = len(shape) - len(tensor.shape)
-    own = [0] * missing + [
-        stride if size > 1 else 0 for size, stride in zip(tensor.shape, tensor.stride, strict=True)
-    ]
-    return tuple(stride if size > 1 else 0 for size, stride in zip(shape, own, strict=True))
-
-
-def _dense(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
-    """Whether the elements fill one stretch of memory, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted((stride, size) for stride, size in zip(steps, shape, strict=True) if size > 1):
-        if stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _in_order(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
-    """Whether later dimensions are nearer in memory."""
-    real = [stride for stride in steps if stride]
-    return all(earlier >= later for earlier, later in pairwise(real))
 
 
 def _written_into(plain: str, reads: tuple[Tensor, ...], target: Tensor) -> Compute:

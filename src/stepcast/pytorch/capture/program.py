@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from stepcast.pytorch.capture.tracer import META, CaptureError, Placed
+from stepcast.pytorch.capture.placed import META, Placed
+from stepcast.pytorch.capture.tracer import CaptureError
 from stepcast.pytorch.load import load_transformers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -10,8 +10,9 @@ import torch
 from stepcast.ir.captured import Captured
 from stepcast.pytorch.capture.build import captured
 from stepcast.pytorch.capture.events import Moment, Trace
+from stepcast.pytorch.capture.placed import Placed
 from stepcast.pytorch.capture.program import Asked, Program, program_of
-from stepcast.pytorch.capture.tracer import CaptureError, Placed, Tracer
+from stepcast.pytorch.capture.tracer import CaptureError, Tracer
 
 
 def traced(program: Program, asked: Asked) -> Trace:

@@ -34,10 +34,10 @@ def _compiled() -> SimpleNamespace | None:
     unkept: dict[str, Function] = {}
 
     def plain() -> dict[str, Function]:
-        return _bound(kernel.FUNCTIONS, numba.njit)
+        return _bound(kernel.FUNCTIONS, numba.njit(error_model="numpy"))
 
     try:
-        kept = _bound(kernel.FUNCTIONS, numba.njit(cache=True))
+        kept = _bound(kernel.FUNCTIONS, numba.njit(cache=True, error_model="numpy"))
     except RuntimeError:  # nowhere to keep it, as in a container whose folders are read-only
         kept = plain()
 

@@ -22,7 +22,7 @@ SAME = 1e-9
 NEAR = 1e-11
 """Levels nearer than this share are not worth a further look."""
 NEVER = np.inf
-BLOCK = 128
+BLOCK = 32
 """Flows whose first end is remembered together."""
 MOMENT_S = 1e-12
 """Events within a picosecond are one: what is alike would else be told apart by its rounding."""
@@ -108,7 +108,7 @@ def leave(net: Any, now: Any, flow: int) -> None:
             now.used[link] -= net.use[entry] * now.level[flow]
 
 
-def touch(net: Any, scratch: Any, flow: int, mark: int, count: int) -> int:
+def collect(net: Any, scratch: Any, flow: int, mark: int, count: int) -> int:
     """Add the links of *flow* to the *count* that are touched."""
     for entry in range(net.first[flow], net.first[flow + 1]):
         link = net.link[entry]
@@ -223,7 +223,8 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int)
         scratch.key[link] = level_of(net, now, scratch, link)
         push(keys, items, size, scratch.key[link], link)
         size += 1
-    while size > 0:
+    left = flows
+    while size > 0 and left > 0:
         link, key = items[0], keys[0]
         drop(keys, items, size)
         size -= 1
@@ -243,6 +244,7 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int)
             if scratch.flow_mark[flow] == mark:
                 if now.bound[flow] <= level * (1 + SAME):
                     freeze(net, now, scratch, flow, now.bound[flow], -1, mark)
+                    left -= 1
                     bounded = True
             elif now.level[flow] > level * (1 + NEAR) and scratch.flow_mark[flow] < mark:
                 scratch.flow_mark[flow] = mark
@@ -252,6 +254,7 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int)
         if waiting > 0 or bounded:  # who has more than this link can give must share it, too
             before = flows
             flows, links = free(net, now, scratch, mark, waiting, flows, links)
+            left += flows - before
             size = queue(net, now, scratch, before, flows, mark, size)
             if scratch.open[link] > 0:
                 level = level_of(net, now, scratch, link)
@@ -265,8 +268,9 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int)
             flow = net.owner[entry]
             if scratch.flow_mark[flow] == mark:
                 freeze(net, now, scratch, flow, level, link, mark)
+                left -= 1
             entry = now.after[entry]
-    for at in range(flows):
+    for at in range(flows if left > 0 else 0):
         flow = scratch.flows[at]
         if scratch.flow_mark[flow] == mark:
             freeze(net, now, scratch, flow, now.bound[flow], -1, mark)
@@ -278,7 +282,7 @@ def fill(net: Any, now: Any, scratch: Any) -> None:
     touched, flows = 0, len(net.first) - 1
     for flow in range(flows):
         enter(net, now, scratch, flow, flow)
-        touched = touch(net, scratch, flow, 2, touched)
+        touched = collect(net, scratch, flow, 2, touched)
     solve(net, now, scratch, 2, touched, flows)
 
 
@@ -355,7 +359,7 @@ def begin(net: Any, now: Any, scratch: Any, work: Any, state: Any, touched: int)
             state.block_end_s[block] = state.flow_end_s[flow]
         enter(net, now, scratch, flow, counts[FRESH])
         counts[FRESH] += 1
-        touched = touch(net, scratch, flow, counts[MARK], touched)
+        touched = collect(net, scratch, flow, counts[MARK], touched)
         counts[ACTIVE] += 1
     return touched
 
@@ -377,7 +381,7 @@ def retire(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any, fl
     note(now, state, log, flow, end_s)
     state.flow_end_s[flow] = NEVER
     leave(net, now, flow)
-    touched = touch(net, scratch, flow, counts[MARK], touched)
+    touched = collect(net, scratch, flow, counts[MARK], touched)
     counts[ACTIVE] -= 1
     flows = work.set_of[flow]
     if end_s > state.set_end_s[flows]:
@@ -472,7 +476,7 @@ def advance(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any) -
 FUNCTIONS = cast(
     tuple[FunctionType, ...],
     (
-        *(push, drop, enter, leave, touch, free_held, free, freeze, level_of, queue, solve, fill),
+        *(push, drop, enter, leave, collect, free_held, free, freeze, level_of, queue, solve, fill),
         *(ended, set_off, begin, note, retire, retire_until, pace, advance),
     ),
 )
