@@ -6,8 +6,8 @@ micro-batches, and no more for a million of them. Seconds are those of this mach
 additions in Python tells them from another one's.
 
 On a machine where the code of that time takes 302 ms at pp 1, 2.6 times as long as there: 3, 5 and 8 ms at
-pp 1, 4 and 16 (the bar times 2.6: 20 ms); for each of the mixed strategies 10.8 ms, 7.0 ms when they are asked
-for again, with other work on the machine, which makes it a sixth slower (the bar times 2.6: 7.7 ms).
+pp 1, 4 and 16 (the bar times 2.6: 20 ms); for each of the mixed strategies 10.8 ms, 7.0 ms when they are
+asked for again, with other work on the machine, which makes it a sixth slower (the bar times 2.6: 7.7 ms).
 """
 
 import random
