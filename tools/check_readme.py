@@ -57,8 +57,11 @@ def claims(sets: Mapping[str, Facts]) -> Iterator[str]:
     if "transformers" in sets:
         found = sets["transformers"]
         step = found["selections"]["step"]
-        yield f"{percent(step['mean_abs_error'])}, median {percent(step['median_abs_error'])} ("
-        yield f"; their peak memory {percent(found['figures']['peak memory: mean_abs_error'])} |"
+        yield (
+            f"{percent(step['mean_abs_error'])}, median {percent(step['median_abs_error'])}, "
+            f"worst {percent(step['worst_abs_error'])} ({step['rows']} rows;"
+        )
+        yield f"their peak memory {percent(found['figures']['peak memory: mean_abs_error'])} |"
 
 
 def missing(sets: Mapping[str, Facts], readme: str) -> list[str]:
