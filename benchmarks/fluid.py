@@ -112,7 +112,7 @@ def many(count: int) -> None:
     source, step = np.divmod(np.arange(hosts * (hosts - 1)), hosts - 1)
     flows, _ = flows_between(hosts, source, (source + 1 + step) % hosts, np.full(len(source), 1e6), 3)
     tell("exchange", hosts, flows)
-    tell("burst", 16384, drawn(count, 16384)[0])
+    tell("burst", 4096, drawn(count // 5, 4096)[0])
 
 
 def tell(what: str, hosts: int, flows: FlowSet, come_s: Floats | None = None) -> None:
@@ -149,6 +149,7 @@ def steps() -> None:
             )
             step_s = prediction.step_s
             own_s = time.process_time() - began
+            assert prediction.shared is not None
             run = prediction.shared().run
             print(
                 f"GPT-3 175B, {gpus:,} GPUs, 4:1, {routing}: {own_s:.2f} s for a step of {step_s:.3f} s; "

@@ -14,7 +14,7 @@ from itertools import groupby
 from pathlib import Path
 
 from stepcast.cli.forecasting import asked_by
-from stepcast.cli.sweep_points import _parsed, _shared, answers, digest, program
+from stepcast.cli.sweep_points import _shared, answers, digest, parsed, program
 from stepcast.forecast.predict import predict_many
 from stepcast.ir.legality import check
 from stepcast.sweep.chunks import Answers, Chunk, Done
@@ -92,7 +92,7 @@ def _plain(points: Sequence[Words]) -> float:
     asked = []
     for words in points:
         with contextlib.suppress(ValueError):
-            one = asked_by(_parsed("predict", words))
+            one = asked_by(parsed("predict", words))
             check(one.model, one.strategy, framework=one.framework)
             asked.append(one)
     began = time.process_time()

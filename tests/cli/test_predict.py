@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cli import strategy as options
+from stepcast.cli import strategy as chosen
+from stepcast.cli import strategy_options as options
 from stepcast.cli.main import build_parser
 from stepcast.forecast.predict import predict
 from stepcast.forecast.simulate import Options
@@ -58,10 +59,10 @@ def test_choices_are_those_of_the_strategy() -> None:
 
 def strategy(*arguments: str) -> Strategy:
     args = build_parser().parse_args(["predict", *arguments])
-    model, profile = load_model(args.model), load_profile(args.framework or options.USUAL_FRAMEWORK)
-    layout = options.layout_of(args, profile, model, "h100-sxm")
-    settled = settle(profile, model, "h100-sxm", layout, options.given_by(args))
-    return options.strategy_of(args, model, layout, settled, profile.defaults.seq, [])
+    model, profile = load_model(args.model), load_profile(args.framework or chosen.USUAL_FRAMEWORK)
+    layout = chosen.layout_of(args, profile, model, "h100-sxm")
+    settled = settle(profile, model, "h100-sxm", layout, chosen.given_by(args))
+    return chosen.strategy_of(args, model, layout, settled, profile.defaults.seq, [])
 
 
 def test_overlap_is_what_is_named_and_nothing_else() -> None:

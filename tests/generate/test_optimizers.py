@@ -6,7 +6,7 @@ from typing import NamedTuple
 import pytest
 
 import stepcast
-from stepcast.cli import strategy as options
+from stepcast.cli import strategy_options as options
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster

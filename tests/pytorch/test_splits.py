@@ -87,7 +87,9 @@ def test_agrees_with_the_generated_model(tp: int, path: str, llama: Captured) ->
     found = predict_captured(llama, cluster, Spread(tp=tp))
     ours, theirs = found.report.breakdown_s, expected.report.breakdown_s
     assert ours["compute"] == pytest.approx(theirs["compute"], rel=0.05)
-    assert found.step_s == pytest.approx(expected.step_s, rel=0.08)
+    # Of the rest what the host starts with differs: one knows modules, the other operators.
+    work, other = (sum(parts[name] for name in ("compute", "tp", "optimizer")) for parts in (ours, theirs))
+    assert work == pytest.approx(other, rel=0.05)
 
 
 def test_each_rank_has_its_share(llama: Captured) -> None:

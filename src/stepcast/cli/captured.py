@@ -3,6 +3,7 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.engine import engine_of
 from stepcast.cli.progress import open_source
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def predicted(captured: "Captured", args: argparse.Namespace) -> tuple["Predicti
     cluster = place_of(args)
     schedule = getattr(args, "schedule", None)
     spread = Spread(dp, pp, batches, CapturedSharding(sharding), str(schedule) if schedule else None, tp)
-    prediction = predict_captured(captured, cluster, spread)
+    prediction = predict_captured(captured, cluster, spread, engine=engine_of(args))
     asked = {
         "model": captured.name,
         "parameters": captured.parameters,

@@ -1,7 +1,7 @@
 """What an operator costs, and where the number came from."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -47,10 +47,11 @@ class Price:
 
     def times(self, factor: float) -> "Price":
         """The same work on what is *factor* times as slow."""
-        return replace(
-            self,
-            seconds=self.seconds * factor,
-            efficiency=self.efficiency / factor,
-            low_s=self.low_s * factor,
-            high_s=self.high_s * factor,
+        return Price(
+            self.seconds * factor,
+            self.source,
+            self.bound,
+            self.efficiency / factor,
+            self.low_s * factor,
+            self.high_s * factor,
         )

@@ -57,4 +57,4 @@ def _stage(layout: Layout) -> float:
 
 def paced(price: Price, work: Compute, pace: float) -> Price:
     """Work that waits for memory takes all GPUs equally long."""
-    return price.times(pace) if isinstance(work, Matmul | GroupedMatmul | Attention) else price
+    return price.times(pace) if isinstance(work, (Matmul, GroupedMatmul, Attention)) else price

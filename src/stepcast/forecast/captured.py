@@ -11,7 +11,7 @@ from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.cuts import cuts, pieces
 from stepcast.forecast.exchanges import reduced, sharded
 from stepcast.forecast.predict import _issue_s, compute_pricer, memory_facts
-from stepcast.forecast.simulate import Options, Prediction, simulate
+from stepcast.forecast.simulate import Engine, Options, Prediction, simulate
 from stepcast.forecast.splits import split_captured, updated_share
 from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, Part
@@ -59,6 +59,7 @@ def predict_captured(
     cluster: Cluster,
     spread: Spread = Spread(),  # noqa: B008  # frozen
     calibration: Calibration | None = None,
+    engine: Engine = Engine.FAST,
 ) -> Prediction:
     """One step of *captured* on *cluster*, spread so."""
     framework, whole = framework_of(captured), captured
@@ -72,6 +73,7 @@ def predict_captured(
         ahead=framework.runs_ahead,
         contention=True,
         send=Send.EAGER,
+        engine=engine,
     )
     prediction = simulate(workload, cluster, options, compute)
     memory = stage_memory(captured, spread, begins, cluster)

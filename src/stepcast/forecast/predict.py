@@ -350,8 +350,8 @@ def compute_pricer(
 
     load = _LOADS.get((gpu, fit, *made_of), counted, idle, *repeats)
     current, pace = priced_once(gpu, fit, load), pace_of(workload.layout, workload.micro_batches)
-    if calibration is None and attention is AttentionKernel.CURRENT and pace == 1.0:
-        return current
+    if calibration is None and attention is AttentionKernel.CURRENT:
+        return current if pace == 1.0 else lambda work: paced(current(work), work, pace)
 
     def price(work: Compute) -> Price:
         work = as_run(work, attention)

@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from stepcast.ir.flows import FlowSet, Links
+from stepcast.ir.flows import Floats, FlowSet, Links
 
 
 def links_of(*capacity: float) -> Links:
@@ -19,7 +19,7 @@ def flows_of(*paths: dict[int, float], weight: list[float] | None = None) -> Flo
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> tuple[Links, FlowSet, np.ndarray, np.ndarray]:
+def networks(draw: st.DrawFn) -> tuple[Links, FlowSet, Floats, Floats]:
     """Links, flows, when each begins and what it takes alone."""
     count = draw(st.integers(1, 6))
     rates = st.sampled_from([1.0, 2.0, 3.0, 5.0, 10.0])
@@ -30,9 +30,14 @@ def networks(draw: st.DrawFn) -> tuple[Links, FlowSet, np.ndarray, np.ndarray]:
             st.dictionaries(st.integers(0, count - 1), sizes, min_size=1, max_size=4), min_size=1, max_size=12
         )
     )
-    several = {"min_size": len(paths), "max_size": len(paths)}
-    weight = draw(st.lists(st.sampled_from([0.5, 1.0, 1.0, 2.0]), **several))
-    flows = flows_of(*paths, weight=weight)
-    start_s = np.array(draw(st.lists(st.sampled_from([0.0, 0.0, 0.5, 1.0, 3.0]), **several)))
-    slack = np.array(draw(st.lists(st.sampled_from([1.0, 1.0, 1.5, 4.0]), **several)))
+
+    def each(values: list[float]) -> Floats:
+        """One of *values* for each flow."""
+        return np.array(
+            draw(st.lists(st.sampled_from(values), min_size=len(paths), max_size=len(paths))), np.float64
+        )
+
+    flows = flows_of(*paths, weight=each([0.5, 1.0, 1.0, 2.0]).tolist())
+    start_s = each([0.0, 0.0, 0.5, 1.0, 3.0])
+    slack = each([1.0, 1.0, 1.5, 4.0])
     return links, flows, start_s, flows.longest_s(links) * slack

@@ -86,7 +86,7 @@ def test_nothing_is_faster_than_alone_and_the_same_input_gives_the_same_bits(cas
 @settings(max_examples=40, deadline=None)
 def test_a_network_that_is_faster_throughout_ends_sooner_throughout(case, factor: float) -> None:  # type: ignore[no-untyped-def]
     """Of a single link that is faster that does not hold, for others may then be in the way earlier."""
-    links, flows, start_s, alone_s = case
+    links, flows, _, alone_s = case
     faster = Links(links.tiers, links.tier, links.capacity_bytes_per_s * factor)
     zero = np.zeros(len(flows))
     slow = transfers(links, flows, zero, alone_s, compiled=False)

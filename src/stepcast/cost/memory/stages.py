@@ -26,11 +26,12 @@ from stepcast.ir.stages import pieces, pieces_of_stage
 from stepcast.ir.strategy import Strategy, StrategyError, TrainingKind
 from stepcast.units import MIB
 
-# Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper. From
-# there on Transformer Engine has one of its own, and one for each stream that experts' products run on
-# (transformer_engine/pytorch/cpp_extensions/gemm.py, get_cublas_workspace_size_bytes).
+# Scratch space of the matrix library: 32 MiB each for cuBLAS and cuBLASLt, PyTorch's default on Hopper.
+# Transformer Engine has one of its own, and one for each stream that experts' products run on, as large as
+# cuBLAS recommends: 4 MiB before Hopper (transformer_engine/pytorch/cpp_extensions/gemm.py,
+# get_cublas_workspace_size_bytes; cuBLAS, cublasSetWorkspace).
 WORKSPACE_BYTES = 2.0 * 32 * MIB
-ENGINE_WORKSPACE_BYTES = 32.0 * MIB
+ENGINE_WORKSPACE_BYTES, SMALL_WORKSPACE_BYTES = 32.0 * MIB, 4.0 * MIB
 EXPERT_STREAMS = 4
 LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
@@ -112,9 +113,10 @@ def memory(
 
 def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
     """Scratch space of matrix products, which is never given back."""
-    if framework.kernels is not Kernels.FUSED or gpu.architecture not in LARGE_WORKSPACES:
+    if framework.kernels is not Kernels.FUSED:
         return WORKSPACE_BYTES
-    return WORKSPACE_BYTES + ENGINE_WORKSPACE_BYTES * (1 + (EXPERT_STREAMS if model.experts else 0))
+    own = ENGINE_WORKSPACE_BYTES if gpu.architecture in LARGE_WORKSPACES else SMALL_WORKSPACE_BYTES
+    return WORKSPACE_BYTES + own * (1 + (EXPERT_STREAMS if model.experts else 0))
 
 
 def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGATRON_CORE) -> bool:

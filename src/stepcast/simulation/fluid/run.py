@@ -12,7 +12,6 @@ from stepcast.simulation.fluid.compiled import kernel_of
 from stepcast.simulation.fluid.maxmin import now_of, scratch_of
 from stepcast.simulation.fluid.tables import Log, Net, State, Work
 
-
 COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
 
 
