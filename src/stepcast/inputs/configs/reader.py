@@ -100,7 +100,7 @@ def _check_unfolded(events: Iterable[Any]) -> None:
         if kind in ("MappingStartEvent", "SequenceStartEvent"):
             within.append((anchor, 1))
         elif kind in ("MappingEndEvent", "SequenceEndEvent", "ScalarEvent", "AliasEvent"):
-            size = sizes.get(anchor, 1) if kind == "AliasEvent" else 1
+            size = sizes.get(str(anchor), 1) if kind == "AliasEvent" else 1
             if kind.endswith("EndEvent"):
                 anchor, size = within.pop()
             if anchor is not None and kind != "AliasEvent":
