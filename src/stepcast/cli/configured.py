@@ -19,6 +19,7 @@ CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args
 # Options that say what to do with the answer, which a saved run leaves to those who run it again.
 ABOUT_ANSWERS = ("json", "save", "config", "run", "html", "trace", "gantt", "critical_path", "explain_memory")
 ANSWER_OPTIONS = (*ABOUT_ANSWERS, "to_workload", "require_fit", "jitter", "runs", "seed", "tokens", "price")
+MOST_OPTIONS = 1_000
 REPEATED = ("set", "what-if", "stage", "allow", "fix")
 
 
@@ -99,7 +100,10 @@ def _is_saved(name: str) -> bool:
 def _saved(name: str) -> Described:
     from stepcast.inputs.toml import read_toml
 
-    words = [word for key, value in read_toml(name)[TABLE].items() for word in words_for(key, value)]
+    table = read_toml(name)[TABLE]
+    if len(table) > MOST_OPTIONS:
+        raise ValueError(f"{name}: more than {MOST_OPTIONS:,} options; is it a run that --save wrote?")
+    words = [word for key, value in table.items() for word in words_for(key, value)]
     return Described(tuple(words), name)
 
 

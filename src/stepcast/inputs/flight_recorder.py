@@ -69,7 +69,8 @@ def _decoded(source: Source) -> dict[str, Any]:
         found = _Plain(io.BytesIO(data)).load() if data[:1] == b"\x80" else msgspec.json.decode(data)
     except (pickle.UnpicklingError, msgspec.DecodeError, EOFError, ValueError, TypeError, KeyError,
             IndexError, AttributeError, MemoryError, OverflowError, UnicodeDecodeError) as error:  # fmt: skip
-        raise FormatError(f"no dump of the flight recorder: {error}", source.path) from None
+        told = " ".join(str(error).split())
+        raise FormatError(f"no dump of the flight recorder: {told}", source.path) from None
     if not isinstance(found, dict):
         raise FormatError("no dump of the flight recorder: expected an object", source.path)
     return found

@@ -16,7 +16,7 @@ from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, mo
 from stepcast.simulation.costs import Issue, Lead, Prices
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.lanes import Lanes, awaited_by, facts_of
-from stepcast.simulation.messages import Messages, Phase, Send
+from stepcast.simulation.messages import USUAL, Messages, Phase, Send
 from stepcast.simulation.outline import Terms
 from stepcast.simulation.pieces import Cost, Floats, Piece, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
@@ -118,10 +118,16 @@ def build_step(
         messages,
         before,
         after,
-        alike(workload)[: schedule.micro_batches],
+        _alike(workload, schedule.micro_batches),
         [slots.runs(stage, schedule.chunks) for stage in range(schedule.stages)],
     )
     return Step(program, schedule, lanes, message, prices, len(before), len(after))
+
+
+def _alike(workload: Workload, micro_batches: int) -> list[int]:
+    """Of as many as the schedule has, which may be a file of more than the workload's."""
+    known = alike(workload)[:micro_batches]
+    return [*known, *[USUAL] * (micro_batches - len(known))]
 
 
 def _lead(lanes: Lanes) -> Segment:

@@ -1,7 +1,7 @@
 """``read_config``: which tool a configuration is of, and what it says."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from stepcast.inputs.configs import accelerate, deepspeed, megatron, nemo, torchtitan
@@ -16,6 +16,8 @@ KNOWN = (
     "accelerate YAML"
 )
 
+MOST_DEEP = 200
+MOST_UNFOLDED = 200_000
 
 Table = Mapping[str, Any]
 TOOLS: tuple[tuple[Callable[[Table], bool], Callable[[Table], RunConfig]], ...] = (
@@ -77,11 +79,32 @@ def _json(text: str) -> dict[str, Any]:
 def _yaml(text: str) -> dict[str, Any]:
     import yaml  # only for these files
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        table = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        _check_unfolded(yaml.parse(text, Loader=loader))
+        table = yaml.load(text, Loader=loader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         first = " ".join(str(error).split())
         raise FormatError(f"not valid YAML: {first}") from None
     if not isinstance(table, dict):
         raise FormatError("holds no YAML mapping")
     return table
+
+
+def _check_unfolded(events: Iterable[Any]) -> None:
+    """A FormatError where it nests, or its aliases unfold, beyond what its reader takes."""
+    sizes: dict[str, int] = {}
+    within: list[tuple[str | None, int]] = [(None, 0)]  # an anchor, and the values below it so far
+    for event in events:
+        kind, anchor = type(event).__name__, getattr(event, "anchor", None)
+        if kind in ("MappingStartEvent", "SequenceStartEvent"):
+            within.append((anchor, 1))
+        elif kind in ("MappingEndEvent", "SequenceEndEvent", "ScalarEvent", "AliasEvent"):
+            size = sizes.get(str(anchor), 1) if kind == "AliasEvent" else 1
+            if kind.endswith("EndEvent"):
+                anchor, size = within.pop()
+            if anchor is not None and kind != "AliasEvent":
+                sizes[anchor] = size
+            within[-1] = (within[-1][0], within[-1][1] + size)
+        if len(within) > MOST_DEEP or within[-1][1] > MOST_UNFOLDED:
+            raise FormatError("nests too deeply, or its aliases stand for too much, to be a configuration")
