@@ -99,7 +99,7 @@ def interleaved(slow_stage: int | None = None, replicas: int = 1, ends: bool = T
     order += [("F", batch, chunk) for chunk in (0, 1) for batch in (2, 3)]
     order += [("B", batch, chunk) for batches in ((0, 1), (2, 3)) for chunk in (1, 0) for batch in batches]
     took = {stage: 2.0 if stage == slow_stage else 1.0 for stage in (0, 1)}
-    ready: dict[tuple[str, int, int, int], float] = {}
+    ready: dict[tuple[str, int, int], float] = {}
     rows: list[tuple[object, ...]] = []
     places = {0: 0, 1: 0}
     free = {0: 0.0, 1: 0.0}

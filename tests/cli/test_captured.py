@@ -24,7 +24,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
 
 def memory_bytes(found: dict[str, object]) -> float:
     stages = found["memory_bytes"]["stages"]  # type: ignore[index]
-    return max(stage["total"] for stage in stages)
+    return float(max(stage["total"] for stage in stages))
 
 
 @pytest.mark.parametrize("format_name", ["optable", "chakra", "simai"])
