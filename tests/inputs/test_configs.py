@@ -248,7 +248,7 @@ def test_yaml_that_repeats_itself_ends(tmp_path: Path) -> None:
         f"a{n}: &a{n} {{{', '.join(f'k{m}: *a{n - 1}' for m in range(9))}}}" for n in range(1, 9)
     ]
     (tmp_path / "a.yaml").write_text("\n".join(["distributed_type: FSDP", *lines]))
-    with pytest.raises(FormatError, match="more than 20,000 keys"):
+    with pytest.raises(FormatError, match="aliases stand for too much"):
         read_config(tmp_path / "a.yaml")
 
 
