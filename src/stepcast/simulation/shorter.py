@@ -21,7 +21,7 @@ from stepcast.simulation.plan import order_of
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules.table import kind_named
 from stepcast.simulation.skeleton import rescheduled
-from stepcast.simulation.steady import EXACT_S, PERIODS, first_calls, schedule_in, slots_of
+from stepcast.simulation.steady import EXACT_S, MOST, PERIODS, first_calls, schedule_in, slots_of
 
 FEWEST_SLOTS = 2**11
 """Slots of all stages below which to run all of them takes no longer."""
@@ -54,7 +54,7 @@ def shorter(name: str, stages: int, micro_batches: int, chunks: int) -> Shorter 
     least = stages + FILLING if period == 1 else GROUPS * period
     longer = least + (micro_batches - least) % period
     short = longer - period
-    if 4 * (short + longer) > 3 * micro_batches:
+    if 4 * (short + longer) > 3 * micro_batches or slots_of(stages, longer, chunks) > MOST:
         return None
     one, two = (schedule_in(kind, stages, size, chunks, period) for size in (short, longer))
     return Shorter(one, two, (micro_batches - short) // period)
