@@ -136,6 +136,8 @@ def _places(args: argparse.Namespace) -> tuple[Places, list["MeasurementSet"]]:
             raise ValueError(f"unknown measurement set {name!r}; known are {', '.join(known)}")
     usual = [name for name, entry in known.items() if not entry.when_named]
     chosen = [known[name] for name in dict.fromkeys(args.set or usual)]
+    if args.data == "":
+        raise ValueError("--data names nothing; is a variable of your shell not set?")
     if args.data:
         return _given_places(Path(args.data), chosen, bool(args.set)), []
     places = [(entry, found_at) for entry in chosen if (found_at := _default_places(entry))]
