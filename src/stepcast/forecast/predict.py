@@ -112,14 +112,14 @@ def predict_many(
             raise failed
 
 
-TOGETHER = 128
+TOGETHER = 256
 """Strategies that are simulated together; more take more memory and hardly less time."""
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
     """Python looks for garbage in circles whenever much is made, a fifth of the time of many forecasts; what
-    they make has hardly any.
+    they make has hardly any. So that it does not look through all of it afterwards either, it is told as old.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -127,6 +127,9 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         if collects:
+            if not gc.get_freeze_count():  # others may have taken what they have out for good
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
