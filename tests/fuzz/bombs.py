@@ -187,6 +187,15 @@ def simais() -> Iterator[tuple[str, Bomb]]:
         "10,000 rows",
         ({"w.txt": f"{header}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")),
     )
+    lines = [
+        f"r{i}\t-1\t{750_000 + i}\tALLGATHER\t{2**20 + i}\t{750_000 + i}\tNONE\t0\t1\tNONE\t0\t100"
+        for i in range(8_600)
+    ]
+    wide = _simai(pp=512, vpp=1, ga=4, all_gpus=4096).split("\n", 1)[0]
+    yield (
+        "8,600 rows of 512 stages",
+        ({"w.txt": f"{wide}\n{len(lines)}\n" + "\n".join(lines) + "\n"}, _simulate("w.txt")),
+    )
     lines = [f"r{i % 63}" + row[len(row.split()[0]) :] for i in range(9_000)]
     yield (
         "9,000 rows of 63",

@@ -74,6 +74,11 @@ TOKENS = Limit("tokens of a sequence", 1_000_000_000, "sequences have up to some
 ELEMENTS = Limit("elements of an operator's side", 10**12, "sides go up to 2^31")
 NSYS_ROWS = Limit("kernels of an Nsight Systems export", 50_000_000, "some thousands of steps")
 SLOTS = Limit("slots of a schedule that are run one by one", 2**18, "where there is no steady state to go by")
+OPS_TOLD = Limit(
+    "ops of a stage without layers, times the calls of it that begin unlike",
+    2_000_000,
+    "the report looks at each; stages have some thousand ops",
+)
 TASKS = Limit(
     "tasks of a step that is written out",
     4_000_000,

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.ir.group import Channel, Group
+from stepcast.ir.limits import OPS_TOLD
 from stepcast.simulation.distinct import distinct_rows
 from stepcast.simulation.engine import Run, piece_maps
 from stepcast.simulation.lanes import COMPUTE, Lanes
@@ -21,6 +22,8 @@ from stepcast.simulation.step import Step
 
 COMPUTING, OPTIMIZING, HOST, EXPOSED = 0, 1, 2, 3
 """Columns of what a call spends; exposed is one column for each group, the pipeline's first."""
+LONG = 4096
+"""Ops of a piece beyond what layers have; each beginning of one takes milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ def stage_times(step: Step, run: Run) -> tuple[StageTime, ...]:
     groups = tuple(dict.fromkeys([Group.PP, *lanes.groups]))
     spending = _Spending(run, lanes, groups)
     calls, pattern_of = _patterns(run, spending)
+    OPS_TOLD.check(sum(_long_ops(program.segments[program.segment[call]]) for call, _ in calls))
     found = [spending.of_call(program.segments[program.segment[call]], begins) for call, begins in calls]
     spent, idle_s = np.array([each[0] for each in found]), np.array([each[1] for each in found])
     per_call = spent[pattern_of]
@@ -90,6 +94,10 @@ def _totals(busy_s: Floats, lanes: Lanes, groups: tuple[Channel, ...]) -> dict[C
         if group is not None:
             totals[group] += seconds
     return totals
+
+
+def _long_ops(segment: Segment) -> int:
+    return sum(piece.shape.ops for piece, _ in segment.chain if piece.shape.ops > LONG)
 
 
 def _patterns(run: Run, spending: "_Spending") -> tuple[list[tuple[int, Floats]], Ints]:
@@ -206,9 +214,10 @@ class _Busy:
 
     def within(self, begin: float, end: float) -> float:
         """Busy seconds from *begin* to *end*."""
-        at = max(0, bisect_right(self.starts, begin) - 1)
+        first = max(0, bisect_right(self.starts, begin) - 1)
         total = 0.0
-        for start, stop in self.spans[at:]:
+        for at in range(first, len(self.spans)):
+            start, stop = self.spans[at]
             if start >= end:
                 break
             total += max(0.0, min(stop, end) - max(start, begin))
