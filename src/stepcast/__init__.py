@@ -33,8 +33,8 @@ if _is_command():
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from stepcast.forecast.options import Options as Options
     from stepcast.forecast.predict import predict_many as predict_many
-    from stepcast.forecast.simulate import Options as Options
     from stepcast.forecast.simulate import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
     from stepcast.frameworks.catalog import load_framework as load_framework
@@ -71,7 +71,7 @@ PUBLIC = {
     "Layout": ("stepcast.ir.layout", "Layout"),
     "Model": ("stepcast.ir.model", "Model"),
     "Operation": ("stepcast.goodput.operation", "Operation"),
-    "Options": ("stepcast.forecast.simulate", "Options"),
+    "Options": ("stepcast.forecast.options", "Options"),
     "Phase": ("stepcast.goodput.plan", "Phase"),
     "Place": ("stepcast.hardware", "Place"),
     "Plan": ("stepcast.goodput.plan", "Plan"),

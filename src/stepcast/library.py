@@ -18,7 +18,8 @@ from stepcast.cli.main import Parser, with_files
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison
     from stepcast.cost.calibration import Calibration
-    from stepcast.forecast.simulate import Options, Prediction
+    from stepcast.forecast.options import Options
+    from stepcast.forecast.simulate import Prediction
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Phase, Plan
     from stepcast.hardware import Cluster
@@ -75,8 +76,8 @@ def _predict_strategy(
     calibration: "Calibration | str | None",
 ) -> "Prediction":
     from stepcast.cli.calibrations import load_calibration
+    from stepcast.forecast.options import DEFAULTS
     from stepcast.forecast.predict import predict as run
-    from stepcast.forecast.simulate import DEFAULTS
     from stepcast.frameworks.catalog import DEFAULT, load_framework
 
     if model is None or cluster is None:

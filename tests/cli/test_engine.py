@@ -7,7 +7,7 @@ import pytest
 import stepcast
 from stepcast.cli.engine import ENGINES
 from stepcast.cli.main import main
-from stepcast.forecast.simulate import Engine
+from stepcast.forecast.options import Engine
 from tests.shared import ROOT
 
 LLAMA = str(ROOT / "examples" / "simai-llama-405b.txt")

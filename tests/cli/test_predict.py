@@ -8,8 +8,8 @@ import pytest
 from stepcast.cli import strategy as chosen
 from stepcast.cli import strategy_options as options
 from stepcast.cli.main import build_parser
+from stepcast.forecast.options import Options
 from stepcast.forecast.predict import predict
-from stepcast.forecast.simulate import Options
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster

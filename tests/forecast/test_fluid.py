@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from stepcast.forecast.simulate import Engine, Options, Prediction, simulate
+from stepcast.forecast.options import Engine, Options
+from stepcast.forecast.simulate import Prediction, simulate
 from stepcast.hardware import Cluster, cluster_names, load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.flows import FlowSet, Repeating

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from stepcast.cost.memory import memory
+from stepcast.forecast.options import Options
 from stepcast.forecast.predict import compute_pricer, predict
-from stepcast.forecast.simulate import Options, simulate
+from stepcast.forecast.simulate import simulate
 from stepcast.generate.flops import hardware_flops, model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stepcast.forecast.simulate import Options, simulate
+from stepcast.forecast.options import Options
+from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.simulation.chunks import Body

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.cli.main import main
-from stepcast.forecast.simulate import Options, simulate
+from stepcast.forecast.options import Options
+from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.group import Group

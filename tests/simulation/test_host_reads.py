@@ -1,6 +1,7 @@
 """A host that reads results before it issues more, and graphs that spare it the work."""
 
-from stepcast.forecast.simulate import Options, simulate
+from stepcast.forecast.options import Options
+from stepcast.forecast.simulate import simulate
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.work import Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload

@@ -8,7 +8,7 @@ from stepcast.inputs.errors import FormatError
 
 if TYPE_CHECKING:
     from stepcast.forecast.background import Others
-    from stepcast.forecast.simulate import Options
+    from stepcast.forecast.options import Options
     from stepcast.hardware import Cluster
 
 

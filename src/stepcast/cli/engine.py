@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from stepcast.forecast.simulate import Engine
+    from stepcast.forecast.options import Engine
 
 # Written out, so that the help does not load the engine; a test compares them with the table.
 ENGINES = ("fast", "fluid")
@@ -17,6 +17,6 @@ def add_engine_argument(parser: argparse._ActionsContainer) -> None:
 
 def engine_of(args: argparse.Namespace) -> "Engine":
     """Of verbs that know no other, the fast one."""
-    from stepcast.forecast.simulate import Engine
+    from stepcast.forecast.options import Engine
 
     return Engine(getattr(args, "engine", ENGINES[0]))

@@ -22,7 +22,8 @@ from stepcast.cli.strategy_options import add_strategy_arguments
 
 if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
-    from stepcast.forecast.simulate import Options, Prediction
+    from stepcast.forecast.options import Options
+    from stepcast.forecast.simulate import Prediction
     from stepcast.hardware import Cluster
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
@@ -146,7 +147,7 @@ def forecast(args: argparse.Namespace) -> Forecast:
 
 def asked_by(args: argparse.Namespace) -> Asked:
     """The run that *args* describe, settled and checked, not yet predicted."""
-    from stepcast.forecast.simulate import Options
+    from stepcast.forecast.options import Options
     from stepcast.frameworks.catalog import load_profile
     from stepcast.frameworks.profile import settle
     from stepcast.hardware import Place, load_cluster

@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
-    from stepcast.forecast.simulate import Engine
+    from stepcast.forecast.options import Engine
 
     asked = asked_by(args)
     shared = replace(asked, options=replace(asked.options, engine=Engine.FLUID)).predicted
@@ -88,7 +88,8 @@ def _of_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, A
 
 
 def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
-    from stepcast.forecast.simulate import Engine, Options, simulate
+    from stepcast.forecast.options import Engine, Options
+    from stepcast.forecast.simulate import simulate
     from stepcast.hardware import Place, load_cluster
     from stepcast.inputs.table import read
 

@@ -98,8 +98,8 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
         raise ValueError(f"{args.file}: holds a {type(document).__name__.lower()}, which is no workload")
     if args.cluster is None and args.gpu is None:
         args.gpu = "h200"
+    from stepcast.forecast.options import Options
     from stepcast.forecast.predict import compute_pricer
-    from stepcast.forecast.simulate import Options
 
     cluster = place_of(args)
     options = Options(gpus=args.gpus)

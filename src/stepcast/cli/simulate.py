@@ -20,7 +20,7 @@ from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
 
 if TYPE_CHECKING:
-    from stepcast.forecast.simulate import Options
+    from stepcast.forecast.options import Options
 
 ENGINES = (*STEP_ENGINES, "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
@@ -172,7 +172,7 @@ def _exchanges(workload: Workload, gpus: int | None) -> set[Collective | Transfe
 
 def _options(args: argparse.Namespace) -> "Options":
     from stepcast.cost.collectives import Algorithm
-    from stepcast.forecast.simulate import Options
+    from stepcast.forecast.options import Options
     from stepcast.hardware import Place
     from stepcast.simulation.chunks import Body
     from stepcast.simulation.messages import Send

@@ -10,8 +10,9 @@ from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.cuts import cuts, pieces
 from stepcast.forecast.exchanges import reduced, sharded
+from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import _issue_s, compute_pricer, memory_facts
-from stepcast.forecast.simulate import Engine, Options, Prediction, simulate
+from stepcast.forecast.simulate import Prediction, simulate
 from stepcast.forecast.splits import split_captured, updated_share
 from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, Part

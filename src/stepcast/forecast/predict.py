@@ -20,7 +20,8 @@ from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.cost.slowest import pace_of, paced
 from stepcast.forecast.beyond import beyond_checked
-from stepcast.forecast.simulate import DEFAULTS, Options, Prediction, prepared, simulate, together
+from stepcast.forecast.options import DEFAULTS, Options
+from stepcast.forecast.simulate import Prediction, prepared, simulate, together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster

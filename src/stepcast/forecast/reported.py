@@ -16,7 +16,8 @@ from stepcast.simulation.schedule_check import peak_in_flight
 from stepcast.simulation.step import Step
 
 if TYPE_CHECKING:
-    from stepcast.forecast.simulate import Options, Prediction
+    from stepcast.forecast.options import Options
+    from stepcast.forecast.simulate import Prediction
 
 # No published dense transformer is deeper; a body that would make one is likely the whole model.
 DEEPEST_MODEL = 160

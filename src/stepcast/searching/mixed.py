@@ -15,8 +15,8 @@ import numpy as np
 from stepcast.cost.compute import cool_load
 from stepcast.cost.fits import default_fit
 from stepcast.cost.memory import memory
+from stepcast.forecast.options import DEFAULTS
 from stepcast.forecast.predict import predict
-from stepcast.forecast.simulate import DEFAULTS
 from stepcast.hardware import Cluster
 from stepcast.hardware.link import Link
 from stepcast.ir.framework import Framework

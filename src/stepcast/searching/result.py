@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from stepcast.forecast.simulate import DEFAULTS, Options
+from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.ir.framework import Framework
 from stepcast.ir.strategy import Strategy
 from stepcast.searching.space import Ints, Space
