@@ -37,7 +37,7 @@ def bars(
     """Rows of bars on one scale from zero to *most*, with ticks at round numbers of *unit*."""
     most = most if most > 0 else 1.0
     listed = [_row(row, most) for row in rows]
-    below = tag("li", tag("span"), _axis(most, axis, unit), tag("span"), class_="axis") if axis else None
+    below = axis_row(most, axis, unit) if axis else None
     return tag("ul", listed, below, class_="rows")
 
 
@@ -77,8 +77,9 @@ def _row(row: Row, most: float) -> Markup:
     )
 
 
-def _axis(most: float, words: Callable[[float], str], unit: float) -> Markup:
-    ticks = [unit * tick for tick in nice_ticks(0.0, most / unit, 2)]
+def axis_row(most: float, words: Callable[[float], str], unit: float = 1.0, about: int = 2) -> Markup:
+    """The axis below rows of bars, with about so many ticks."""
+    ticks = [unit * tick for tick in nice_ticks(0.0, most / unit, about)]
     drawn = [
         tag(
             "text",
@@ -89,7 +90,8 @@ def _axis(most: float, words: Callable[[float], str], unit: float) -> Markup:
         )
         for tick in ticks
     ]
-    return tag("svg", drawn, class_="ticks", width="100%", height=16, aria_hidden="true")
+    axis = tag("svg", drawn, class_="ticks", width="100%", height=16, aria_hidden="true")
+    return tag("li", tag("span"), axis, tag("span"), class_="axis")
 
 
 def short(words: str) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.pages.blocks import answer, card, table
-from stepcast.pages.charts import Piece, Row, bars, legend, nice_ticks, short
+from stepcast.pages.charts import Piece, Row, axis_row, bars, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.network import Kind, kinds_of, shade, slower, used_tiers
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.report.network import Kind, kind_cells, kinds_of, shade, slower, tier_cells, used_tiers
+from stepcast.units import format_bytes, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 CELL_HEIGHT = 16
@@ -59,18 +59,7 @@ def _map(title: str, lines: Sequence[tuple[str, Sequence[float]]], step_s: float
     if not lines or step_s <= 0:
         return []
     rows = [_map_row(name, shares, step_s) for name, shares in lines]
-    ticks = [
-        tag(
-            "text",
-            short(format_seconds(tick)) if tick else "0",
-            x=f"{100 * tick / step_s:.2f}%",
-            y=12,
-            text_anchor="start" if not tick else "end" if tick > 0.97 * step_s else "middle",
-        )
-        for tick in nice_ticks(0.0, step_s, 4)
-    ]
-    axis = tag("svg", ticks, class_="ticks", width="100%", height=16, aria_hidden="true")
-    below = tag("li", tag("span"), axis, tag("span"), class_="axis")
+    below = axis_row(step_s, format_seconds, about=4)
     key = tag(
         "p", [_shade_key(at) for at in range(1, STEPS)], tag("span", "from idle to full"), class_="shades"
     )
@@ -115,17 +104,7 @@ def _runs(values: Sequence[int]) -> list[tuple[int, int]]:
 def _tiers(tiers: Sequence[Facts]) -> list[Section]:
     if not tiers:
         return []
-    cells = [
-        [
-            each["tier"],
-            f"{each['links']:,}",
-            format_rate(each["capacity_bytes_per_s"]),
-            format_bytes(each["bytes"]),
-            format_percent(each["share"]),
-            format_percent(each["busiest_share"]),
-        ]
-        for each in tiers
-    ]
+    cells = [tier_cells(each) for each in tiers]
     heads = ("Tier", "Links", "Each", "Carried", "Used", "Busiest link at most")
     caption = "Used: on average over all links of the tier and the whole step"
     return [Section("Tiers", table(heads, cells, caption), wide=True)]
@@ -162,18 +141,7 @@ def kind_of(group: str) -> str:
 def _operations(kinds: Sequence[Kind]) -> list[Section]:
     if not kinds:
         return []
-    cells = [
-        [
-            each.what,
-            each.group,
-            f"{each.times:,}",
-            format_seconds(each.alone_s / each.times),
-            format_seconds(each.took_s / each.times),
-            f"{each.slowdown:.2f} ×",
-            f"{each.slowest:.2f} ×",
-        ]
-        for each in kinds
-    ]
+    cells = [kind_cells(each, "×") for each in kinds]
     keys = [
         [each.what, each.group, each.times, each.alone_s, each.took_s, each.slowdown, each.slowest]
         for each in kinds

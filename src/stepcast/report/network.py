@@ -79,19 +79,20 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     ]
 
 
-def _tiers(tiers: Sequence[Facts], width: int) -> str:
-    rows = [
-        (
-            each["tier"],
-            f"{each['links']:,}",
-            format_rate(each["capacity_bytes_per_s"]),
-            format_bytes(each["bytes"]),
-            format_percent(each["share"]),
-            format_percent(each["busiest_share"]),
-        )
-        for each in tiers
+def tier_cells(tier: Facts) -> list[str]:
+    """Its name, links, the rate of one, bytes, how much was used, and at most of one link."""
+    return [
+        tier["tier"],
+        f"{tier['links']:,}",
+        format_rate(tier["capacity_bytes_per_s"]),
+        format_bytes(tier["bytes"]),
+        format_percent(tier["share"]),
+        format_percent(tier["busiest_share"]),
     ]
-    return table(("tier", "links", "each", "carried", "used", "at most"), rows, width)
+
+
+def _tiers(tiers: Sequence[Facts], width: int) -> str:
+    return table(("tier", "links", "each", "carried", "used", "at most"), map(tier_cells, tiers), width)
 
 
 def _over_time(tiers: Sequence[Facts], step_s: float, width: int) -> str:
@@ -138,17 +139,19 @@ def carried(users: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {size / total * 100:.0f} %" for name, size in users.items() if size > 0)
 
 
-def _operations(kinds: Sequence[Kind], width: int) -> str:
-    rows = [
-        (
-            each.what,
-            each.group,
-            f"{each.times:,}",
-            format_seconds(each.alone_s / each.times),
-            format_seconds(each.took_s / each.times),
-            f"{each.slowdown:.2f} x",
-            f"{each.slowest:.2f} x",
-        )
-        for each in kinds
+def kind_cells(kind: Kind, times: str = "x") -> list[str]:
+    """What it is, its group, how often, one alone, one here, how many *times* as long, and at worst."""
+    return [
+        kind.what,
+        kind.group,
+        f"{kind.times:,}",
+        format_seconds(kind.alone_s / kind.times),
+        format_seconds(kind.took_s / kind.times),
+        f"{kind.slowdown:.2f} {times}",
+        f"{kind.slowest:.2f} {times}",
     ]
-    return table(("communication", "group", "times", "alone", "here", "slower", "worst"), rows, width)
+
+
+def _operations(kinds: Sequence[Kind], width: int) -> str:
+    heads = ("communication", "group", "times", "alone", "here", "slower", "worst")
+    return table(heads, map(kind_cells, kinds), width)

@@ -15,7 +15,16 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.watched import watched
 from stepcast.validate.phases import PHASES, phases_s
 from stepcast.validate.scoreboard import Measurements, Row, columns
-from stepcast.validate.transformers import CLUSTER, COMMAND, NEEDED, WORDS, Record, figures, records
+from stepcast.validate.transformers import (
+    CLUSTER,
+    COMMAND,
+    NEEDED,
+    WORDS,
+    Record,
+    figures,
+    records,
+    step_files,
+)
 
 if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import Asked
@@ -32,10 +41,7 @@ def measure_folder(folder: str) -> Measurements:
 
     load_torch("capture")
     load_transformers("capture")
-    path = Path(folder)
-    files = sorted(path.glob("steps*.csv")) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise ValueError(f"{path}: expected steps_eager.csv, steps_compiled.csv, or a csv with their columns")
+    files = step_files(folder)
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     peaks: list[tuple[float, float]] = []

@@ -105,15 +105,21 @@ class Setting:
         return shlex.join(words)
 
 
+def step_files(folder: str) -> list[Path]:
+    """Those in *folder*, or that one file."""
+    path = Path(folder)
+    files = sorted(path.glob("steps*.csv")) if path.is_dir() else [path]
+    if not files or not all(file.is_file() for file in files):
+        raise ValueError(f"{path}: expected steps_eager.csv, steps_compiled.csv, or a csv with their columns")
+    return files
+
+
 def measure_folder(folder: str, calibration: str = "") -> Measurements:
     """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside; *calibration* names a
     profile of the GPU.
     """
-    path, own = Path(folder), _loaded(calibration)
+    files, own = step_files(folder), _loaded(calibration)
     further = ("--calibration", calibration) if calibration else ()
-    files = sorted(path.glob("steps*.csv")) if path.is_dir() else [path]
-    if not files or not all(file.is_file() for file in files):
-        raise ValueError(f"{path}: expected steps_eager.csv, steps_compiled.csv, or a csv with their columns")
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     peaks: list[tuple[float, float]] = []
