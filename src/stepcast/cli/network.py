@@ -88,6 +88,7 @@ def _of_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, A
 
 
 def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
+    from stepcast.cli.simulate import asked_facts
     from stepcast.forecast.options import Engine, Options
     from stepcast.forecast.simulate import simulate
     from stepcast.hardware import Place, load_cluster
@@ -102,15 +103,9 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
     options = Options(gpus=args.gpus, place=Place(args.place))
     workload = read(args.model)
     fast = simulate(workload, cluster, options)
-    asked = {
-        "workload": args.model,
-        "cluster": cluster.name,
-        "gpu": cluster.gpu.name,
-        "gpus_per_node": cluster.node.gpus,
-        "strategy": fast.workload.layout.facts(),
-    }
     options = with_background(options, args, cluster, fast.workload.layout.gpus)
-    return simulate(workload, cluster, replace(options, engine=Engine.FLUID)), fast.simulated_s, asked
+    shared = simulate(workload, cluster, replace(options, engine=Engine.FLUID))
+    return shared, fast.simulated_s, asked_facts([args.model], fast)
 
 
 def _routing(cluster: "Cluster") -> str:

@@ -1,6 +1,7 @@
 """``stepcast simulate FILE --cluster C``."""
 
 import argparse
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from stepcast.ir.workload import Workload
 
 if TYPE_CHECKING:
     from stepcast.forecast.options import Options
+    from stepcast.forecast.simulate import Prediction
 
 ENGINES = (*STEP_ENGINES, "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.
@@ -127,15 +129,20 @@ def run(args: argparse.Namespace) -> int:
     cluster = load_cluster(args.cluster, args.set)
     options = with_background(options, args, cluster, args.gpus or workload.layout.gpus)
     prediction = simulate(workload, cluster, options, slow_ranks=slow_ranks)
-    asked = {
-        "workload": ", ".join(args.files),
+    show_prediction(prediction, args, asked_facts(args.files, prediction))
+    return 0
+
+
+def asked_facts(files: Sequence[str], prediction: "Prediction") -> dict[str, Any]:
+    """What was asked of a workload in *files*, in the words of the JSON contract."""
+    cluster = prediction.cluster
+    return {
+        "workload": ", ".join(files),
         "cluster": cluster.name,
         "gpu": cluster.gpu.name,
         "gpus_per_node": cluster.node.gpus,
         "strategy": prediction.workload.layout.facts(),
     }
-    show_prediction(prediction, args, asked)
-    return 0
 
 
 def _check(workload: Workload, args: argparse.Namespace) -> None:
