@@ -71,26 +71,34 @@ class Pricer:
     # Each group as if the others of its family were still: who shares links with whom is found later.
     alone: bool = False
     _known: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
-    """By the identity of works: what prices them compares them where that is needed."""
-    _travelled: dict[Work, Price] = field(default_factory=dict, repr=False)
+    """By the identity of works: what prices computation compares them where that is needed."""
+    _equal: dict[Work, Price] = field(default_factory=dict, repr=False)
+    """Of communication, and of all that travelled."""
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Pickled with the prices that are known: models of computation are functions, and stay behind."""
-        return {**self.__dict__, "compute": unpriced, "_known": {}, "_travelled": dict(self.known())}
+        return {**self.__dict__, "compute": unpriced, "_known": {}, "_equal": dict(self.known())}
 
     def known(self) -> Iterator[tuple[Work, Price]]:
         """What was priced, equal works perhaps more than once."""
-        yield from self._travelled.items()
+        yield from self._equal.items()
         yield from self._known.values()
 
     def price(self, work: Work) -> Price:
         found = self._known.get(id(work))
         if found is None:
-            travelled = self._travelled.get(work) if self._travelled else None
-            price = self.compute if type(work) in COMPUTING else self._priced
-            found = self._known[id(work)] = work, travelled or price(work)  # type: ignore[arg-type]
+            computes = type(work) in COMPUTING and self.compute is not unpriced
+            price = self.compute(work) if computes else self._compared(work)  # type: ignore[arg-type]
+            found = self._known[id(work)] = work, price
         return found[1]
+
+    def _compared(self, work: Work) -> Price:
+        found = self._equal.get(work)
+        if found is None:
+            price = self.compute if type(work) in COMPUTING else self._priced
+            found = self._equal[work] = price(work)  # type: ignore[arg-type]
+        return found
 
     def seconds(self, work: Work) -> float:
         return self.price(work).seconds

@@ -76,7 +76,7 @@ class Prices:
     def __call__(self, cost: Cost) -> float:
         kind = type(cost)
         if kind in COMPUTING or kind is HostUpdate:
-            return self.seconds(cost)  # type: ignore[arg-type]
+            return self._work_s(cost)  # type: ignore[arg-type]
         if kind in COMMUNICATING:
             return self._communication_s(cost)  # type: ignore[arg-type]
         match cost:
@@ -97,15 +97,19 @@ class Prices:
 
     def _lost_s(self, beside: Beside) -> float:
         assert self.takes is not None
-        each_s = list(map(self._work_s, beside.computing))
+        known = self._known
+        for work in beside.computing:
+            if id(work) not in known:
+                self._work_s(work)
+        each_s = [known[id(work)][1] for work in beside.computing]
         computing_s = sum(each_s) * beside.factor
         together_s: dict[Group, float] = defaultdict(float)
         taken_s: dict[Group, float] = defaultdict(float)
-        for work, window in beside.windows:
+        for collective, window in beside.windows:
             window_s = sum([each_s[at] for at in window]) * beside.factor if window else computing_s
-            side_by_side_s = min(self._communication_s(work), window_s)
-            together_s[work.group] += side_by_side_s
-            taken_s[work.group] += self.takes(work) * side_by_side_s
+            side_by_side_s = min(self._communication_s(collective), window_s)
+            together_s[collective.group] += side_by_side_s
+            taken_s[collective.group] += self.takes(collective) * side_by_side_s
         return sum(
             taken * min(1.0, computing_s / together_s[group])
             for group, taken in taken_s.items()

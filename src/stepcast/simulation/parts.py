@@ -99,10 +99,9 @@ def calls_of(schedule: Schedule, mode: Send, like: Ints) -> Called:
     group = code - 1
     if mode is Send.BLOCKING:
         ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
-        bounds = np.concatenate([ends[:-1], ends[1:]])
-        batches = np.insert(
-            batches, bounds, np.concatenate([batches[ends[:-1]], batches[ends[1:] - 1]]), axis=0
-        )
+        # Where one stage ends and the next begins, its own end comes first.
+        bounds = np.concatenate([ends[1:], ends[:-1]])
+        batches = np.insert(batches, bounds, batches[np.concatenate([ends[1:] - 1, ends[:-1]])], axis=0)
         code = np.insert(code, bounds, 0)
         stage = np.insert(stage, bounds, np.tile(np.arange(schedule.stages), 2))
     if mode is not Send.EAGER:

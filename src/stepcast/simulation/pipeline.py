@@ -75,7 +75,7 @@ def pipeline_program(
 
     parts, which = skeleton.once_each(runs) if messages.alike else (skeleton.parts, None)
     segments = tuple(map(segment, parts))
-    return Program(lanes, tuple([segments[at] for at in which]) if which else segments, skeleton.made)
+    return Program(lanes, segments, skeleton.made, which)
 
 
 _HERE = Place(0, 0)

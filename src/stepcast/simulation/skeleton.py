@@ -28,11 +28,11 @@ class Skeleton:
     made: Calls
     parts: tuple[Part, ...]
     chunks: int
-    _known: dict[tuple[int, ...], tuple[list[Part], list[int]]] = field(
+    _known: dict[tuple[int, ...], tuple[list[Part], Ints]] = field(
         default_factory=dict, init=False, repr=False
     )
 
-    def once_each(self, same: tuple[int, ...]) -> tuple[list[Part], list[int]]:
+    def once_each(self, same: tuple[int, ...]) -> tuple[list[Part], Ints]:
         """The parts, those that run the same once, and for each of all which of these it is; *same* has equal
         numbers for places that run the same, chunk by chunk of each stage.
         """
@@ -46,7 +46,7 @@ class Skeleton:
                 if at == len(once):
                     once.append(part)
                 which.append(at)
-            self._known[same] = once, which
+            self._known[same] = once, np.array(which, np.int64)
         return self._known[same]
 
 

@@ -196,6 +196,8 @@ class _Once:
     before: list[Issued]
     after: list[list[Issued]]
     """Cut before each collective that spans stages."""
+    meetings: list[Channel]
+    """The groups of those."""
     groups: frozenset[Channel]
 
 
@@ -228,13 +230,11 @@ def _stage_of(parts: Sequence[Stage], at_end: bool) -> _Once:
         before += once_ops(part.prologue, (LayerPhase.FORWARD,))
         after += once_ops(reversed(part.prologue), backward)
         after += once_ops(part.epilogue, ONCE_PHASES)
-    kept = [issued for issued in after if at_end or _group(issued) is not Group.EMBEDDING]
-    groups = frozenset([group for group in map(_group, before + kept) if group is not None])
-    return _Once(before, _cut_at_meetings(kept), groups)
-
-
-def _group(issued: Issued) -> Channel | None:
-    return group_of(issued.op.work)
+    of = [group_of(issued.op.work) for issued in after]
+    kept = [each for each in zip(after, of, strict=True) if at_end or each[1] is not Group.EMBEDDING]
+    begun = [group_of(issued.op.work) for issued in before]
+    groups = [group for group in (*begun, *[group for _, group in kept]) if group is not None]
+    return _Once(before, *_cut_at_meetings(kept), frozenset(groups))
 
 
 class _Rounds:
@@ -242,56 +242,57 @@ class _Rounds:
 
     def __init__(self, terms: Terms, slow_stages: Mapping[int, float]) -> None:
         self.pieces, self.slow_stages = pieces_under(terms), slow_stages
-        self.made: dict[tuple[object, ...], Segment] = {}
 
     def before(self, once: Sequence[_Once]) -> list[Round]:
-        segments = {
-            stage: self._segment(stage, each.before, "before", 0, False)
-            for stage, each in enumerate(once)
-            if each.before
-        }
-        return [Round(segments)] if segments else []
+        issued = {stage: each.before for stage, each in enumerate(once) if each.before}
+        return [Round(self._segments(issued, "before"))] if issued else []
 
     def after(self, once: Sequence[_Once]) -> list[Round]:
         """The first begins when all communication has ended."""
-        parts = [each.after for each in once]
-        meetings = max(([_group(part[0]) for part in each[1:]] for each in parts), key=len)
-        rounds = [
-            Round(
-                {
-                    stage: self._segment(stage, each[0], "finish communication", 0, True)
-                    for stage, each in enumerate(parts)
-                }
-            )
-        ]
-        queues = [each[1:] for each in parts]
-        for group in meetings:
-            present = [stage for stage, queue in enumerate(queues) if queue and _group(queue[0][0]) is group]
+        issued = {stage: each.after[0] for stage, each in enumerate(once)}
+        rounds = [Round(self._segments(issued, "finish communication", finish=True))]
+        met = [0] * len(once)
+        for group in max((each.meetings for each in once), key=len):
             # Each hands on when the last of those before it came, so that the last knows of all.
-            here = {stage: self._segment(stage, (), "come", stage != present[0], False) for stage in present}
+            issued, nothing = {}, list[Issued]()
+            for stage, each in enumerate(once):
+                if met[stage] < len(each.meetings) and each.meetings[met[stage]] is group:
+                    met[stage] += 1
+                    issued[stage] = each.after[met[stage]]
+            first, *others = present = list(issued)
+            here = self._segments({first: nothing}, "come") | self._segments(
+                dict.fromkeys(others, nothing), "come", others=1
+            )
             turns = {stage: (before,) for before, stage in pairwise(present)}
             rounds.append(Round(here, turns, in_turn=True))
             everyone = (present[-1],)
-            segments = {
-                stage: self._segment(stage, queues[stage].pop(0), "meet", 1, False) for stage in present
-            }
-            rounds.append(Round(segments, dict.fromkeys(present, everyone)))
+            rounds.append(Round(self._segments(issued, "meet", others=1), dict.fromkeys(present, everyone)))
         return rounds
 
-    def _segment(self, stage: int, ops: Sequence[Issued], name: str, others: int, finish: bool) -> Segment:
-        factor = self.slow_stages.get(stage, 1.0)
-        key = (factor, name, others, finish, id(ops))
-        if key not in self.made:
-            piece = self.pieces.once(ops, name, others, finish, factor)
-            self.made[key] = Segment("", ((piece, 1),))
-        return self.made[key]
+    def _segments(
+        self, issued: Mapping[int, Sequence[Issued]], name: str, others: int = 0, finish: bool = False
+    ) -> dict[int, Segment]:
+        """For stages what they call; those that issue the same at the same speed call the same."""
+        made: dict[tuple[float, int], Segment] = {}
+        found = {}
+        for stage, ops in issued.items():
+            factor = self.slow_stages.get(stage, 1.0)
+            key = (factor, id(ops))
+            if key not in made:
+                made[key] = Segment("", ((self.pieces.once(ops, name, others, finish, factor), 1),))
+            found[stage] = made[key]
+        return found
 
 
-def _cut_at_meetings(ops: Sequence[Issued]) -> list[list[Issued]]:
-    """*ops* cut before each collective that spans stages."""
+def _cut_at_meetings(
+    ops: Iterable[tuple[Issued, Channel | None]],
+) -> tuple[list[list[Issued]], list[Channel]]:
+    """*ops*, each with its group, cut before each collective that spans stages, and the groups of those."""
     parts: list[list[Issued]] = [[]]
-    for issued in ops:
-        if _group(issued) in ACROSS_STAGES and isinstance(issued.op.work, Collective):
+    meetings: list[Channel] = []
+    for issued, group in ops:
+        if group in ACROSS_STAGES and isinstance(issued.op.work, Collective):
             parts.append([])
+            meetings.append(group)
         parts[-1].append(issued)
-    return parts
+    return parts, meetings
