@@ -15,9 +15,11 @@ repeated layers are stored once.
 
 import math
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.group import Group
@@ -171,15 +173,37 @@ class Stage:
 
     def varied_bodies(self) -> dict[int, tuple[Layer, ...]]:
         """The same for every micro-batch that differs from the usual one, in one go."""
-        return {micro_batch: written(body) for micro_batch, body in self.varied_blocks(tuple(Phase)).items()}
-
-    def varied_blocks(self, phases: Sequence[Phase]) -> dict[int, tuple[Block, ...]]:
-        """The body of every micro-batch that differs from the usual one in some of *phases*, still folded."""
-        changes: dict[int, dict[int, Layer]] = {}
+        usual, bodies = written(self.body), dict[int, list[Layer]]()
         for variation in self.variations:
-            changes.setdefault(variation.micro_batch, {})[variation.position] = variation.layer
-        bodies = {which: _varied(self.body, changed, phases) for which, changed in changes.items()}
-        return {micro_batch: body for micro_batch, body in bodies.items() if body is not self.body}
+            bodies.setdefault(variation.micro_batch, list(usual))[variation.position] = variation.layer
+        return {micro_batch: tuple(body) for micro_batch, body in bodies.items()}
+
+    def varied_blocks(self, parts: Sequence[Sequence[Phase]]) -> list[dict[int, tuple[Block, ...]]]:
+        """For each of some *parts* of a step, told by their phases, the body of every micro-batch that
+        differs from the usual one in it, still folded.
+        """
+        changes: list[dict[int, dict[int, Layer]]] = [{} for _ in parts]
+        differs: dict[tuple[int, int], list[int]] = {}
+        for micro_batch, position, layer, usual in self._varied_layers():
+            pair = id(layer), id(usual)
+            if pair not in differs:
+                differs[pair] = [
+                    number
+                    for number, phases in enumerate(parts)
+                    if any(layer.ops(phase) is not usual.ops(phase) for phase in phases)
+                ]
+            for number in differs[pair]:
+                changes[number].setdefault(micro_batch, {})[position] = layer
+        return [{which: _varied(self.body, changed) for which, changed in each.items()} for each in changes]
+
+    def _varied_layers(self) -> Iterator[tuple[int, int, Layer, Layer]]:
+        """Each variation with the layer that it stands for."""
+        starts = [0, *accumulate([len(block.layers) * block.repeat for block in self.body])]
+        for each in self.variations:
+            at = bisect_right(starts, each.position) - 1
+            layers = self.body[at].layers
+            usual = layers[(each.position - starts[at]) % len(layers)]
+            yield each.micro_batch, each.position, each.layer, usual
 
     @property
     def body_layer_count(self) -> int:
@@ -208,36 +232,25 @@ def written(blocks: Iterable[Block]) -> tuple[Layer, ...]:
     return tuple(layer for block in blocks for _ in range(block.repeat) for layer in block.layers)
 
 
-def _varied(
-    body: tuple[Block, ...], changed: Mapping[int, Layer], phases: Sequence[Phase]
-) -> tuple[Block, ...]:
-    """*body* with other layers at some positions, as far as they do something else in *phases*, and repeats
-    written out where they do.
-    """
+def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
+    """*body* with other layers at some positions, repeats written out as far as they differ."""
     found: list[Block] = []
-    known: dict[tuple[int, int, int], Sequence[Layer]] = {}
-    start, other = 0, False
+    known: dict[tuple[int, int, int], tuple[Layer, ...]] = {}
+    start = 0
     for block in body:
         length, stop = len(block.layers), start + len(block.layers) * block.repeat
-        times, touched = [block.layers] * block.repeat, False
-        for place in [place for place in changed if start <= place < stop]:
+        inside = [place for place in changed if start <= place < stop]
+        times = [block.layers] * block.repeat if inside else []
+        for place in inside:
             at, index = divmod(place - start, length)
             before, layer = times[at], changed[place]
             key = (id(before), index, id(layer))
             if key not in known:
-                known[key] = _with(before, index, layer, phases)
-            if known[key] is not before:
-                times[at], touched = known[key], True
-        found += folded(times) if touched else [block]
-        start, other = stop, other or touched
-    return tuple(found) if other else body
-
-
-def _with(layers: Sequence[Layer], index: int, layer: Layer, phases: Sequence[Phase]) -> Sequence[Layer]:
-    """*layers* with another at *index*; the same object where that does nothing else in *phases*."""
-    if all(layer.ops(phase) is layers[index].ops(phase) for phase in phases):
-        return layers
-    return (*layers[:index], layer, *layers[index + 1 :])
+                known[key] = (*before[:index], layer, *before[index + 1 :])
+            times[at] = known[key]
+        found += folded(times) if inside else [block]
+        start = stop
+    return tuple(found)
 
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.

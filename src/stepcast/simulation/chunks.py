@@ -102,7 +102,8 @@ def _whole(stage: Stage, workload: Workload, schedule: Schedule) -> Chunk:
 
 
 def _varied(stage: Stage, kinds: frozenset[Kind]) -> dict[Kind, dict[int, Blocks]]:
-    return {kind: stage.varied_blocks(HANDED_ON[kind]) for kind in kinds}
+    bodies = stage.varied_blocks([HANDED_ON[kind] for kind in kinds])
+    return dict(zip(kinds, bodies, strict=True))
 
 
 _VARIED: ByIdentity[dict[Kind, dict[int, Blocks]]] = ByIdentity(1024)

@@ -15,13 +15,14 @@ from stepcast.simulation.arrays import Program
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
 from stepcast.simulation.costs import Issue, Lead, Prices
 from stepcast.simulation.engine import makespans_s
+from stepcast.simulation.issued import Issued, once_ops, phase_ops, row_of
 from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import USUAL, Messages, Phase, Send
 from stepcast.simulation.outline import Terms
 from stepcast.simulation.pieces import Cost, Floats, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
-from stepcast.simulation.segments import Issued, once_ops, phase_ops, pieces_under, row_of
+from stepcast.simulation.segments import pieces_under
 
 ONCE_PHASES = (LayerPhase.FORWARD, LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
