@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepcast.report.asked import asked_pairs, config_note
-from stepcast.report.text import GAP, bullet, facts, table
+from stepcast.report.cells import cells
+from stepcast.report.text import GAP, bullet, facts, parts_table, table
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 16
-BAR_WIDTH = 24
 STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
 PART_NAMES = {
     "compute": "compute",
@@ -110,16 +110,8 @@ def likely(band: Facts) -> str:
 
 def _breakdown(found: Facts, width: int) -> str:
     """Parts of the step with a bar; communication also shows what was hidden behind computation."""
-    step_s = found["step_s"] or 1.0
-    rows = []
-    for part, seconds in found["breakdown_s"].items():
-        if seconds <= 0:
-            continue
-        share = seconds / step_s
-        rows.append(
-            (PART_NAMES[part], format_seconds(seconds), format_percent(share), "#" * round(share * BAR_WIDTH))
-        )
-    text = table(("an average stage spends", "time", "share", ""), rows, width)
+    parts = [(PART_NAMES[part], seconds) for part, seconds in found["breakdown_s"].items() if seconds > 0]
+    text = parts_table("an average stage spends", parts, found["step_s"] or 1.0, format_seconds, width)
     hidden = [
         (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
         for group, each in found["communication_s"].items()
@@ -136,16 +128,7 @@ def _hidden(each: Mapping[str, float]) -> str:
 def _stages(found: Facts, width: int) -> str:
     stages = found["stages"]
     shown = stages if len(stages) <= MOST_STAGES else [*stages[: MOST_STAGES - 1], stages[-1]]
-    rows = [
-        (
-            each["stage"],
-            format_seconds(each["busy_s"]),
-            format_seconds(each["exposed_s"]),
-            format_seconds(each["bubble_s"]),
-            each["peak_in_flight"],
-        )
-        for each in shown
-    ]
+    rows = cells(shown, "stage busy_s exposed_s bubble_s peak_in_flight")
     return table(("stage", "busy", "exposed", "bubble", "in flight"), rows, width)
 
 
