@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.options import add_options
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
+from stepcast.cli.pages import told_page, write_page
 from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
@@ -25,38 +26,23 @@ Text = Callable[[dict[str, Any], int], str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        help="a measured run: Megatron traces of one, some or all ranks (or their folder), a Kineto trace, "
-        "an OptimusPrime log, an nccl-tests or rccl-tests log",
+    add_options(
+        parser,
+        """
+        files FILE            a measured run: Megatron traces of one, some or all ranks (or their folder), a
+                              Kineto trace, an OptimusPrime log, an nccl-tests or rccl-tests log
+        --format NAME         read as this format instead of recognising it: one of 'stepcast list formats'
+        --cluster C           what it ran on: achieved bandwidths are compared with it (nccl-tests logs need
+                              it)
+        --set
+        --calibration C.toml  OptimusPrime: constants that 'stepcast calibrate' wrote
+        --trace FILE          write the run, waits told apart, as Perfetto / Chrome JSON
+        --html
+        --json
+        """,
+        files={"nargs": "+"},
+        format=[entry.name for entry in FORMATS],
     )
-    parser.add_argument(
-        "--format",
-        choices=[entry.name for entry in FORMATS],
-        metavar="NAME",
-        help="read as this format instead of recognising it: one of 'stepcast list formats'",
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="C",
-        help="what it ran on: achieved bandwidths are compared with it (nccl-tests logs need it)",
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
-    )
-    parser.add_argument(
-        "--calibration", metavar="C.toml", help="OptimusPrime: constants that 'stepcast calibrate' wrote"
-    )
-    parser.add_argument(
-        "--trace",
-        type=new_file,
-        metavar="FILE",
-        help="write the run, waits told apart, as Perfetto / Chrome JSON",
-    )
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:

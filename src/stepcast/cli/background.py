@@ -13,11 +13,8 @@ if TYPE_CHECKING:
 
 
 def add_background_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--background",
-        metavar="JOB.toml",
-        help="other jobs, or plain flows, that share the network meanwhile (by the fluid engine)",
-    )
+    what = "other jobs, or plain flows, that share the network meanwhile (by the fluid engine)"
+    parser.add_argument("--background", metavar="JOB.toml", help=what)
 
 
 def with_background(options: "Options", args: argparse.Namespace, cluster: "Cluster", gpus: int) -> "Options":

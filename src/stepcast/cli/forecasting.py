@@ -8,6 +8,7 @@ from stepcast.cli.applicable import check_applicable
 from stepcast.cli.background import with_background
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.engine import engine_of
+from stepcast.cli.options import add_options
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.cli.strategy import (
     USUAL_FRAMEWORK,
@@ -108,34 +109,35 @@ class Forecast:
 def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(own=parser, described=None)
     what = parser.add_argument_group("what runs, and where")
-    what.add_argument(
-        "--config",
-        metavar="FILE",
-        help="take model, strategy and framework from a Megatron-LM script or argument file, NeMo or "
-        "Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML; options given here win",
-    )
-    what.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
-    what.add_argument(
-        "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
-    )
-    what.add_argument("--gpu", metavar="G", help="or GPUs of one node: one, or as many as --gpus says")
-    what.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
+    add_options(
+        what,
+        """
+        --config FILE        take model, strategy and framework from a Megatron-LM script or argument file,
+                             NeMo or Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML;
+                             options given here win
+        --model M            name in the catalogue, or a config.json
+        --cluster C          name in the catalogue, a GPU (one node of it), or a TOML file
+        --gpu G              or GPUs of one node: one, or as many as --gpus says
+        --set
+        """,
     )
     add_place_argument(what)
-    what.add_argument(
-        "--framework",
-        metavar="F",
-        help="whose habits fill what is left out: a name in the catalogue, or a TOML file "
-        f"(default: {USUAL_FRAMEWORK})",
+    add_options(
+        what,
+        f"""
+        --framework F  whose habits fill what is left out: a name in the catalogue, or a TOML file (default:
+                       {USUAL_FRAMEWORK})
+        """,
     )
     add_strategy_arguments(parser)
     prices = parser.add_argument_group("prices")
-    prices.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
-    prices.add_argument(
-        "--residual",
-        action="store_true",
-        help="correct the step by what published runs of this framework on such GPUs took beyond predictions",
+    add_options(
+        prices,
+        """
+        --calibration FILE  your GPU as 'stepcast profile' measured it
+        --residual          correct the step by what published runs of this framework on such GPUs took beyond
+                            predictions
+        """,
     )
 
 

@@ -9,8 +9,9 @@ from stepcast.cli.background import add_background_argument, with_background
 from stepcast.cli.configured import is_workload
 from stepcast.cli.forecasting import add_forecast_arguments, asked_by
 from stepcast.cli.numbers import count
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.pages import told_page, write_page
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
@@ -24,25 +25,20 @@ WITH_WORKLOAD = frozenset(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        help="a model, a workload file, a run that predict --save wrote, or a configuration",
-    )
+    row = "run RUN  a model, a workload file, a run that predict --save wrote, or a configuration"
+    add_options(parser, row, run={"nargs": "?"})
     add_forecast_arguments(parser)
     add_background_argument(parser)
     parser.set_defaults(workloads=True)
-    answer = parser.add_argument_group("the answer")
-    answer.add_argument(
-        "--top",
-        type=count(1, MOST_LINKS),
-        default=20,
-        metavar="K",
-        help="how many of the hottest links to tell (default 20)",
+    add_options(
+        parser.add_argument_group("the answer"),
+        """
+        --top K  how many of the hottest links to tell (default 20)
+        --html
+        --json
+        """,
+        top={"type": count(1, MOST_LINKS), "default": 20},
     )
-    add_page_argument(answer)
-    answer.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,22 +6,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stepcast import __version__
-from stepcast.cli.output import new_file, write_file
+from stepcast.cli.output import write_file
 from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
 
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")
-
-
-def add_page_argument(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    parser.add_argument(
-        "--html",
-        type=new_file,
-        metavar="FILE",
-        help="write the answer as a page: one file, without a network",
-    )
 
 
 def about(args: argparse.Namespace) -> "About":

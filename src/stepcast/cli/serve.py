@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from stepcast import __version__
 from stepcast.cli.main import Parser
 from stepcast.cli.numbers import count
+from stepcast.cli.options import add_options
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -30,34 +31,19 @@ EVERY_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--port", type=count(0, 65_535), default=PORT, metavar="N", help=f"default {PORT}; 0: any free one"
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen at (default 127.0.0.1: this machine alone)",
-    )
-    parser.add_argument(
-        "--expose",
-        action="store_true",
-        help="listen at an address that other machines reach; who knows the token may ask",
-    )
-    parser.add_argument(
-        "--name",
-        type=_name,
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name of this machine that browsers may use",
-    )
-    parser.add_argument(
-        "--max-upload",
-        type=count(1, 4096),
-        default=MOST_MIB,
-        metavar="MIB",
-        help=f"largest trace to take (default {MOST_MIB} MiB)",
+    add_options(
+        parser,
+        f"""
+        --port N          default {PORT}; 0: any free one
+        --host ADDRESS    address to listen at (default 127.0.0.1: this machine alone)
+        --expose          listen at an address that other machines reach; who knows the token may ask
+        --name NAME ...   a name of this machine that browsers may use
+        --max-upload MIB  largest trace to take (default {MOST_MIB} MiB)
+        """,
+        port={"type": count(0, 65535), "default": PORT},
+        host="127.0.0.1",
+        name=_name,
+        max_upload={"type": count(1, 4096), "default": MOST_MIB},
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, apply_edits, open_sources
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.streams import heading
 from stepcast.inputs.errors import FormatError
@@ -24,13 +25,15 @@ CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        help="files of any known format, the files of one run (or its folder) together; names of clusters",
+    add_options(
+        parser,
+        """
+        files FILE  files of any known format, the files of one run (or its folder) together; names of
+                    clusters
+        --json
+        """,
+        files={"nargs": "+"},
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_edit_arguments(parser)
 
 
