@@ -3,14 +3,14 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
+from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import told_page, write_page
+from stepcast.cli.output import write_trace
+from stepcast.cli.pages import show_answer, write_page
 from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
@@ -103,14 +103,7 @@ def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> tuple[dict[s
 
 
 def run(args: argparse.Namespace) -> int:
-    found, text = analysed(args)
-    if args.json:
-        print_json(found)
-        return 0
-    print(text(found, terminal_width()))
-    if args.html:
-        print(f"\n{told_page(args)}")
-    print_warnings(found["warnings"])
+    show_answer(args, *analysed(args))
     return 0
 
 
@@ -139,18 +132,9 @@ def _megatron(timeline: "Timeline", args: argparse.Namespace) -> dict[str, Any]:
     return analysis.facts()
 
 
-def _loaded(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module that is loaded only when it is called for."""
-
-    def call(*arguments: Any) -> Any:
-        return getattr(import_module(module), name)(*arguments)
-
-    return call
-
-
-def _facts_of(module: str, name: str) -> Analyze:
+def _facts_of(name: str) -> Analyze:
     """The facts of what the function *name*, which takes the document alone, finds."""
-    analyze = _loaded(module, name)
+    analyze = loaded(name)
 
     def facts(document: Any, args: argparse.Namespace) -> dict[str, Any]:
         found: dict[str, Any] = analyze(document).facts()
@@ -160,53 +144,28 @@ def _facts_of(module: str, name: str) -> Analyze:
 
 
 # By format: the facts of a measured run, and those facts as text.
+STEP_LOG = _facts_of("analyze.logs:analyze_step_log"), loaded("report.jobs:step_log_text")
+COLLECTIVE_LOG = _facts_of("analyze.logs:analyze_collective_log"), loaded("report.jobs:collective_log_text")
 ANALYSES: dict[str, tuple[Analyze, Text]] = {
-    "megatron": (_megatron, _loaded("stepcast.report.analysis", "megatron_text")),
-    "kineto": (
-        _facts_of("stepcast.analyze.kineto.analysis", "analyze_kineto"),
-        _loaded("stepcast.report.kineto", "kineto_text"),
-    ),
-    "optimus": (
-        _loaded("stepcast.cli.optimus", "optimus_facts"),
-        _loaded("stepcast.report.optimus", "optimus_text"),
-    ),
-    "nccl-tests": (
-        _loaded("stepcast.cli.sweeps", "sweep_facts"),
-        _loaded("stepcast.report.link_sweep", "sweep_text"),
-    ),
-    "nsys": (
-        _facts_of("stepcast.analyze.streams", "analyze_streams"),
-        _loaded("stepcast.report.jobs", "streams_text"),
-    ),
-    "stragglers": (
-        _facts_of("stepcast.analyze.stragglers", "analyze_stragglers"),
-        _loaded("stepcast.report.jobs", "stragglers_text"),
-    ),
-    **dict.fromkeys(
-        ("megatron-log", "torchtitan-log", "mlperf-log"),
-        (
-            _facts_of("stepcast.analyze.logs", "analyze_step_log"),
-            _loaded("stepcast.report.jobs", "step_log_text"),
-        ),
-    ),
-    **dict.fromkeys(
-        ("flight-recorder", "nccl-inspector"),
-        (
-            _facts_of("stepcast.analyze.logs", "analyze_collective_log"),
-            _loaded("stepcast.report.jobs", "collective_log_text"),
-        ),
-    ),
+    "megatron": (_megatron, loaded("report.analysis:megatron_text")),
+    "kineto": (_facts_of("analyze.kineto.analysis:analyze_kineto"), loaded("report.kineto:kineto_text")),
+    "optimus": (loaded("cli.optimus:optimus_facts"), loaded("report.optimus:optimus_text")),
+    "nccl-tests": (loaded("cli.sweeps:sweep_facts"), loaded("report.link_sweep:sweep_text")),
+    "nsys": (_facts_of("analyze.streams:analyze_streams"), loaded("report.jobs:streams_text")),
+    "stragglers": (_facts_of("analyze.stragglers:analyze_stragglers"), loaded("report.jobs:stragglers_text")),
+    **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
+    **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),
 }
 
 
 # By format: a page of those facts, and of the timeline where the run has one.
 PAGES: dict[str, Callable[..., Any]] = {
-    "megatron": _loaded("stepcast.pages.measured", "megatron_page"),
-    "kineto": _loaded("stepcast.pages.traces", "kineto_page"),
-    "optimus": _loaded("stepcast.pages.traces", "optimus_page"),
-    "nccl-tests": _loaded("stepcast.pages.traces", "sweep_page"),
+    "megatron": loaded("pages.measured:megatron_page"),
+    "kineto": loaded("pages.traces:kineto_page"),
+    "optimus": loaded("pages.traces:optimus_page"),
+    "nccl-tests": loaded("pages.traces:sweep_page"),
 }
-PAGES |= dict.fromkeys(ANALYSES.keys() - PAGES.keys(), _loaded("stepcast.pages.jobs", "job_page"))
+PAGES |= dict.fromkeys(ANALYSES.keys() - PAGES.keys(), loaded("pages.jobs:job_page"))
 
 
 def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":

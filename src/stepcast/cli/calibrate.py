@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import expand
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.output import write_file
+from stepcast.cli.pages import show_answer
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import recognise
@@ -64,11 +65,7 @@ def run(args: argparse.Namespace) -> int:
     found, text = calibrate(paths, args)
     if args.output:
         write_file(args.output, text.encode())
-    if args.json:
-        print_json(found)
-        return 0
-    print(import_module(place.text).calibration_text(found, terminal_width()))
-    print_warnings(found["warnings"])
+    show_answer(args, found, import_module(place.text).calibration_text)
     return 0
 
 

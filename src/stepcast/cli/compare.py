@@ -5,9 +5,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import ANALYSES, read_measured
+from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import told_page, write_page
+from stepcast.cli.output import write_trace
+from stepcast.cli.pages import show_answer, write_page
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.doubts import doubts
@@ -58,15 +59,7 @@ def run(args: argparse.Namespace) -> int:
     found["warnings"] = [*found["warnings"], *doubts(found)]
     args.trace = trace
     write_page(args, lambda about: _page(args, found, about))
-    if args.json:
-        print_json(found)
-        return status
-    from stepcast.report.compare import compare_text
-
-    print(compare_text(found, terminal_width()))
-    if args.html:
-        print(f"\n{told_page(args)}")
-    print_warnings(found["warnings"])
+    show_answer(args, found, loaded("report.compare:compare_text"))
     return status
 
 

@@ -8,10 +8,10 @@ from stepcast import __version__
 from stepcast.cli.background import add_background_argument, with_background
 from stepcast.cli.configured import is_workload
 from stepcast.cli.forecasting import add_forecast_arguments, asked_by
+from stepcast.cli.loaded import loaded
 from stepcast.cli.numbers import count
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.pages import told_page, write_page
+from stepcast.cli.pages import show_answer, write_page
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
@@ -63,15 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.pages.network import network_page
 
     write_page(args, lambda about: network_page(found, about))
-    if args.json:
-        print_json(found)
-        return 0
-    from stepcast.report.network import network_text
-
-    print(network_text(found, terminal_width()))
-    if args.html:
-        print("\n" + told_page(args))
-    print_warnings(found["warnings"])
+    show_answer(args, found, loaded("report.network:network_text"))
     return 0
 
 

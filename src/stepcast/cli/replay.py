@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.engine import add_engine_argument
+from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import told_page, write_page
+from stepcast.cli.output import write_trace
+from stepcast.cli.pages import show_answer, write_page
 from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:
@@ -67,16 +68,7 @@ def replayed(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = replayed(args)
-    if args.json:
-        print_json(found)
-        return 0
-    from stepcast.report.analysis import replay_text
-
-    print(replay_text(found, terminal_width()))
-    if args.html:
-        print(f"\n{told_page(args)}")
-    print_warnings(found["warnings"])
+    show_answer(args, replayed(args), loaded("report.analysis:replay_text"))
     return 0
 
 
