@@ -48,7 +48,7 @@ def _others(path: str, cluster: "Cluster", args: argparse.Namespace) -> "Others"
             continue
         usual = {"cluster": args.cluster, "set": args.set, "gpus": len(other.nodes) * cluster.node.gpus}
         try:
-            prediction = asked_by(parsed("predict", {**usual, **other.words})).predicted
+            prediction = asked_by(parsed("predict", {**usual, **other.words})).prediction
         except ValueError as error:
             raise FormatError(f"{other.name}: {error}", path) from None
         if prediction.cluster.node != cluster.node or prediction.cluster.topology != cluster.topology:

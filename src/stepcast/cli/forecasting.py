@@ -2,6 +2,7 @@
 
 import argparse
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Asked:
     """The values that a command line describes; *assumptions* are what it left open."""
 
@@ -43,8 +44,8 @@ class Asked:
     options: "Options"
     assumptions: tuple[str, ...]
 
-    @property
-    def predicted(self) -> "Prediction":
+    @cached_property
+    def prediction(self) -> "Prediction":
         from stepcast.forecast.predict import predict
 
         values = self.model, self.cluster, self.strategy, self.framework
@@ -72,38 +73,6 @@ class Asked:
                 "seq": strategy.seq,
             },
         }
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """A prediction and the values it was made of; *assumptions* are what the command line left open."""
-
-    prediction: "Prediction"
-    asked: Asked
-
-    @property
-    def model(self) -> "Model":
-        return self.asked.model
-
-    @property
-    def cluster(self) -> "Cluster":
-        return self.asked.cluster
-
-    @property
-    def strategy(self) -> "Strategy":
-        return self.asked.strategy
-
-    @property
-    def framework(self) -> "Framework":
-        return self.asked.framework
-
-    @property
-    def calibration(self) -> "Calibration | None":
-        return self.asked.calibration
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return self.asked.assumptions
 
 
 def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
@@ -141,14 +110,15 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def forecast(args: argparse.Namespace) -> Forecast:
-    """Predict the step of *args*; what they leave out is settled by the framework and the model."""
+def forecast(args: argparse.Namespace) -> Asked:
+    """The run that *args* describe, predicted."""
     asked = asked_by(args)
-    return Forecast(asked.predicted, asked)
+    assert asked.prediction
+    return asked
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
-    """The run that *args* describe, settled and checked, not yet predicted."""
+    """The run that *args* describe; what they leave out is settled by the framework and the model."""
     from stepcast.forecast.options import Options
     from stepcast.frameworks.catalog import load_profile
     from stepcast.frameworks.profile import settle

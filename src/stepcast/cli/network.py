@@ -71,8 +71,8 @@ def _of_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, A
     from stepcast.forecast.options import Engine
 
     asked = asked_by(args)
-    shared = replace(asked, options=replace(asked.options, engine=Engine.FLUID)).predicted
-    return shared.noting(asked.assumptions), asked.predicted.simulated_s, asked.facts()
+    shared = replace(asked, options=replace(asked.options, engine=Engine.FLUID)).prediction
+    return shared.noting(asked.assumptions), asked.prediction.simulated_s, asked.facts()
 
 
 def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":

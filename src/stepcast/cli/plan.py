@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
-from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
+from stepcast.cli.forecasting import Asked, add_forecast_arguments, forecast
 from stepcast.cli.numbers import amount, count
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
@@ -123,7 +123,7 @@ def planned(args: argparse.Namespace) -> Planned:
     made = plan(phases, operation, args.price, args.pue, args.runs, args.seed)
     spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
     facts = made.facts()
-    asked = forecasts[0].asked.facts() if forecasts[0] else {}
+    asked = forecasts[0].facts() if forecasts[0] else {}
     found = {
         **asked,
         **facts,
@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _band_days(
-    median: float, forecasts: list[Forecast | None], phases: list["Phase"]
+    median: float, forecasts: list[Asked | None], phases: list["Phase"]
 ) -> dict[str, float] | None:
     """The median with every step at the low and at the high end of its range."""
     reports = [found.prediction.report for found in forecasts if found]
@@ -199,7 +199,7 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
     return found
 
 
-def _phase(args: argparse.Namespace, found: Forecast | None, operation: "Operation") -> "Phase":
+def _phase(args: argparse.Namespace, found: Asked | None, operation: "Operation") -> "Phase":
     from stepcast.goodput.plan import Phase
     from stepcast.goodput.power import idle_node_watts, node_watts
 
@@ -248,7 +248,7 @@ def _seconds_until(args: argparse.Namespace) -> float:
     return float(seconds)
 
 
-def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: list[str]) -> "Operation":
+def _operation(args: argparse.Namespace, found: Asked | None, assumptions: list[str]) -> "Operation":
     from stepcast.goodput.catalog import load_failures
     from stepcast.goodput.operation import Failures, Operation, Pause, Stragglers
     from stepcast.goodput.process import Shortage
@@ -302,7 +302,7 @@ def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: li
     )
 
 
-def _saving(args: argparse.Namespace, found: Forecast | None, failing: bool, assumptions: list[str]) -> Any:
+def _saving(args: argparse.Namespace, found: Asked | None, failing: bool, assumptions: list[str]) -> Any:
     from stepcast.goodput.operation import Saving
 
     size = args.checkpoint_size
@@ -322,7 +322,7 @@ def _saving(args: argparse.Namespace, found: Forecast | None, failing: bool, ass
     )
 
 
-def _interval_s(args: argparse.Namespace, found: Forecast | None) -> float | None:
+def _interval_s(args: argparse.Namespace, found: Asked | None) -> float | None:
     text = args.checkpoint_every
     if text is None:
         return None

@@ -19,7 +19,7 @@ from stepcast.units import DAY, HOUR
 DOES_NOT_FIT = 1  # exit status
 
 if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Forecast
+    from stepcast.cli.forecasting import Asked
     from stepcast.ir.strategy import Strategy
     from stepcast.ir.work import Work
 
@@ -66,10 +66,10 @@ def run(args: argparse.Namespace) -> int:
     show_prediction(
         prediction,
         args,
-        found.asked.facts(),
+        found.facts(),
         lambda: neighbours(args, found, args.command),
         training=training(args.tokens, args.price, found.strategy, prediction.step_s),
-        remedies=remedies(args, found.asked, prediction.step_s) if unfit else None,
+        remedies=remedies(args, found, prediction.step_s) if unfit else None,
         config=described.facts() if (described := getattr(args, "described", None)) else None,
     )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
@@ -96,7 +96,7 @@ def _run_captured(args: argparse.Namespace) -> int:
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 
-def _save(args: argparse.Namespace, found: "Forecast") -> None:
+def _save(args: argparse.Namespace, found: "Asked") -> None:
     from stepcast.cli.configured import saved_run
 
     if not args.save.endswith(".toml"):
@@ -130,7 +130,7 @@ def training(
     }
 
 
-def _write_workload(path: Path, found: "Forecast") -> None:
+def _write_workload(path: Path, found: "Asked") -> None:
     """The generated workload with its priced times, for other simulators."""
     from stepcast.forecast.predict import compute_pricer, manner_of
     from stepcast.generate.aicb import aicb_workload

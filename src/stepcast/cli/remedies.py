@@ -34,7 +34,7 @@ def remedies(args: argparse.Namespace, asked: "Asked", step_s: float) -> list[di
         found = _fitting(args, [*pairs, *states]) or _fitting(args, both) or _fitting(args, hosts)
     rows: list[dict[str, Any]] = []
     for change, run in found[:MOST_PREDICTED]:
-        prediction = run.predicted
+        prediction = run.prediction
         rows.append(
             {
                 "options": _words(change, args),

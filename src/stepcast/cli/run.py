@@ -88,7 +88,7 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
         if missing := [f"--{name}" for name in ("cluster", "gpus") if getattr(args, name) is None]:
             raise ValueError(f"--model needs {' and '.join(missing)} too")
         found = forecast(args)
-        return found.prediction, found.asked.facts()
+        return found.prediction, found.facts()
     from stepcast.cli.captured import place_of, predicted
     from stepcast.forecast.simulate import simulate
     from stepcast.ir.captured import Captured

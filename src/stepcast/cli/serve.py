@@ -179,7 +179,7 @@ class Verbs:
         return (
             args,
             found,
-            {**found.asked.facts(), "command": args.command, "version": __version__, **report.facts()},
+            {**found.facts(), "command": args.command, "version": __version__, **report.facts()},
         )
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> "Answer":

@@ -7,23 +7,21 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from stepcast.forecast.captured import predict_captured
 from stepcast.forecast.simulate import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.ir.watched import watched
-from stepcast.validate.phases import PHASES, phases_s
-from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.validate.scoreboard import Measurements, Row
 from stepcast.validate.transformers import (
     CLUSTER,
-    COMMAND,
-    NEEDED,
-    WORDS,
+    Peak,
     Record,
-    figures,
+    measurements_of,
     records,
+    said_model,
+    setting_words,
     step_files,
+    step_rows,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +42,7 @@ def measure_folder(folder: str) -> Measurements:
     files = step_files(folder)
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
-    peaks: list[tuple[float, float]] = []
+    peaks: list[Peak] = []
     for file in files:
         for record in watched(records(file)):
             try:
@@ -52,28 +50,15 @@ def measure_folder(folder: str) -> Measurements:
             except ValueError as error:
                 skipped[f"{file.name}: {error}"] += 1
                 continue
-            if record.get("peak_bytes"):
-                peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
-            rows += _rows(record, prediction, command)
-    table = columns(rows)
-    kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
-    selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
-    return Measurements(table, skipped, selections, dict(figures(peaks)), NOTES, details=(COMMAND,))
+            rows += step_rows(record, prediction, command, peaks)
+    return measurements_of(rows, skipped, peaks, NOTES)
 
 
 def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
     from stepcast.pytorch.capture.run import capture
 
-    if missing := [name for name in NEEDED if record.get(name) is None]:
-        raise ValueError(f"column {missing[0]} is missing")
-    words = set(record["setting"].split())
-    if unknown := sorted(words - WORDS):
-        raise ValueError(f"{unknown[0]!r} is no word of a setting")
-    if "experts-eager" in words:
-        raise ValueError("experts in a Python loop look at their data, which a captured step has none of")
-    path = str(folder / "configs" / f"{record['model']}.json")
-    what = f"{path}:layers={record['layers']}" if record.get("layers") else path
-    asked = _asked(record, words)
+    words = setting_words(record, " look at their data, which a captured step has none of")
+    what, asked = said_model(record, folder), _asked(record, words)
     return predict_captured(capture(what, asked), load_cluster(CLUSTER)), _command(what, asked)
 
 
@@ -103,23 +88,3 @@ def _command(what: str, asked: "Asked") -> str:
         "--compiled": asked.compiled,
     }
     return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])
-
-
-def _rows(record: Record, prediction: Prediction, command: str) -> list[Row]:
-    layers = f"@{record['layers']}" if record.get("layers") else ""
-    name = f"{record['model']}{layers} {record['batch']} x {record['seq']} {record['setting']}".strip()
-    words = set(record["setting"].split()) - {"fused"}
-    tags = {
-        "model": record["model"],
-        "setting": " ".join(sorted(words)) or "eager",
-        "size": "host-bound" if int(record["batch"]) * int(record["seq"]) <= 1024 else "usual",
-        COMMAND: command,
-    }
-    predicted = {"step": prediction.step_s, **phases_s(prediction)}
-    return [
-        Row(
-            f"{name} {phase}", float(record[f"{phase}_ms"]) * 1e-3, predicted[phase], {"phase": phase, **tags}
-        )
-        for phase in ("step", *PHASES)
-        if record.get(f"{phase}_ms")
-    ]
