@@ -3,8 +3,9 @@
     python tools/measure_ring_attention.py $OUT/ring_attention.csv
 
 A rank of cp works on its own slice under the causal mask, then on cp - 1 others: half of the keys with all of
-its queries, or all of them with half of its queries (torch/distributed/tensor/experimental/_attention.py), each
-summed up in fp32. Times are those of kernels kept up for a second, FlashAttention 2's and cuDNN's.
+its queries, or all of them with half of its queries, each summed up in fp32
+(torch/distributed/tensor/experimental/_attention.py). Times are those of kernels kept up for a second,
+FlashAttention 2's and cuDNN's.
 """
 
 import csv
