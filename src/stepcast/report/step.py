@@ -20,6 +20,7 @@ PART_NAMES = {
     "pp": "pipeline messages, exposed",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
+    "host": "waiting for the host",
     "other": "other",
 }
 
@@ -110,7 +111,7 @@ def likely(band: Facts) -> str:
 
 def _breakdown(found: Facts, width: int) -> str:
     """Parts of the step with a bar; communication also shows what was hidden behind computation."""
-    parts = [(PART_NAMES[part], seconds) for part, seconds in found["breakdown_s"].items() if seconds > 0]
+    parts = [(name, seconds) for _, name, seconds in told_parts(found) if seconds > 0]
     text = parts_table("an average stage spends", parts, found["step_s"] or 1.0, format_seconds, width)
     hidden = [
         (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
@@ -121,6 +122,15 @@ def _breakdown(found: Facts, width: int) -> str:
     return text
 
 
+def told_parts(found: Facts) -> list[tuple[str, str, float]]:
+    """Kind, words and seconds of each part of an average stage; of "other" the host stands apart."""
+    parts = dict(found["breakdown_s"])
+    stages, rest = found["stages"], parts.pop("other")
+    host = min(rest, sum(each["host_s"] for each in stages) / max(1, len(stages)))
+    parts |= {"host": host, "other": rest - host}
+    return [(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
+
+
 def _hidden(each: Mapping[str, float]) -> str:
     return format_percent(max(0.0, 1 - each["exposed"] / each["total"])) if each["total"] else "-"
 
@@ -128,8 +138,10 @@ def _hidden(each: Mapping[str, float]) -> str:
 def _stages(found: Facts, width: int) -> str:
     stages = found["stages"]
     shown = stages if len(stages) <= MOST_STAGES else [*stages[: MOST_STAGES - 1], stages[-1]]
-    rows = cells(shown, "stage busy_s exposed_s bubble_s peak_in_flight")
-    return table(("stage", "busy", "exposed", "bubble", "in flight"), rows, width)
+    waits = any(each["host_s"] > 0 for each in stages)
+    parts = ("busy", "exposed", *(("host",) if waits else ()), "bubble")
+    rows = cells(shown, "stage", *(f"{part}_s" for part in parts), "peak_in_flight")
+    return table(("stage", *parts, "in flight"), rows, width)
 
 
 def path_text(rows: list[tuple[str, int, float]], step_s: float, width: int) -> str:
