@@ -96,6 +96,7 @@ INTERRUPTIONS = Limit("interruptions of all runs drawn", 100_000_000, "a run of 
 COLUMNS = Limit("columns of a table", 1_000, "tables have some ten")
 BASES = Limit("chain of files that build on each other", 32, "people write chains of two or three")
 POINTS = Limit("points of a sweep", 10_000_000, "a million take a day on one machine")
+SCRIPT = Limit("characters of a launch script", 200_000, "scripts have some thousand")
 EXPRESSION = Limit("characters of an expression", 10_000, "a filter has some ten")
 BACKGROUND = Limit("jobs and patterns beside a run", 1_000, "clusters run some tens of jobs at once")
 KEY_PARTS = Limit("parts of a TOML key", 64, "keys have two or three; the parser takes their square")
