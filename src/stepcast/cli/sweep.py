@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepcast.sweep.run import Progress
 
 # Options that matter for each kind of call.
-ASKING = ("html", "output", "engine", "workers", "address", "dry_run")
+ASKING = ("html", "output", "engine", "workers", "address", "limit", "dry_run")
 SEEING: dict[str, tuple[str, ...]] = {
     "status": (),
     "show": ("html", "where", "sort", "reverse", "top"),
@@ -51,6 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="at once (default: the cores of this machine)",
     )
     asking.add_argument("--address", metavar="A", help="of the Ray or Dask cluster, or the Slurm partition")
+    asking.add_argument(
+        "--limit", type=count(1, MOST_ROWS), metavar="N", help="ask N of the points, spread evenly over all"
+    )
     asking.add_argument("--dry-run", action="store_true", help="count the points, and ask none")
     seeing = parser.add_argument_group("seeing")
     seeing.add_argument("--where", metavar="TEXT", help='rows that are wanted, as "mfu > 0.4 AND fits"')
@@ -85,7 +88,7 @@ def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
 
 
 def _ask(args: argparse.Namespace) -> int:
-    from stepcast.cli.sweep_points import answers, check_words, digest, program
+    from stepcast.cli.sweep_points import answers, check_many, check_words, digest, program
     from stepcast.inputs.source import Source
     from stepcast.ir.limits import DESCRIPTION
     from stepcast.sweep.run import sweep
@@ -101,11 +104,22 @@ def _ask(args: argparse.Namespace) -> int:
     if args.output is None:
         raise ValueError("-o DIR is missing: the folder of the answers")
     workers = args.workers or _cores()
+    if args.limit is None:
+        check_many(spec, workers)
     watching = _Watching()
     try:
         with Interruptible():
             found = sweep(
-                spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching
+                spec,
+                args.output,
+                answers,
+                digest,
+                program(),
+                args.engine,
+                workers,
+                args.address,
+                watching,
+                args.limit,
             )
     except KeyboardInterrupt:
         show_status("")
