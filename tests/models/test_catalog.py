@@ -232,6 +232,8 @@ def test_cut_to_fewer_layers(text: str, layers: int) -> None:
 def test_unknown_names_get_a_hint() -> None:
     with pytest.raises(UnknownModelError, match=r"unknown model 'lama-3\.1-8b'.*did you mean llama-3\.1-8b"):
         load_model("lama-3.1-8b")
+    with pytest.raises(UnknownModelError, match=r"did you mean qwen3-235b-a22b"):
+        load_model("qwen3-235b")  # left off before its end, though qwen3-32b is as near
     with pytest.raises(UnknownModelError, match="no such file; 'stepcast list models' has"):
         load_model("zzzzzz")
     with pytest.raises(UnknownModelError, match="cannot be cut to 99"):

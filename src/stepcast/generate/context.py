@@ -267,7 +267,10 @@ def _all_to_all(sizes: Sizes, window: int | None) -> Layer:
 
 
 def _all_gather(sizes: Sizes, window: int | None) -> Layer:
-    core = replace(_whole(sizes, window, sizes.heads, sizes.kv_heads), query_len=sizes.seq)
+    seq = sizes.strategy.seq
+    # Slices from either end of the sequence see half of all keys between them: as many pairs as a rectangle.
+    keys = window_keys(seq, window) or max(1, seq // 2)
+    core = _Core(sizes, sizes.seq, keys, False, sizes.heads, sizes.kv_heads)
     size = key_value_bytes(sizes) * sizes.cp
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
     return layer(

@@ -12,7 +12,7 @@ from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
 from stepcast.pages.roofline import roofline_section
 from stepcast.pages.timeline import timeline_section
-from stepcast.report.step import PART_NAMES
+from stepcast.report.step import told_parts
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
@@ -167,11 +167,10 @@ def _cards(found: Facts) -> list[Markup]:
 
 
 def _goes(found: Facts) -> Section:
-    parts = [(part, PART_NAMES[part], seconds) for part, seconds in found["breakdown_s"].items()]
     lead = (
         "An average stage. Communication counts as far as no computation hides it; the parts sum to the step."
     )
-    return Section("Where the step goes", waterfall(parts, found["step_s"]), lead)
+    return Section("Where the step goes", waterfall(told_parts(found), found["step_s"]), lead)
 
 
 def _stages(found: Facts) -> Section | None:

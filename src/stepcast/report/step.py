@@ -20,6 +20,7 @@ PART_NAMES = {
     "pp": "pipeline messages, exposed",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
+    "host": "waiting for the host",
     "other": "other",
 }
 
@@ -112,13 +113,11 @@ def _breakdown(found: Facts, width: int) -> str:
     """Parts of the step with a bar; communication also shows what was hidden behind computation."""
     step_s = found["step_s"] or 1.0
     rows = []
-    for part, seconds in found["breakdown_s"].items():
+    for _, name, seconds in told_parts(found):
         if seconds <= 0:
             continue
         share = seconds / step_s
-        rows.append(
-            (PART_NAMES[part], format_seconds(seconds), format_percent(share), "#" * round(share * BAR_WIDTH))
-        )
+        rows.append((name, format_seconds(seconds), format_percent(share), "#" * round(share * BAR_WIDTH)))
     text = table(("an average stage spends", "time", "share", ""), rows, width)
     hidden = [
         (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
@@ -129,6 +128,15 @@ def _breakdown(found: Facts, width: int) -> str:
     return text
 
 
+def told_parts(found: Facts) -> list[tuple[str, str, float]]:
+    """Kind, words and seconds of each part of an average stage; of "other" the host stands apart."""
+    parts = dict(found["breakdown_s"])
+    stages, rest = found["stages"], parts.pop("other")
+    host = min(rest, sum(each["host_s"] for each in stages) / max(1, len(stages)))
+    parts |= {"host": host, "other": rest - host}
+    return [(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
+
+
 def _hidden(each: Mapping[str, float]) -> str:
     return format_percent(max(0.0, 1 - each["exposed"] / each["total"])) if each["total"] else "-"
 
@@ -136,17 +144,13 @@ def _hidden(each: Mapping[str, float]) -> str:
 def _stages(found: Facts, width: int) -> str:
     stages = found["stages"]
     shown = stages if len(stages) <= MOST_STAGES else [*stages[: MOST_STAGES - 1], stages[-1]]
+    waits = any(each["host_s"] > 0 for each in stages)
+    parts = ("busy", "exposed", *(("host",) if waits else ()), "bubble")
     rows = [
-        (
-            each["stage"],
-            format_seconds(each["busy_s"]),
-            format_seconds(each["exposed_s"]),
-            format_seconds(each["bubble_s"]),
-            each["peak_in_flight"],
-        )
+        (each["stage"], *(format_seconds(each[f"{part}_s"]) for part in parts), each["peak_in_flight"])
         for each in shown
     ]
-    return table(("stage", "busy", "exposed", "bubble", "in flight"), rows, width)
+    return table(("stage", *parts, "in flight"), rows, width)
 
 
 def path_text(rows: list[tuple[str, int, float]], step_s: float, width: int) -> str:
