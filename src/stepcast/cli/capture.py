@@ -26,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attention", metavar="NAME", default="", help="of transformers: sdpa, eager (its own choice)"
     )
+    parser.add_argument(
+        "--experts", metavar="NAME", default="", help="of transformers: grouped_mm, eager (its own choice)"
+    )
     parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw", help="adamw")
     parser.add_argument(
         "--no-fused-optimizer", action="store_true", help="the update operation by operation (foreach)"
@@ -73,6 +76,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint=args.checkpoint,
         fused=not args.no_fused_optimizer,
         attention=args.attention,
+        experts=args.experts,
         optimizer=args.optimizer,
         compiled=args.compiled,
     )

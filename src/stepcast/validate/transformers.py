@@ -123,7 +123,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     peaks: list[tuple[float, float]] = []
-    for file, record in watched(_visited(files)):
+    for file, record in watched(visited(files)):
         try:
             rows += _rows(record, Setting(record, file.parent), peaks, own, further)
         except ValueError as error:
@@ -143,7 +143,7 @@ def _loaded(path: str) -> Calibration | None:
     return found
 
 
-def _visited(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
+def visited(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """Every row; one that was measured more than once by the medians of its times, for it waits for a host
     whose pace differs from visit to visit.
     """
