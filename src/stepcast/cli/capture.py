@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --autocast            weights in fp32, products in bf16 (torch.autocast)
         --checkpoint          layers computed again in the backward (transformers)
         --attention NAME      of transformers: sdpa, eager (its own choice)
+        --experts NAME        of transformers: grouped_mm, eager (its own choice)
         --optimizer           adamw
         --no-fused-optimizer  the update operation by operation (foreach)
         --compiled            as torch.compile runs it: memory-bound kernels fused
@@ -38,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         seq={"type": count(1, MOST_TOKENS), "default": 2048},
         dtype={"choices": ("bf16", "fp16", "fp32"), "default": "bf16"},
         attention="",
+        experts="",
         optimizer={"choices": ("adamw", "sgd"), "default": "adamw"},
         global_batch=count(1, MOST_SEQUENCES),
         sharding={"choices": ("none", "fsdp"), "default": "none", "type": str},
@@ -66,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
         checkpoint=args.checkpoint,
         fused=not args.no_fused_optimizer,
         attention=args.attention,
+        experts=args.experts,
         optimizer=args.optimizer,
         compiled=args.compiled,
     )

@@ -61,7 +61,15 @@ def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction,
         raise ValueError(f"--sharding {sharding}: of a captured program it is none or fsdp")
     cluster = place_of(args)
     schedule = getattr(args, "schedule", None)
-    spread = Spread(dp, pp, batches, CapturedSharding(sharding), str(schedule) if schedule else None, tp)
+    spread = Spread(
+        dp,
+        pp,
+        batches,
+        CapturedSharding(sharding),
+        str(schedule) if schedule else None,
+        tp,
+        getattr(args, "zero_gradients", None) or 0.0,
+    )
     prediction = predict_captured(captured, cluster, spread, engine=engine_of(args))
     asked = {
         "model": captured.name,

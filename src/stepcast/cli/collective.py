@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         "nodes": route.nodes,
     }
     rows = [_record(each) for each in prices]
-    warnings = [*uneven_warning("a group of", route, cluster, Place(args.place)), *doubts({"rows": rows})]
+    uneven = uneven_warning("a group of", route, cluster, Place(args.place))
+    warnings = [*uneven, *cluster.topology.doubts, *doubts({"rows": rows})]
     if args.json:
         found = {"rows": rows} if args.sweep else rows[0]
         print_json({**about, **found, "warnings": warnings})

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from stepcast.sweep.run import Progress
 
 # Options that matter for each kind of call.
-ASKING = ("html", "output", "engine", "workers", "address", "dry_run")
+ASKING = ("html", "output", "engine", "workers", "address", "limit", "dry_run")
 SEEING: dict[str, tuple[str, ...]] = {
     "status": (),
     "show": ("html", "where", "sort", "reverse", "top"),
@@ -46,11 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --engine E        {", ".join(ENGINES)} (default local)
         --workers N       at once (default: the cores of this machine)
         --address A       of the Ray or Dask cluster, or the Slurm partition
+        --limit N         ask N of the points, spread evenly over all
         --dry-run         count the points, and ask none
         """,
         output=str,
         engine={"choices": ENGINES, "default": "local"},
         workers=count(1, MOST_WORKERS),
+        limit=count(1, MOST_ROWS),
     )
     seeing = parser.add_argument_group("seeing")
     add_options(
@@ -91,7 +93,7 @@ def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
 
 
 def _ask(args: argparse.Namespace) -> int:
-    from stepcast.cli.sweep_points import answers, check_words, digest, program
+    from stepcast.cli.sweep_points import answers, check_many, check_words, digest, program
     from stepcast.inputs.source import Source
     from stepcast.ir.limits import DESCRIPTION
     from stepcast.sweep.run import sweep
@@ -107,11 +109,22 @@ def _ask(args: argparse.Namespace) -> int:
     if args.output is None:
         raise ValueError("-o DIR is missing: the folder of the answers")
     workers = args.workers or _cores()
+    if args.limit is None:
+        check_many(spec, workers)
     watching = _Watching()
     try:
         with Interruptible():
             found = sweep(
-                spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching
+                spec,
+                args.output,
+                answers,
+                digest,
+                program(),
+                args.engine,
+                workers,
+                args.address,
+                watching,
+                args.limit,
             )
     except KeyboardInterrupt:
         show_status("")

@@ -25,11 +25,13 @@ from stepcast.hardware import load_cluster
 from stepcast.models.catalog import load_model
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.spec import Spec, Words
-from stepcast.units import DAY
+from stepcast.units import DAY, format_seconds
 
 # Options that change what is printed or write files, and have no place in a point.
 ASIDE = ("help", "json", "trace", "to_workload", "output", "explain_memory", "html", "save", "top")
 BREAKDOWN = "breakdown"
+# Points that are tried to tell how long very many take, and how many are looked at for them.
+TRIED, TRIED_AMONG = 16, 10_000
 
 
 def answers(ask: str, points: Sequence[Words]) -> Answers:
@@ -57,6 +59,37 @@ def check_words(spec: Spec) -> None:
             near = get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(f"{name!r} is no option of 'stepcast {spec.ask}' that a point can have{hint}")
+
+
+def check_many(spec: Spec, workers: int) -> None:
+    """A ValueError that tells how long all points would take where they are very many."""
+    from stepcast.ir.limits import SEARCHES, UNASKED
+
+    limit = UNASKED if spec.ask == "predict" else SEARCHES
+    if spec.size <= limit.most or (points := spec.counted()[0]) <= limit.most:
+        return
+    each_s = _trial_s(spec)
+    took = f"{format_seconds(each_s)} each in a trial, {each_s * points / workers / DAY:,.1f} days"
+    raise ValueError(
+        f"{points:,} points take about {took} with {workers} workers; --limit N asks N of them, spread "
+        f"evenly, and --limit {spec.size} all"
+    )
+
+
+def _trial_s(spec: Spec) -> float:
+    """Seconds of a point, from a few that follow one another in the middle; predictions after others."""
+    import time
+    from itertools import islice
+
+    before, few = (TRIED, TRIED) if spec.ask == "predict" else (0, 1)
+    start = spec.size // 2
+    near = map(spec.at, range(start, min(spec.size, start + TRIED_AMONG)))
+    wanted = (words for words in near if spec.filter is None or spec.filter(words))
+    some = list(islice(wanted, before + few)) or [spec.at(start)]
+    answers(spec.ask, some[:-few])
+    began = time.perf_counter()
+    answers(spec.ask, some[-few:])
+    return (time.perf_counter() - began) / len(some[-few:])
 
 
 def digest(name: str, value: Any) -> str:

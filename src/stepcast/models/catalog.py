@@ -146,7 +146,10 @@ def _model_of_file(path: Path) -> Model:
         path = path / "config.json"
     if path.suffix == ".toml":
         table = read_toml(path)
-        return model_of(str(table.pop("name", path.stem)), table)
+        try:
+            return model_of(str(table.pop("name", path.stem)), table)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     try:
         return read(Source(path))
     except FormatError as error:

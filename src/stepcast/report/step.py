@@ -10,6 +10,7 @@ from stepcast.units import GIB, format_bytes, format_percent, format_seconds, fo
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 16
+LEAST_SHOWN = 0.001  # of the step, for a column of its own
 STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
 PART_NAMES = {
     "compute": "compute",
@@ -138,7 +139,7 @@ def _hidden(each: Mapping[str, float]) -> str:
 def _stages(found: Facts, width: int) -> str:
     stages = found["stages"]
     shown = stages if len(stages) <= MOST_STAGES else [*stages[: MOST_STAGES - 1], stages[-1]]
-    waits = any(each["host_s"] > 0 for each in stages)
+    waits = any(each["host_s"] > LEAST_SHOWN * found["step_s"] for each in stages)
     parts = ("busy", "exposed", *(("host",) if waits else ()), "bubble")
     rows = cells(shown, "stage", *(f"{part}_s" for part in parts), "peak_in_flight")
     return table(("stage", *parts, "in flight"), rows, width)

@@ -7,22 +7,24 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepcast.forecast.captured import predict_captured
+from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.simulate import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.ir.watched import watched
+from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import Measurements, Row
 from stepcast.validate.transformers import (
     CLUSTER,
     Peak,
     Record,
     measurements_of,
-    records,
     said_model,
     setting_words,
     step_files,
     step_rows,
+    visited,
 )
+from stepcast.validate.unseen import unseen_share
 
 if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import Asked
@@ -39,27 +41,33 @@ def measure_folder(folder: str) -> Measurements:
 
     load_torch("capture")
     load_transformers("capture")
-    files = step_files(folder)
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     peaks: list[Peak] = []
-    for file in files:
-        for record in watched(records(file)):
-            try:
-                prediction, command = _predicted(record, file.parent)
-            except ValueError as error:
-                skipped[f"{file.name}: {error}"] += 1
-                continue
-            rows += step_rows(record, prediction, command, peaks)
+    for file, record in watched(visited(step_files(folder))):
+        try:
+            prediction, command = _predicted(record, file.parent)
+        except ValueError as error:
+            skipped[f"{file.name}: {error}"] += 1
+            continue
+        rows += step_rows(record, prediction, command, peaks)
     return measurements_of(rows, skipped, peaks, NOTES)
 
 
 def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
     from stepcast.pytorch.capture.run import capture
 
-    words = setting_words(record, " look at their data, which a captured step has none of")
-    what, asked = said_model(record, folder), _asked(record, words)
-    return predict_captured(capture(what, asked), load_cluster(CLUSTER)), _command(what, asked)
+    what, asked = said_model(record, folder), _asked(record, setting_words(record))
+    spread = Spread(zero_gradients=_unseen(what, asked.batch * asked.seq))
+    return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked)
+
+
+def _unseen(what: str, tokens: int) -> float:
+    """The share of weights without a gradient, of a model that is known by its config."""
+    try:
+        return unseen_share(load_model(what), tokens)
+    except ValueError:
+        return 0.0
 
 
 def _asked(record: Record, words: set[str]) -> "Asked":
@@ -74,6 +82,7 @@ def _asked(record: Record, words: set[str]) -> "Asked":
         fused="fused" in words,
         # Which the library chose when it ran; a newer one may choose otherwise.
         attention=record.get("attention") or ("eager" if "attn-eager" in words else ""),
+        experts=record.get("experts") or ("eager" if "experts-eager" in words else ""),
         compiled="compile" in words,
     )
 
@@ -85,6 +94,7 @@ def _command(what: str, asked: "Asked") -> str:
         "--checkpoint": asked.checkpoint,
         "--no-fused-optimizer": not asked.fused,
         f"--attention {asked.attention}": bool(asked.attention),
+        f"--experts {asked.experts}": bool(asked.experts),
         "--compiled": asked.compiled,
     }
     return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])

@@ -50,15 +50,12 @@ NOTES = (
 )
 
 
-def setting_words(record: Record, not_experts: str) -> set[str]:
-    """The words of a row's setting; why experts in a Python loop are left out is the caller's to say."""
+def setting_words(record: Record) -> set[str]:
     if missing := [name for name in NEEDED if record.get(name) is None]:
         raise ValueError(f"column {missing[0]} is missing")
     words = set(record["setting"].split())
     if unknown := sorted(words - WORDS):
         raise ValueError(f"{unknown[0]!r} is no word of a setting")
-    if "experts-eager" in words:
-        raise ValueError(f"experts in a Python loop{not_experts}")
     return words
 
 
@@ -72,7 +69,9 @@ class Setting:
     """What a row ran, and the options of ``predict`` that say the same."""
 
     def __init__(self, record: Record, folder: Path) -> None:
-        words = setting_words(record, ", which waits for the GPU at each, are not modelled")
+        words = setting_words(record)
+        if "experts-eager" in words:
+            raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
         self.words, self.batch, self.seq = words, int(record["batch"]), int(record["seq"])
         self.said_model = said_model(record, folder)
         self.model: Model = load_model(self.said_model)
@@ -134,7 +133,7 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     peaks: list[Peak] = []
-    for file, record in watched(_visited(files)):
+    for file, record in watched(visited(files)):
         try:
             rows += _rows(record, Setting(record, file.parent), peaks, own, further)
         except ValueError as error:
@@ -162,7 +161,7 @@ def _loaded(path: str) -> Calibration | None:
     return found
 
 
-def _visited(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
+def visited(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """Every row; one that was measured more than once by the medians of its times, for it waits for a host
     whose pace differs from visit to visit.
     """
