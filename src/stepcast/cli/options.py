@@ -8,7 +8,7 @@ switch. Values of one name are read alike in every verb, as ``TYPES`` says.
 import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping
-from inspect import cleandoc
+from textwrap import dedent
 from typing import Any
 
 from stepcast.cli import words
@@ -125,7 +125,7 @@ def _settings(given: Any) -> dict[str, Any]:
 def _rows(table: str) -> Iterator[str]:
     """Each row on one line."""
     row = ""
-    for line in cleandoc(table).splitlines():
+    for line in dedent(table).strip().splitlines():
         if line.startswith(" "):
             row = f"{row}{' ' if '  ' in row else '  '}{line.strip()}"
         else:
