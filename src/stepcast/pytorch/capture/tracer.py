@@ -159,6 +159,9 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         read = _tensors(args) if not kwargs else [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         if packet in ("_local_scalar_dense", "item", "equal", "is_nonzero"):
             return self._value(func, args, kwargs, read)
+        if packet == "_safe_softmax":
+            with self:
+                return _safe_softmax(*args)
         found = self._run(func, packet, args, kwargs, read)
         wrote = _tensors((found,)) if found is not None else []
         if not wrote and packet.endswith("_"):
@@ -268,6 +271,13 @@ def _grouped_product(left: Any, right: Any, offs: Any = None, bias: Any = None, 
     if left.dim() == 3:
         groups = (left.shape[0],)
     return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=out_dtype or left.dtype)
+
+
+def _safe_softmax(scores: Any, dim: int, dtype: Any = None) -> Any:
+    """Rows of which nothing is left are zeros (aten/src/ATen/native/SoftMax.cpp, _safe_softmax)."""
+    found = torch.softmax(scores, dim, dtype)
+    empty = (scores == float("-inf")).all(dim, keepdim=True)
+    return torch.where(empty, torch.zeros((), dtype=found.dtype, device=META), found)
 
 
 def _waits(packet: str, kwargs: Any, read: list[Any]) -> bool:
