@@ -32,21 +32,20 @@ if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import Asked
 
 NOTES = (
-    "steps of transformers 5.17 in PyTorch 2.11 on one H200, captured here without a GPU",
-    "phases are those of the GPU's own clock",
+    "steps of transformers 5.17 in PyTorch 2.11 on one H200; phases are those of the GPU's own clock",
+    "captured without a GPU by PyTorch {} and transformers {}, whose code may differ",
 )
 
 
-def measure_folder(folder: str) -> Measurements:
-    """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside."""
+def measure_folder(*folders: str) -> Measurements:
+    """Every ``steps*.csv`` in *folders*, or that one file, with the configs beside."""
     from stepcast.pytorch.load import load_torch, load_transformers
 
-    load_torch("capture")
-    load_transformers("capture")
+    versions = load_torch("capture").__version__, load_transformers("capture").__version__
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     peaks: list[tuple[float, float]] = []
-    for file, record in watched(visited(step_files(folder))):
+    for file, record in watched(visited([file for folder in folders for file in step_files(folder)])):
         try:
             prediction, command = _predicted(record, file.parent)
         except ValueError as error:
@@ -55,10 +54,11 @@ def measure_folder(folder: str) -> Measurements:
         if record.get("peak_bytes"):
             peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
         rows += _rows(record, prediction, command)
+    notes = (NOTES[0], NOTES[1].format(*versions))
     table = columns(rows)
     kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
     selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
-    return Measurements(table, skipped, selections, dict(figures(peaks)), NOTES, details=(COMMAND,))
+    return Measurements(table, skipped, selections, dict(figures(peaks)), notes, details=(COMMAND,))
 
 
 def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:

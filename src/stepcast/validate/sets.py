@@ -82,6 +82,7 @@ _TABLE = (
         "the same steps, captured (needs PyTorch and transformers)",
         "stepcast.validate.captured",
         "transformers",
+        further=("captured",),
         when_named=True,
     ),
     MeasurementSet("mlperf", "MLPerf Training runs of language models", "stepcast.validate.mlperf", "mlperf"),
