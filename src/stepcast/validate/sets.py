@@ -65,6 +65,7 @@ _TABLE = (
         "the same steps, captured (needs PyTorch and transformers)",
         "captured",
         "transformers",
+        further=("captured",),
         when_named=True,
     ),
     MeasurementSet("mlperf", "MLPerf Training runs of language models", "mlperf", "mlperf"),
