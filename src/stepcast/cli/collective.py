@@ -4,7 +4,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.numbers import amount, gpu_count
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.place import add_place_argument, has_racks
 from stepcast.ir.doubts import doubts
@@ -34,50 +34,37 @@ _kind.__name__ = "word"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
-    parser.add_argument("kind", choices=kinds, type=_kind, metavar="KIND", help=", ".join(kinds))
-    parser.add_argument(
-        "--size", type=_size, metavar="SIZE", help="the whole buffer, such as 1GiB; with --sweep the largest"
-    )
-    parser.add_argument("--ranks", type=gpu_count, required=True, metavar="N", help="GPUs that take part")
-    parser.add_argument("--cluster", required=True, metavar="C", help="name in the catalogue, or a TOML file")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
+    add_options(
+        parser,
+        f"""
+        kind KIND            {", ".join(kinds)}
+        --size SIZE          the whole buffer, such as 1GiB; with --sweep the largest
+        --ranks N            GPUs that take part
+        --cluster C          name in the catalogue, or a TOML file
+        --set
+        """,
+        kind={"choices": kinds, "type": _kind},
+        size=_size,
+        ranks={"required": True},
+        cluster={"required": True},
     )
     add_place_argument(parser)
-    parser.add_argument(
-        "--ranks-per-node",
-        type=gpu_count,
-        metavar="N",
-        help="GPUs of each node that take part (default: all)",
+    add_options(
+        parser,
+        f"""
+        --ranks-per-node N    GPUs of each node that take part (default: all)
+        --algorithm NAME      force one instead of the fastest: {", ".join(ALGORITHMS)}
+        --imbalance X         busiest rank over the mean, for all-to-all
+        --ranks-per-thread N  GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)
+        --engine              fluid: as flows over the links of the network, with its routing and what failed
+        --sweep               every power of two from 8 bytes up
+        --json                one JSON object on standard output
+        """,
+        algorithm=ALGORITHMS,
+        imbalance=1.0,
+        ranks_per_thread=1,
+        engine={"choices": ("fast", "fluid"), "default": "fast"},
     )
-    parser.add_argument(
-        "--algorithm",
-        choices=ALGORITHMS,
-        metavar="NAME",
-        help=f"force one instead of the fastest: {', '.join(ALGORITHMS)}",
-    )
-    parser.add_argument(
-        "--imbalance",
-        type=amount,
-        default=1.0,
-        metavar="X",
-        help="busiest rank over the mean, for all-to-all",
-    )
-    parser.add_argument(
-        "--ranks-per-thread",
-        type=gpu_count,
-        default=1,
-        metavar="N",
-        help="GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=("fast", "fluid"),
-        default="fast",
-        help="fluid: as flows over the links of the network, with its routing and what failed",
-    )
-    parser.add_argument("--sweep", action="store_true", help="every power of two from 8 bytes up")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
         "nodes": route.nodes,
     }
     rows = [_record(each) for each in prices]
-    warnings = [*uneven_warning("a group of", route, cluster, Place(args.place)), *doubts({"rows": rows})]
+    uneven = uneven_warning("a group of", route, cluster, Place(args.place))
+    warnings = [*uneven, *cluster.topology.doubts, *doubts({"rows": rows})]
     if args.json:
         found = {"rows": rows} if args.sweep else rows[0]
         print_json({**about, **found, "warnings": warnings})

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 from stepcast.ir.facts import ChangeFacts
 
 if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Forecast
+    from stepcast.cli.forecasting import Asked
 
 RECOMPUTES = ("none", "selective", "full")
 Change = Mapping[str, Any]
 
 
 def neighbours(
-    args: argparse.Namespace, found: "Forecast", command: str, rest: Callable[[], None] | None = None
+    args: argparse.Namespace, found: "Asked", command: str, rest: Callable[[], None] | None = None
 ) -> list[ChangeFacts]:
     """Predictions of the steps next to *found*, which *args* describe; what is not legal is left out.
 
@@ -52,7 +52,7 @@ def neighbours(
     return rows
 
 
-def _changes(found: "Forecast") -> Iterator[Change]:
+def _changes(found: "Asked") -> Iterator[Change]:
     strategy, layout = found.strategy, found.strategy.layout
     for name in ("tp", "pp"):
         ways = getattr(layout, name)

@@ -28,13 +28,14 @@ def remedies(args: argparse.Namespace, asked: "Asked", step_s: float) -> list[di
         full = {"recompute": "full"}
         pairs = [{**each, **full} for each in single if "recompute" not in each]
         states = [{**each, "sharding": STATES[-1]} for each in single if "sharding" not in each]
+        states = [each for each in states if each not in pairs]  # zero-3 and full, in either order
         both = [{**each, "sharding": STATES[-1]} for each in pairs if "sharding" not in each]
         described = asked.cluster.node.host is not None
         hosts = [{"offload": "optimizer"}, {"offload": "optimizer", **full}] if described else []
         found = _fitting(args, [*pairs, *states]) or _fitting(args, both) or _fitting(args, hosts)
     rows: list[dict[str, Any]] = []
     for change, run in found[:MOST_PREDICTED]:
-        prediction = run.predicted
+        prediction = run.prediction
         rows.append(
             {
                 "options": _words(change, args),

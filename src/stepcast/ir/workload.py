@@ -163,14 +163,15 @@ class Stage:
 
     def varied_bodies(self) -> dict[int, tuple[Layer, ...]]:
         """The same for every micro-batch that differs from the usual one, in one go."""
-        return {micro_batch: written(body) for micro_batch, body in self.varied_blocks().items()}
+        return {micro_batch: written(body) for micro_batch, body in self.varied_blocks(tuple(Phase)).items()}
 
-    def varied_blocks(self) -> dict[int, tuple[Block, ...]]:
-        """The body of every micro-batch that differs from the usual one, still folded."""
+    def varied_blocks(self, phases: Sequence[Phase]) -> dict[int, tuple[Block, ...]]:
+        """The body of every micro-batch that differs from the usual one in some of *phases*, still folded."""
         changes: dict[int, dict[int, Layer]] = {}
         for variation in self.variations:
             changes.setdefault(variation.micro_batch, {})[variation.position] = variation.layer
-        return {micro_batch: _varied(self.body, changed) for micro_batch, changed in changes.items()}
+        bodies = {which: _varied(self.body, changed, phases) for which, changed in changes.items()}
+        return {micro_batch: body for micro_batch, body in bodies.items() if body is not self.body}
 
     @property
     def body_layer_count(self) -> int:
@@ -199,20 +200,30 @@ def written(blocks: Iterable[Block]) -> tuple[Layer, ...]:
     return tuple(layer for block in blocks for _ in range(block.repeat) for layer in block.layers)
 
 
-def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
-    """*body* with other layers at some positions, repeats written out as far as they differ."""
+def _varied(
+    body: tuple[Block, ...], changed: Mapping[int, Layer], phases: Sequence[Phase]
+) -> tuple[Block, ...]:
+    """*body* with other layers at some positions, as far as they do something else in *phases*, and repeats
+    written out where they do.
+    """
     found: list[Block] = []
-    start = 0
+    differs: dict[tuple[int, int], bool] = {}
+    start, other = 0, False
     for block in body:
         length, stop = len(block.layers), start + len(block.layers) * block.repeat
         touched: dict[int, list[tuple[int, Layer]]] = {}
         for place, layer in changed.items():
             if start <= place < stop:
                 at, index = divmod(place - start, length)
-                touched.setdefault(at, []).append((index, layer))
+                usual = block.layers[index]
+                pair = id(layer), id(usual)
+                if pair not in differs:
+                    differs[pair] = any(layer.ops(phase) is not usual.ops(phase) for phase in phases)
+                if differs[pair]:
+                    touched.setdefault(at, []).append((index, layer))
         found += folded(_replaced(block, touched)) if touched else [block]
-        start = stop
-    return tuple(found)
+        start, other = stop, other or bool(touched)
+    return tuple(found) if other else body
 
 
 def _replaced(block: Block, touched: Mapping[int, Sequence[tuple[int, Layer]]]) -> list[Sequence[Layer]]:

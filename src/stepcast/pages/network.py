@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepcast.pages.blocks import answer, card, table
+from stepcast.pages.blocks import about_line, answer, card, table
 from stepcast.pages.charts import Piece, Row, axis_row, bars, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
@@ -45,7 +45,7 @@ def _headline(found: Facts) -> Markup:
         note = f"{format_percent(first['share'])} used; full for {full} of the step"
         cards.append(card("Hottest link", first["link"], note, "bad" if first["full_s"] else ""))
     what = found.get("model") or found.get("workload") or ""
-    about = join((tag("strong", what), tag("span", f"{found['gpus']:,} GPUs of {found['cluster']}")))
+    about = about_line(what, f"{found['gpus']:,} GPUs of {found['cluster']}")
     return answer(format_seconds(found["step_s"]), "a step, its links shared", about, cards=cards)
 
 

@@ -39,6 +39,8 @@ class Calls:
     rank_names: tuple[str, ...] = ()
     micro_batches: Ints | None = None
     """calls x 2, for labels only: the micro-batches that a call is about, -1 for none."""
+    names: tuple[str, ...] = ()
+    """Of the segments, where they have none of their own."""
 
     def __post_init__(self) -> None:
         bounds = self.rank_start
@@ -120,6 +122,11 @@ class Program:
     @property
     def micro_batches(self) -> Ints | None:
         return self.made.micro_batches
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the segments."""
+        return self.made.names or tuple([segment.name for segment in self.segments])
 
     @property
     def rank(self) -> Ints:
@@ -240,8 +247,8 @@ class Program:
             return self
         flat: dict[tuple[Piece, str], int] = {}
         parts = []
-        for segment in self.segments:
-            numbers = [flat.setdefault((piece, segment.name), len(flat)) for piece, _ in segment.chain]
+        for segment, name in zip(self.segments, self.names, strict=True):
+            numbers = [flat.setdefault((piece, name), len(flat)) for piece, _ in segment.chain]
             parts.append(np.repeat(numbers, [repeat for _, repeat in segment.chain]))
         start = self.flat_start
         most = max(segment.outputs for segment in self.segments)

@@ -10,7 +10,7 @@ from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.role import Role
 from stepcast.ir.work import Collective, Communication, Work, group_of
-from stepcast.ir.workload import Layer, Op, Phase
+from stepcast.ir.workload import Block, Layer, Op, Phase
 from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
 from stepcast.simulation.lanes import COMPUTE, HANDED_ON, Lanes
 from stepcast.simulation.outline import Issues, Look, Loses, Outline, Own, Terms
@@ -123,10 +123,21 @@ class Pieces:
         """Output k is what stream k made; one that made nothing hands on what it was given."""
         return self._made.get((), lambda: _end(self.lanes, streams), "end", streams)
 
-    def layers(self, layers: Sequence[Layer], kind: Kind, goes_on: bool, factor: float) -> Piece:
-        """One slot's ops of *layers*. The slot *goes on* with others; its stage computes by *factor* slower
-        than it should.
+    def slot(self, blocks: Sequence[Block], kind: Kind, factor: float) -> list[tuple[Piece, int]]:
+        """The pieces of *blocks*, each with its repeats, in the order in which a slot of that *kind* runs
+        them; its stage computes by *factor* slower than it should.
         """
+        ordered = blocks if kind is Kind.FORWARD else blocks[::-1]
+        chain = [(self._layers(block.layers, kind, True, factor), block.repeat) for block in ordered]
+        if chain and _loses(chain[-1][0]):
+            # To collectives that run on beside the next piece: there is none after the last.
+            piece, repeat = chain.pop()
+            chain += [(piece, repeat - 1)] if repeat > 1 else []
+            chain.append((self._layers(ordered[-1].layers, kind, False, factor), 1))
+        return chain
+
+    def _layers(self, layers: Sequence[Layer], kind: Kind, goes_on: bool, factor: float) -> Piece:
+        """One slot's ops of *layers*, after which it *goes on* with others or not."""
 
         def make() -> Piece:
             parts = _in_order(layers, kind)
@@ -254,6 +265,11 @@ def _costing(
     return outlined.costing(
         tuple([own[said.at] if isinstance(said, Own) else other(said) for said in outlined.costs])
     )
+
+
+def _loses(piece: Piece) -> bool:
+    """Whether its computing loses to collectives beside it, which is told last."""
+    return bool(piece.costs) and isinstance(piece.costs[-1], Beside)
 
 
 class _Order:

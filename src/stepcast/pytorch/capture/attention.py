@@ -77,8 +77,10 @@ def fused_attention(
         mask = None if attn_mask is None else attn_mask.reshape(1, -1, *attn_mask.shape[-2:])
         out = fused_attention(four[0], four[1], four[2], mask, dropout_p, is_causal, scale, enable_gqa)
         return out.reshape(*lead, *out.shape[-2:])
-    if query.dtype not in (torch.bfloat16, torch.float16) and query.shape[1] != key.shape[1]:
-        # Flash attention and cuDNN take halves alone, and the other fused kernel as many keys as queries.
+    shared = query.shape[1] != key.shape[1]
+    if shared and not (enable_gqa and query.dtype in (torch.bfloat16, torch.float16)):
+        # Flash attention and cuDNN take halves alone, and heads that share keys where they are told so; the
+        # other fused kernel takes as many keys as queries (ATen/native/transformers/cuda/sdp_utils.cpp).
         return torch.ops.aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )[0]

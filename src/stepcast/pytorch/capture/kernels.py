@@ -18,7 +18,7 @@ from stepcast.ir.work import (
     Matmul,
 )
 from stepcast.pytorch.capture.events import Event, Moment, Tensor
-from stepcast.pytorch.capture.layouts import laid_out
+from stepcast.pytorch.capture.layouts import as_aligned, laid_out
 
 K = ElementwiseKind
 KINDS: dict[str, ElementwiseKind] = {
@@ -130,7 +130,8 @@ def _product(
     if not all((*left.shape, *right.shape)):
         return ()
     batch = math.prod(left.shape[:-2])
-    return (Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _dtype(left)),)
+    made = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _dtype(left))
+    return (as_aligned(made, (left, right, writes[0])),)
 
 
 def _linear(
@@ -284,8 +285,8 @@ def _streamed(
     read = sum(_bytes(each) for each in reads)
     if plain in LOOKUPS:
         read = written + sum(_bytes(each) for each in reads[1:])
-    elif plain in ("fill", "zero", "copy"):
-        read = sum(_bytes(each) for each in reads[1:])
+    elif plain == "copy" or KINDS.get(plain) is K.FILL:
+        read = sum(_bytes(each) for each in reads[1:])  # the first says how large it is
     kind = _kind(plain, reads, out[0], inplace)
     if kind in (K.ADD, K.MUL) and read < NEXT_TO_NOTHING * written:
         kind = K.MASK  # a number for each row, written over it

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from stepcast.pytorch.capture.placed import META, Placed
+from stepcast.pytorch.capture.placed import META, SHADOW, Placed
 from stepcast.pytorch.capture.tracer import CaptureError
 from stepcast.pytorch.load import load_transformers
 
@@ -30,6 +30,7 @@ class Asked:
     checkpoint: bool = False  # every layer is computed again in the backward
     fused: bool = True  # one kernel for the optimizer's update of all weights
     attention: str = ""  # as the model's library chooses
+    experts: str = ""  # likewise
     optimizer: str = "adamw"
     compiled: bool = False  # memory-bound kernels fused, as torch.compile does
 
@@ -68,11 +69,9 @@ def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
         config = transformers.AutoConfig.for_model(kind, **keys)
     except (ValueError, KeyError, TypeError) as error:
         raise CaptureError(f"{path}: transformers knows no such model: {_first_line(error)}") from None
-    dtype = torch.float32 if asked.autocast else DTYPES[asked.dtype]
-    options = {"dtype": dtype, **({"attn_implementation": asked.attention} if asked.attention else {})}
     try:
         with Placed():
-            model = _auto_class(transformers, config).from_config(config, **options)
+            model = _built(_auto_class(transformers, config), config, asked)
     except ValueError as error:
         raise CaptureError(f"{path}: transformers {transformers.__version__}: {_first_line(error)}") from None
     model.train()
@@ -88,6 +87,26 @@ def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
     name = os.path.basename(path).removesuffix(".json")
     facts = {"transformers": transformers.__version__, "model_type": kind}
     return Program(model, results, _optimizer(model, asked), name, tokens, facts)
+
+
+def _built(made_by: Any, config: Any, asked: Asked) -> Any:
+    """The model. Where its library refuses fused attention, which knows no cap of the scores, it runs without
+    that cap, as releases did that chose it (transformers 5.17 for Gemma 2; 5.22 refuses).
+    """
+    options = {"dtype": torch.float32 if asked.autocast else DTYPES[asked.dtype]}
+    if asked.experts:
+        options["experts_implementation"] = asked.experts
+    if not asked.attention:
+        return made_by.from_config(config, **options)
+    try:
+        return made_by.from_config(config, attn_implementation=asked.attention, **options)
+    except ValueError as error:
+        if asked.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
+            raise
+    config.attn_logit_softcapping = None
+    model = made_by.from_config(config, attn_implementation="eager", **options)
+    model.config._attn_implementation = asked.attention
+    return model
 
 
 def _keys(path: str) -> dict[str, Any]:
@@ -158,8 +177,6 @@ def _inputs(config: Any, asked: Asked) -> tuple[dict[str, Any], int]:
 
 def numbers(*shape: int) -> Any:
     """Whole numbers without data, whose values a program may look at."""
-    from stepcast.pytorch.capture.tracer import SHADOW
-
     found = torch.empty(shape, dtype=torch.long, device=META)
     setattr(found, SHADOW, torch.ones(shape, dtype=torch.long))
     return found
@@ -214,8 +231,6 @@ def _called(what: str, asked: Asked) -> Program:
 
 
 def _placed(tensor: Any) -> Any:
-    from stepcast.pytorch.capture.tracer import SHADOW
-
     if tensor.device == META:
         return tensor
     found = tensor.to(META)

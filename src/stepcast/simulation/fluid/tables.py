@@ -22,10 +22,12 @@ class Net(NamedTuple):
 class Now(NamedTuple):
     """The flows that are under way, by link, and what they get."""
 
-    head: Any
-    """Of each link the first entry under way; -1 for none."""
-    after: Any
-    before: Any
+    slot_first: Any
+    """Of each link where the slots of its entries begin; those under way have the first of them."""
+    slot_entry: Any
+    slot_flow: Any
+    slot: Any
+    """Of each entry under way its slot."""
     members: Any
     """Of each link the entries under way."""
     wanted: Any
@@ -36,8 +38,15 @@ class Now(NamedTuple):
     """Of each link what they take."""
     held: Any
     """Of each link the flows that it holds back."""
+    held_use: Any
+    """Of each link what these take for each unit of their level."""
+    link_level: Any
+    """Of each link the level at which it holds them."""
+    open: Any
+    """Of each link the entries of flows that rise."""
+    open_use: Any
     holder: Any
-    """Of each flow the link that holds it back; -1 where it is at its bound."""
+    """Of each flow the link that holds it back."""
     bound: Any
     level: Any
 
@@ -48,18 +57,15 @@ class Scratch(NamedTuple):
     fresh: Any
     touched: Any
     touch_mark: Any
-    link_mark: Any
     flow_mark: Any
-    waiting: Any
-    links: Any
     flows: Any
-    open_use: Any
-    """Of each link what its open flows take for each unit of their level."""
-    open: Any
+    look_mark: Any
+    looks: Any
+    """Of each link how often it was looked at."""
     key: Any
     """Of each link where it stands in the heap."""
-    keys: Any
-    items: Any
+    heap: Any
+    heap_place: Any
 
 
 class Work(NamedTuple):
@@ -84,6 +90,9 @@ class Work(NamedTuple):
     tasks: int
     period_s: Any
     """Of repeating traffic."""
+    patience: int
+    """Flows whose rates are found exactly; then levels that change by less than *near* are not told."""
+    near: float
 
 
 class State(NamedTuple):
@@ -110,6 +119,7 @@ class State(NamedTuple):
     flow_end_s: Any
     block_end_s: Any
     block_mark: Any
+    near_from_s: Any
 
 
 class Log(NamedTuple):
