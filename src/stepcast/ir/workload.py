@@ -80,10 +80,8 @@ class Layer:
             raise ValueError(f"process_s must be a finite number, zero or more, not {self.process_s!r}")
 
     def op_name(self, op: Op) -> str:
-        """The op's name in timelines and reports, which says no word twice."""
-        if not op.name or self.name.endswith(op.name):
-            return self.name
-        return op.name if op.name.startswith(self.name) else f"{self.name} {op.name}"
+        """The op's name in timelines and reports."""
+        return op_label(self.name, op.name)
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
@@ -98,6 +96,13 @@ class Layer:
                 return self.input_gradient
             case Phase.WEIGHT_GRADIENT:
                 return self.weight_gradient
+
+
+def op_label(layer: str, op: str) -> str:
+    """The names of a layer and of its op as one that says no word twice."""
+    if not op or layer.endswith(op):
+        return layer
+    return op if op.startswith(layer) else f"{layer} {op}"
 
 
 class LayerTable(Sequence[Layer]):
