@@ -273,4 +273,4 @@ def _ending(layer: Layer, ops: Ops) -> Layer:
 
 def _places(units: Sequence[Unit]) -> list[int]:
     """Where each unit's first layer stands among all."""
-    return [0, *accumulate(len(unit.layers) for unit in units)][:-1]
+    return [0, *accumulate([len(unit.layers) for unit in units])][:-1]
