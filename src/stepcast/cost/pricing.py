@@ -13,6 +13,7 @@ from stepcast.cost.collectives import (
     lost_share,
     price,
     route_of,
+    send_receive_price,
     send_receive_s,
     uneven_warning,
 )
@@ -146,6 +147,14 @@ class Pricer:
                 route = forwarding_route(route, self.once_per_node)
             route = _one(route)
         return route
+
+    def start_share(self, work: Collective | Transfer) -> float:
+        """The share of the time of *work* that does not depend on its bytes: its latency."""
+        if self.ideal:
+            return 0.0
+        if isinstance(work, Collective):
+            return self.chosen(work).start_share
+        return send_receive_price(work.size_bytes, self.neighbour_route(work.group)).start_share
 
     def lost_share(self, work: Work) -> float:
         """Seconds of computing lost for each second of *work* beside it."""
