@@ -1,6 +1,6 @@
 """One training step as a program: the pipeline's slots, and what runs once before and after them."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -139,15 +139,16 @@ def _lead(lanes: Lanes) -> Segment:
 
 
 def _lanes_of(
-    schedule: Schedule, chunks: Collection[Chunk], once: Iterable["_Once"]
+    schedule: Schedule, chunks: Iterable[Chunk], once: Iterable["_Once"]
 ) -> tuple[tuple[Channel, ...], tuple[str, ...]]:
     """The groups that communicate, in the order of their table, and the ops that others wait for in a later
     piece, so that their ends must be kept.
     """
     groups: set[Channel] = set()
     named: set[str] = set()
+    own = {id(chunk): chunk for chunk in chunks}.values()
     for kind in schedule.kinds:
-        bodies = {id(body): body for chunk in chunks for body in chunk.bodies(kind)}
+        bodies = {id(body): body for chunk in own for body in chunk.bodies(kind)}
         layers = {id(block.layers): block.layers for body in bodies.values() for block in body}
         rows = [row_of(each, kind) for each in layers.values()]
         groups = groups.union(*[row.groups for row in rows])
