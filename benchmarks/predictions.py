@@ -5,9 +5,9 @@ their memory, on the machine where it took 118 ms at pp 1 before; 2 s and 500 MB
 micro-batches, and no more for a million of them. Seconds are those of this machine; the ratio to ten million
 additions in Python tells them from another one's.
 
-On a machine where the code of that time takes 302 ms at pp 1, 2.6 times as long as there: 3, 5 and 8 ms at
-pp 1, 4 and 16 (the bar times 2.6: 20 ms); for each of the mixed strategies 10.8 ms, 7.0 ms when they are
-asked for again, with other work on the machine, which makes it a sixth slower (the bar times 2.6: 7.7 ms).
+On a machine where the code of that time takes 302 ms at pp 1, 2.6 times as long as there: 2.5, 4 and 7 ms at
+pp 1, 4 and 16 (the bar times 2.6: 20 ms); for each of the mixed strategies 7.0 ms, 4.7 ms when they are asked
+for again, with other work on the machine (the bar times 2.6: 7.7 ms).
 """
 
 import random

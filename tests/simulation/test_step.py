@@ -1,6 +1,7 @@
 """Workloads through the pipeline: closed forms, breakdowns that sum, and what each condition does."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -243,3 +244,29 @@ def test_an_eager_host_holds_up_short_work_and_hides_behind_long_work() -> None:
         assert result.makespan_s == pytest.approx(step_s)
         assert stage.host_s == pytest.approx(host_s)
         assert stage.total_s == pytest.approx(result.makespan_s)
+
+
+def chains_of(step: Step, name: str) -> set[int]:
+    """The chains of pieces that calls of the *name* run."""
+    program = step.program
+    called = zip(program.chain_of[program.segment].tolist(), program.made.segment.tolist(), strict=True)
+    return {chain for chain, number in called if program.names[number] == name}
+
+
+def test_a_micro_batch_that_differs_backward_runs_the_usual_forward() -> None:
+    usual = layer(1.0, 2.0, 3.0)
+    last = replace(usual, weight_gradient=(Op("", Recorded(5.0)),))
+    stage = Stage((Block((usual,), 8),), variations=(Variation(3, 2, last),), in_turn=True)
+    step = run(Workload((stage,), Layout(pp=2), 4), "1f1b", message_s=1.0)
+    # The first stage sends what the last receives; backward each has one more, of its last micro-batch.
+    assert (len(chains_of(step, "F.0")), len(chains_of(step, "B.0"))) == (2, 4)
+
+
+def test_chunks_that_run_the_same_share_what_they_run_but_not_their_names() -> None:
+    work = workload(layer(1.0, 2.0, 3.0), pp=3, micro_batches=6, vpp=4)
+    step = run(work, "interleaved", message_s=1.0)
+    named = [f"F.{chunk}" for chunk in range(4)]
+    # Those in the middle send on, the last of the model does not.
+    assert len(set().union(*(chains_of(step, name) for name in named))) == 2
+    timeline = timeline_of(step, task_times(simulate(step.program, step.seconds)), work.layout)
+    assert {detail["slot"] for detail in timeline.details} >= set(named)

@@ -87,12 +87,19 @@ class Pricer:
         yield from self._known.values()
 
     def price(self, work: Work) -> Price:
-        found = self._known.get(id(work))
-        if found is None:
-            computes = type(work) in COMPUTING and self.compute is not unpriced
-            price = self.compute(work) if computes else self._compared(work)  # type: ignore[arg-type]
-            found = self._known[id(work)] = work, price
-        return found[1]
+        return (self._known.get(id(work)) or self._learnt(work))[1]
+
+    def seconds(self, work: Work) -> float:
+        return (self._known.get(id(work)) or self._learnt(work))[1].seconds
+
+    def _learnt(self, work: Work) -> tuple[Work, Price]:
+        """A work that was not seen before, with its price."""
+        if type(work) in COMPUTING and self.compute is not unpriced:
+            price = self.compute(work)  # type: ignore[arg-type]
+        else:
+            price = self._compared(work)
+        found = self._known[id(work)] = work, price
+        return found
 
     def _compared(self, work: Work) -> Price:
         found = self._equal.get(work)
@@ -100,9 +107,6 @@ class Pricer:
             price = self.compute if type(work) in COMPUTING else self._priced
             found = self._equal[work] = price(work)  # type: ignore[arg-type]
         return found
-
-    def seconds(self, work: Work) -> float:
-        return self.price(work).seconds
 
     def low_s(self, work: Work) -> float:
         return self.price(work).low_s

@@ -168,20 +168,21 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
         sums.append(collective("embedding all-reduce", REDUCE, size, Group.EMBEDDING))
     if sums:
         layers.append(layer(Role.GRADIENTS, tuple(sums)))
-    layers.append(
-        layer(Role.OPTIMIZER, (*_gradient_norm(sizes, end), *update_ops(sizes, end.trained, end.matrices)))
-    )
+    own = own_parameters(sizes, end.trained)
+    update = update_ops(sizes, end.trained, own, end.matrices)
+    layers.append(layer(Role.OPTIMIZER, (*_gradient_norm(sizes, max(1, own)), *update)))
     if gather:
         layers.append(layer(Role.PARAMETERS, gather))
     return tuple(layers)
 
 
-def _gradient_norm(sizes: Sizes, end: StepEnd) -> Ops:
+def _gradient_norm(sizes: Sizes, own: int) -> Ops:
+    """Of *own* gradients on a rank."""
     if not sizes.framework.optimizer.clips:
         return ()
-    own = max(1, own_parameters(sizes, end.trained))
     read = float(own * sizes.gradient)
-    ops: Ops = (Op("gradient norm", Elementwise(K.OTHER, 1, own, read, 0.0, dtype=DType.FP32)),)
-    if sizes.strategy.layout.gpus > 1:
-        ops += (collective("gradient norm all-reduce", REDUCE, 4, Group.WORLD),)
-    return ops
+    norm = Op("gradient norm", Elementwise(K.OTHER, 1, own, read, 0.0, dtype=DType.FP32))
+    return (norm, NORM_SUM) if sizes.strategy.layout.gpus > 1 else (norm,)
+
+
+NORM_SUM = collective("gradient norm all-reduce", REDUCE, 4, Group.WORLD)

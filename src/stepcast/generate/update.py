@@ -29,9 +29,9 @@ def own_parameters(sizes: Sizes, shard: Shard) -> int:
     return sum(-(-each.total // part.ways) for part, each in sizes.plan.kinds(shard))
 
 
-def update_ops(sizes: Sizes, trained: Shard, matrices: Sequence[Matrices]) -> Ops:
-    """The update of what a rank owns of *trained*, of which *matrices* are some."""
-    optimizer, own = sizes.framework.optimizer, own_parameters(sizes, trained)
+def update_ops(sizes: Sizes, trained: Shard, own: int, matrices: Sequence[Matrices]) -> Ops:
+    """The update of the *own* parameters of a rank among those *trained*, of which *matrices* are some."""
+    optimizer = sizes.framework.optimizer
     copied = gathered_bytes(sizes.strategy, trained) / max(1, trained.total)
     if sizes.strategy.offload.optimizer:
         on_host = round(own * sizes.strategy.offload.optimizer)

@@ -61,7 +61,7 @@ class Plan:
     def kinds(self, shard: Shard) -> Iterator[tuple[Partition, Shard]]:
         """The dense weights and the experts of *shard*, as far as there are any, with how they are split."""
         if shard.dense:
-            yield self.dense, Shard(shard.dense, 0, shard.unquantised)
+            yield self.dense, Shard(shard.dense, 0, shard.unquantised) if shard.experts else shard
         if shard.experts:
             yield self.experts, Shard(0, shard.experts)
 

@@ -9,6 +9,8 @@ schedule alone and is worked out once for it.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.messages import FREE, Frame, Messages, Phase
@@ -74,8 +76,11 @@ def pipeline_program(
         return known[key]
 
     parts, which = skeleton.once_each(runs) if messages.alike else (skeleton.parts, None)
-    segments = tuple(map(segment, parts))
-    return Program(lanes, segments, skeleton.made, which)
+    made = list(map(segment, parts))
+    own = {id(each): each for each in made}
+    place = {key: at for at, key in enumerate(own)}
+    numbers = np.array([place[id(each)] for each in made], np.int64)
+    return Program(lanes, tuple(own.values()), skeleton.made, numbers if which is None else numbers[which])
 
 
 _HERE = Place(0, 0)
