@@ -85,9 +85,7 @@ def _part(part: Part, ways: int) -> Part:
 
 
 def _tie(tie: Tie, ways: int) -> Tie:
-    return replace(
-        tie, size_bytes=tie.size_bytes - tie.split_bytes + tie.split_bytes // ways, split_bytes=0
-    )
+    return replace(tie, size_bytes=tie.size_bytes - tie.split_bytes + tie.split_bytes // ways, split_bytes=0)
 
 
 def _layer(layer: Layer, split: str, ways: int) -> Layer:

@@ -77,7 +77,9 @@ def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
     try:
         with Placed():
             model = _built(_auto_class(transformers, config), config, asked)
-    except ValueError as error:
+    except CaptureError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, AssertionError, ArithmeticError) as error:
         raise CaptureError(f"{path}: transformers {transformers.__version__}: {_first_line(error)}") from None
     model.train()
     if asked.checkpoint:
