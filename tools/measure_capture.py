@@ -3,8 +3,8 @@
 
     PYTHONPATH=src python tools/measure_capture.py FOLDER
 
-Writes ``captured.csv`` and ``captured.txt`` (``stepcast validate --set captured``), and ``speed.json``: seconds
-and peak memory of a process that captures a step of Llama 3 8B, after PyTorch has been loaded and in all.
+Writes ``captured.csv`` and ``captured.txt`` (``stepcast validate --set captured``), and ``speed.json``: how
+long a process takes to capture a step of Llama 3 8B once PyTorch has been loaded, and its peak memory.
 """
 
 import json

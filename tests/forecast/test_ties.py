@@ -14,6 +14,7 @@ from stepcast.inputs.source import Source
 from stepcast.ir.captured import Captured, Tie
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, Elementwise, ElementwiseKind
+from stepcast.ir.workload import Layer, Op
 from stepcast.outputs.captured import write
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "captured" / "llama-3.2-1b.json"
@@ -108,3 +109,26 @@ def test_weights_without_gradients_take_longer(llama: Captured, cluster: Cluster
     kinds = [op.work.kind for op in optimizer.forward if isinstance(op.work, Elementwise)]
     assert kinds == [ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER]
     assert idle.step_s > predict_captured(llama, cluster).step_s
+
+
+def test_a_host_that_never_looks_runs_ahead(llama: Captured, cluster: Cluster) -> None:
+    """Transformers reads in each forward whether sequences are packed, and begins a step with an idle GPU."""
+    assert [op.name for layer, _ in llama.stage.counted_layers(1) for op in layer.forward if op.host_reads]
+    stage = llama.stage
+    body = tuple(
+        replace(block, layers=tuple(replace(layer, forward=_blind(layer)) for layer in block.layers))
+        for block in stage.body
+    )
+    blind = replace(llama, workload=replace(llama.workload, stages=(replace(stage, body=body),)))
+    waits, never = (predict_captured(each, cluster) for each in (llama, blind))
+    kernels_s = sum(
+        count * never.pricer.seconds(op.work)
+        for layer, count in never.workload.stages[0].counted_layers(1)
+        for op in layer.all_ops
+    )
+    assert never.step_s == pytest.approx(kernels_s, rel=1e-6)
+    assert 0.0001 < waits.step_s - never.step_s < 0.01
+
+
+def _blind(layer: Layer) -> tuple[Op, ...]:
+    return tuple(replace(op, host_reads=False) for op in layer.forward)
