@@ -49,8 +49,8 @@ class Tie:
     def __post_init__(self) -> None:
         require_counts(self, 0, "size_bytes", "split_bytes")
         require(self.split_bytes <= self.size_bytes, "no more can be split than there is")
-        apart = len(self.parts) > 1 and self.parts == tuple(sorted(set(self.parts)))
-        require(apart, "a tie is of several layers, in their order")
+        distinct = tuple(sorted(set(self.parts)))
+        require(len(distinct) > 1 and self.parts == distinct, "layers of a tie differ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,23 +12,21 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.simulate import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
-from stepcast.validate.phases import PHASES, phases_s
-from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.validate.scoreboard import Measurements, Row
 from stepcast.validate.transformers import (
     CLUSTER,
-    COMMAND,
-    NEEDED,
-    WORDS,
+    Peak,
     Record,
-    figures,
+    measurements_of,
+    said_model,
+    setting_words,
     step_files,
+    step_rows,
     visited,
 )
 from stepcast.validate.unseen import unseen_share
@@ -51,23 +49,17 @@ def measure_folder(*folders: str) -> Measurements:
     versions = load_torch("capture").__version__, load_transformers("capture").__version__
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
-    peaks: list[tuple[float, float]] = []
+    peaks: list[Peak] = []
     asked = list(visited([file for folder in folders for file in step_files(folder)]))
     with _workers(len(asked)) as map_each:
         found = iter(map_each(_compared, asked))
-        for file, record in watched(asked):
-            own, allocated, why = next(found)
+        for file, _ in watched(asked):
+            own, own_peaks, why = next(found)
             if why:
                 skipped[f"{file.name}: {why}"] += 1
-                continue
-            if record.get("peak_bytes"):
-                peaks.append((float(record["peak_bytes"]), allocated))
             rows += own
-    notes = (NOTES[0], NOTES[1].format(*versions))
-    table = columns(rows)
-    kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
-    selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
-    return Measurements(table, skipped, selections, dict(figures(peaks)), notes, details=(COMMAND,))
+            peaks += own_peaks
+    return measurements_of(rows, skipped, peaks, (NOTES[0], NOTES[1].format(*versions)))
 
 
 @contextmanager
@@ -81,27 +73,21 @@ def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
         yield pool.map
 
 
-def _compared(asked: tuple[Path, Record]) -> tuple[list[Row], float, str]:
-    """The rows of one step and the bytes that it is predicted to allocate; or why there are none."""
+def _compared(asked: tuple[Path, Record]) -> tuple[list[Row], list[Peak], str]:
+    """The rows of one step and its peak; or why there are none."""
     file, record = asked
+    peaks: list[Peak] = []
     try:
         prediction, command = _predicted(record, file.parent)
     except ValueError as error:
-        return [], 0.0, str(error)
-    return _rows(record, prediction, command), prediction.memory[0].allocated, ""
+        return [], [], str(error)
+    return list(step_rows(record, prediction, command, peaks)), peaks, ""
 
 
 def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
     from stepcast.pytorch.capture.run import capture
 
-    if missing := [name for name in NEEDED if record.get(name) is None]:
-        raise ValueError(f"column {missing[0]} is missing")
-    words = set(record["setting"].split())
-    if unknown := sorted(words - WORDS):
-        raise ValueError(f"{unknown[0]!r} is no word of a setting")
-    path = str(folder / "configs" / f"{record['model']}.json")
-    what = f"{path}:layers={record['layers']}" if record.get("layers") else path
-    asked = _asked(record, words)
+    what, asked = said_model(record, folder), _asked(record, setting_words(record))
     spread = Spread(zero_gradients=_unseen(what, asked.batch * asked.seq))
     return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked)
 
@@ -142,23 +128,3 @@ def _command(what: str, asked: "Asked") -> str:
         "--compiled": asked.compiled,
     }
     return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])
-
-
-def _rows(record: Record, prediction: Prediction, command: str) -> list[Row]:
-    layers = f"@{record['layers']}" if record.get("layers") else ""
-    name = f"{record['model']}{layers} {record['batch']} x {record['seq']} {record['setting']}".strip()
-    words = set(record["setting"].split()) - {"fused"}
-    tags = {
-        "model": record["model"],
-        "setting": " ".join(sorted(words)) or "eager",
-        "size": "host-bound" if int(record["batch"]) * int(record["seq"]) <= 1024 else "usual",
-        COMMAND: command,
-    }
-    predicted = {"step": prediction.step_s, **phases_s(prediction)}
-    return [
-        Row(
-            f"{name} {phase}", float(record[f"{phase}_ms"]) * 1e-3, predicted[phase], {"phase": phase, **tags}
-        )
-        for phase in ("step", *PHASES)
-        if record.get(f"{phase}_ms")
-    ]

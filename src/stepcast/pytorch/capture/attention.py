@@ -27,7 +27,7 @@ def attention_operators() -> Any:
     )
 
     def forward(query: Any, key: Any, value: Any, mask: Any, causal: bool, drops: bool) -> Any:
-        # Laid out in memory as the queries are (aten/src/ATen/native/cudnn/MHA.cpp).
+        # Laid out in memory as the queries are (ATen/native/cudnn/MHA.cpp).
         shape = (*query.shape[:3], value.shape[-1])
         order = sorted(range(4), key=lambda at: (-query.stride(at), at))
         return torch.empty_permuted(shape, order, dtype=query.dtype, device=query.device), query.new_empty(
@@ -81,8 +81,8 @@ def fused_attention(
     learnt = attn_mask is not None and attn_mask.requires_grad
     if learnt or (shared and not (enable_gqa and query.dtype in (torch.bfloat16, torch.float16))):
         # Flash attention and cuDNN take halves alone, and heads that share keys where they are told so; the
-        # other fused kernel takes as many keys as queries (transformers/cuda/sdp_utils.cpp). A mask that is
-        # learnt, as T5's positions are, has a gradient in neither.
+        # other fused kernel takes as many keys as queries (ATen/native/transformers/cuda/sdp_utils.cpp).
+        # A mask that is learnt, as T5's positions are, has a gradient in neither.
         return _written_out(query, key, value, attn_mask, dropout_p, is_causal, scale)
     return torch.ops.stepcast.attention(query, key, value, attn_mask, is_causal, dropout_p > 0)[0]
 
@@ -90,8 +90,8 @@ def fused_attention(
 def _written_out(
     query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, scale: float | None
 ) -> Any:
-    """Attention operation by operation, in fp32, with the dropout of a GPU (transformers/attention.cpp,
-    _scaled_dot_product_attention_math).
+    """Attention operation by operation, in fp32 (ATen's _scaled_dot_product_attention_math), with
+    the dropout of a GPU.
     """
     import torch
 
