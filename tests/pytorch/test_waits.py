@@ -4,6 +4,7 @@ has, how operands lie; where PyTorch is installed.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,7 @@ def ops(found: Captured) -> list[Op]:
     return [op for layer, count in found.stage.counted_layers(1) for op in layer.all_ops * count]
 
 
-def works(found: Captured, kind: type) -> list[object]:
+def works(found: Captured, kind: type) -> list[Any]:
     return [op.work for op in ops(found) if isinstance(op.work, kind)]
 
 
@@ -144,8 +145,8 @@ def test_the_host_waits_where_the_program_looks(name: str, waits: int) -> None:
 def test_experts_in_a_loop_get_tokens_alike() -> None:
     """Of 64 rows each chooses two of four experts: 32 rows for each, and the host waits for each."""
     found = of("loop")
-    products = [work for work in works(found, Matmul) if work.n == work.k == 32]  # type: ignore[attr-defined]
-    assert [work.m for work in products[:4]] == [32] * 4  # type: ignore[attr-defined]
+    products = [work for work in works(found, Matmul) if work.n == work.k == 32]
+    assert [work.m for work in products[:4]] == [32] * 4
     assert sum(op.host_reads for op in ops(found)) >= 4
 
 
@@ -177,9 +178,9 @@ def test_encoders_are_trained_as_encoders(tmp_path: Path) -> None:
     """Every token is predicted by all others, and the loss is of as many bits as the weights."""
     found = from_config(tmp_path, Asked(batch=2, seq=64), model_type="bert")
     (attention, *_) = works(found, Attention)
-    assert not attention.causal  # type: ignore[attr-defined]
-    losses = [work for work in works(found, Elementwise) if work.kind is ElementwiseKind.CROSS_ENTROPY]  # type: ignore[attr-defined]
-    assert {str(work.dtype) for work in losses} == {"bf16"}  # type: ignore[attr-defined]
+    assert not attention.causal
+    losses = [work for work in works(found, Elementwise) if work.kind is ElementwiseKind.CROSS_ENTROPY]
+    assert {str(work.dtype) for work in losses} == {"bf16"}
 
 
 def test_speech_is_heard(tmp_path: Path) -> None:
@@ -189,19 +190,19 @@ def test_speech_is_heard(tmp_path: Path) -> None:
         "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
     }  # fmt: skip
     found = from_config(tmp_path, Asked(batch=2, seq=32), **keys)
-    lengths = {work.key_len for work in works(found, Attention)}  # type: ignore[attr-defined]
+    lengths = {work.key_len for work in works(found, Attention)}
     assert lengths == {100, 32}
 
 
 def test_rows_of_odd_width_are_seen_in_every_product(tmp_path: Path) -> None:
     """A head of 251 tokens: its product, and the gradients of its input and of its weight."""
     found = from_config(tmp_path, Asked(batch=2, seq=64), model_type="llama", vocab_size=251)
-    head = [work for work in works(found, Matmul) if 251 in (work.m, work.n, work.k)]  # type: ignore[attr-defined]
+    head = [work for work in works(found, Matmul) if 251 in (work.m, work.n, work.k)]
     assert len(head) == 3
-    assert all(work.n % 2 or work.k % 2 for work in head)  # type: ignore[attr-defined]
+    assert all(work.n % 2 or work.k % 2 for work in head)
     assert found.flops(attention=False) == pytest.approx(
         sum(2 * w.m * w.n * w.k * w.batch for w in works(found, Matmul)),
-        rel=1e-9,  # type: ignore[attr-defined]
+        rel=1e-9,
     )
 
 
