@@ -52,17 +52,29 @@ def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
 def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
     """The parameters of each bucket collected from the ranks that share them."""
     strategy, ops = sizes.strategy, list[Op]()
+    tensors = _tensors_of_layer(sizes) if sizes.framework.listed_gathers else 1
     shard, times = filled
     for part, each in sizes.plan.kinds(shard):
         fetched = fetched_weights(sizes, name, part, each.total * times, blocking)
         ops += fetched
         if part.ways > 1:
-            size = gathered_bytes(strategy, each)
+            size = -(-gathered_bytes(strategy, each) // tensors)
             gather = collective(
-                f"{part.within} all-gather {name}", GATHER, size, part.within, blocking, times
+                f"{part.within} all-gather {name}", GATHER, size, part.within, blocking, times * tensors
             )
+            if sizes.framework.listed_gathers:
+                gather = replace(gather, kernels=times * tensors * part.ways, host_reads=True)
             ops.append(replace(gather, after=tuple(op.name for op in fetched)))
     return tuple(ops)
+
+
+def _tensors_of_layer(sizes: Sizes) -> int:
+    """Queries, keys and values are one where a product makes them all; norms have a weight, or two."""
+    model = sizes.model
+    names = [weight.name for weight in model.block_weights(model.blocks[0])]
+    joined = 0 if sizes.separate else sum(".key." in name or ".value." in name for name in names)
+    vectors = model.norm.elements(model.hidden) // model.hidden
+    return len(names) - joined + (vectors - 1) * sum("norm" in name for name in names)
 
 
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:

@@ -37,7 +37,9 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 
     Overlapped, they are gathered while the unit before runs, so that only the first wait is exposed.
     """
-    ahead, end = sizes.strategy.overlap.parameters, len(units) - 1
+    # DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
+    # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
+    ahead, end = sizes.strategy.overlap.parameters and not sizes.framework.listed_gathers, len(units) - 1
     again = sizes.plan.gathered is Gathered.EACH_PASS
     requests: dict[tuple[str, Shard], Ops] = {}
 
@@ -273,4 +275,4 @@ def _ending(layer: Layer, ops: Ops) -> Layer:
 
 def _places(units: Sequence[Unit]) -> list[int]:
     """Where each unit's first layer stands among all."""
-    return [0, *accumulate(len(unit.layers) for unit in units)][:-1]
+    return [0, *accumulate([len(unit.layers) for unit in units])][:-1]
