@@ -203,12 +203,6 @@ class Observed:
         total: Floats = self.bytes_in.sum(axis=1)[self.class_of]
         return total
 
-    @cached_property
-    def link_share(self) -> Floats:
-        """Of what each link could have carried in the whole step."""
-        capacity = self.links.capacity_bytes_per_s * max(self.step_s, 1e-300)
-        return self.link_bytes / capacity
-
     def hottest(self, most: int = 10) -> tuple[HotLink, ...]:
         """The links that used most of their capacity, one for all that did the same."""
         classes = self.run.shared.traffic.classes
