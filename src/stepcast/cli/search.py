@@ -9,7 +9,7 @@ from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, positive, price
 from stepcast.cli.output import new_file, print_json, terminal_width, write_file
 from stepcast.cli.pages import add_page_argument, told_page, write_page
-from stepcast.units import parse_count, parse_size_bytes
+from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
@@ -69,6 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
     parser.add_argument(
+        "--time",
+        type=positive(parse_duration_s),
+        metavar="T",
+        help="end after so long, as 60s, with the best so far",
+    )
+    parser.add_argument(
         "--workers", type=count(1, MOST_WORKERS), metavar="N", help="processes (default: as many as cores)"
     )
     parser.add_argument(
@@ -98,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
         print(search_text(found, terminal_width()))
         if args.html:
             print(f"\n{told_page(args)}")
-    if not result.counts.complete:
+    if not result.counts.complete and not result.counts.out_of_time:
         return INTERRUPTED
     return 0 if result.best else 1
 
