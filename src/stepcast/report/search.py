@@ -107,12 +107,15 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
 def _left(found: Facts) -> str:
     """What a search that ended early has not seen, and how much better it may be."""
     counts, least_s = found["counts"], found["least_s"]
-    told = (
-        f"{'out of time' if counts['out_of_time'] else 'interrupted'}: {counts['unseen']:,} candidates left"
-    )
+    ended = "out of time" if counts["out_of_time"] else "interrupted"
+    if not counts["unseen"]:
+        return f"{ended}: the best are found, and not what is near them"
+    told = f"{ended}: {counts['unseen']:,} candidates left"
     if least_s is None or not found["rows"]:
-        return f"{told}, which may be better" if counts["unseen"] else f"{told}: the best is found"
+        return f"{told}, which may be better"
     gain = 1.0 - least_s / found["rows"][0]["step_s"]
+    if gain <= 0:
+        return f"{told}, none of them better than the best"
     return f"{told}, none of them below {format_seconds(least_s)}, {format_percent(gain)} less than the best"
 
 

@@ -30,8 +30,8 @@ class Bounded:
         self.legal = sum(int(allowed.sum()) for allowed, _ in found)
         least = [float(memory.min(initial=np.inf)) for _, memory in found]
         self.smallest_bytes = min(least) if self.legal else None
-        few = [np.flatnonzero(memory <= capacity) for _, memory in found]
-        more = [np.flatnonzero((memory > capacity) & (memory <= near)) for _, memory in found]
+        few = [np.flatnonzero(allowed & (memory <= capacity)) for allowed, memory in found]
+        more = [np.flatnonzero(allowed & (memory > capacity) & (memory <= near)) for allowed, memory in found]
         self.fitting = sum(map(len, few))
         both = [*enumerate(few), *enumerate(more)]
         self.part = np.concatenate([np.full(len(rows), number) for number, rows in both])
