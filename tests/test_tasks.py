@@ -122,13 +122,6 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
     ),
     (
         "fine-tuning",
-        "a framework that is a way to split states",
-        "predict llama-3.1-8b --cluster dgx-h100 --gpus 16 --framework fsdp",
-        0,
-        ("pytorch-fsdp", "layout          dp 16; fsdp"),
-    ),
-    (
-        "fine-tuning",
         "plain eager PyTorch",
         "predict llama-3.2-1b --gpu h200 --framework torch",
         0,

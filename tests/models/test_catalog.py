@@ -254,8 +254,9 @@ def test_files_and_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("layers = 2", "lacks hidden"),
-        ("layrs = 2", "unknown key layrs"),
+        ("layers = 2", r"own\.toml: model own: lacks hidden, heads, vocab, max_seq$"),
+        ("layrs = 2", r"unknown key layrs; did you mean layers\?"),
+        ("zzzz = 2", "unknown key zzzz; known: name, layers"),
         ("layers = 'x'", "model own: layers must be a positive whole number"),
         ("layers = 2\nhidden = 64\nheads = 4\nvocab = 9\nmax_seq = 9", "lacks ffn"),
         ("layers = 2\nhidden = 64\nheads = 3\nffn = 9\nvocab = 9\nmax_seq = 9", "give head_dim"),

@@ -9,15 +9,23 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import stepcast
+from stepcast.cli.forecasting import Asked, asked_by
+from stepcast.cli.main import VERBS, build_parser
+from stepcast.cli.options import option_of
+from stepcast.cli.plan import planned
+from stepcast.cli.predict import training
+from stepcast.cli.search_facts import best_row
+from stepcast.cli.search_question import question_of
+from stepcast.forecast.predict import predict_many, throughput
+from stepcast.frameworks.catalog import load_profile
+from stepcast.hardware import load_cluster
+from stepcast.models.catalog import load_model
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.spec import Spec, Words
 from stepcast.units import DAY, format_seconds
-
-if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Asked
 
 # Options that change what is printed or write files, and have no place in a point.
 ASIDE = ("help", "json", "trace", "to_workload", "output", "explain_memory", "html", "save", "top")
@@ -86,10 +94,6 @@ def _trial_s(spec: Spec) -> float:
 
 def digest(name: str, value: Any) -> str:
     """What a word stands for: names of models, clusters, frameworks and files by what they hold."""
-    from stepcast.frameworks.catalog import load_profile
-    from stepcast.hardware import load_cluster
-    from stepcast.models.catalog import load_model
-
     loaders: dict[str, Callable[[str], object]] = {
         "model": load_model,
         "cluster": load_cluster,
@@ -125,8 +129,6 @@ def _hashed(data: bytes) -> str:
 
 @cache
 def _parser(verb: str) -> argparse.ArgumentParser:
-    from stepcast.cli.main import VERBS, build_parser
-
     return build_parser([each for each in VERBS if each.name == verb])
 
 
@@ -143,7 +145,7 @@ def _options(verb: str) -> tuple[str, ...]:
 def _arguments(words: Words) -> list[str]:
     found = []
     for name, value in words.items():
-        option = f"--{name.replace('_', '-')}"
+        option = option_of(name)
         if isinstance(value, bool):
             found += [option] if value else []
         elif isinstance(value, list):
@@ -170,8 +172,6 @@ def parsed(verb: str, words: Words) -> argparse.Namespace:
 def _predicted(points: Sequence[Words]) -> Answers:
     found: Answers = [{} for _ in points]
     asked: list[tuple[int, Asked, argparse.Namespace]] = []
-    from stepcast.cli.forecasting import asked_by
-
     for place, words in enumerate(points):
         given = {name: value for name, value in words.items() if name != BREAKDOWN}
         try:
@@ -187,19 +187,17 @@ def _predicted(points: Sequence[Words]) -> Answers:
     return found
 
 
-def _shared(asked: "Asked") -> tuple[Any, ...]:
+def _shared(asked: Asked) -> tuple[Any, ...]:
     options = asked.options
     values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
     return (*values, options.place, options.residual, options.engine)
 
 
-def _predictions(asked: "Sequence[Asked]") -> list[Any]:
+def _predictions(asked: Sequence[Asked]) -> list[Any]:
     """Predictions of what differs in its strategy alone; an error stands for those that have none."""
-    from stepcast.forecast.predict import predict_many
-
     first = asked[0]
 
-    def predicted(some: "Sequence[Asked]") -> list[Any]:
+    def predicted(some: Sequence[Asked]) -> list[Any]:
         strategies = [each.strategy for each in some]
         values = first.model, first.cluster, strategies, first.framework
         return list(predict_many(*values, first.options, first.calibration))
@@ -213,10 +211,7 @@ def _predictions(asked: "Sequence[Asked]") -> list[Any]:
     return [*_predictions(asked[:middle]), *_predictions(asked[middle:])]
 
 
-def _row(asked: "Asked", args: argparse.Namespace, prediction: Any, breakdown: bool) -> dict[str, Any]:
-    from stepcast.cli.predict import training
-    from stepcast.forecast.predict import throughput
-
+def _row(asked: Asked, args: argparse.Namespace, prediction: Any, breakdown: bool) -> dict[str, Any]:
     if isinstance(prediction, Exception):
         return _failed(prediction)
     try:
@@ -252,8 +247,6 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 def _planned(words: Words) -> dict[str, Any]:
     """Days are the mean of the runs drawn, as the plan tells them."""
-    from stepcast.cli.plan import planned
-
     try:
         found = planned(parsed("plan", words)).facts
     except Exception as error:
@@ -264,9 +257,6 @@ def _planned(words: Words) -> dict[str, Any]:
 
 
 def _best(words: Words) -> dict[str, Any]:
-    from stepcast.cli.search_facts import best_row
-    from stepcast.cli.search_question import question_of
-
     try:
         row = best_row(question_of(parsed("search", {**words, "workers": 1})))
     except Exception as error:

@@ -22,8 +22,8 @@ EXPERT_ISSUE_S = 9e-6
 # linear layer of 1,024 x 1,024 on an H100, whose kernels take a few microseconds.
 SCALED_ISSUE_S = 0.5e-3
 # Further host seconds of any product of Megatron-LM's and Transformer Engine's modules, more Python than
-# PyTorch's own: Transformer Engine's pull request 1191 (2024) measures 74 us of host for a forward of Megatron's
-# ColumnParallelLinear in bf16 and 115 us for its own, 50 us of which are heavy_s; halfway between the two.
+# PyTorch's own: Transformer Engine's pull request 1191 (2024) measures 74 us of host for a forward of
+# Megatron's ColumnParallelLinear in bf16 and 115 us for its own, 50 us of which are heavy_s; halfway between.
 MODULE_ISSUE_S = 45e-6
 
 

@@ -39,6 +39,21 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Tie:
+    """Parameters that several layers read; the first of them has them."""
+
+    parts: tuple[int, ...]
+    size_bytes: int
+    split_bytes: int = 0  # of these, what tensor parallelism splits
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "size_bytes", "split_bytes")
+        require(self.split_bytes <= self.size_bytes, "no more can be split than there is")
+        distinct = tuple(sorted(set(self.parts)))
+        require(len(distinct) > 1 and self.parts == distinct, "layers of a tie differ")
+
+
+@dataclass(frozen=True, slots=True)
 class CapturedMemory:
     """Bytes at the fullest moment of the step, by what holds them."""
 
@@ -71,6 +86,7 @@ class Captured:
     precision: DType = DType.BF16
     compiled: bool = False
     facts: tuple[tuple[str, str], ...] = ()
+    ties: tuple[Tie, ...] = ()
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "parameters")
@@ -78,6 +94,8 @@ class Captured:
         require(len(self.workload.stages) == 1, "a captured program has one stage")
         layers = self.stage.body_layer_count
         require(len(self.parts) == layers, f"{layers} layers need as many parts, not {len(self.parts)}")
+        known = all(0 <= part < layers for tie in self.ties for part in tie.parts)
+        require(known, f"a tie is of one of {layers} layers")
 
     @property
     def stage(self) -> Stage:

@@ -6,10 +6,10 @@ from typing import Any
 from stepcast.ir.facts import ChangeFacts, RooflineFacts, band_of
 from stepcast.ir.timeline import Timeline
 from stepcast.pages.advice import advice_section
-from stepcast.pages.blocks import answer, band, card, pairs, stacked, waterfall
+from stepcast.pages.blocks import band, card, pairs, plain_pairs, stacked, timed_answer, waterfall
 from stepcast.pages.communication import exposed_section
 from stepcast.pages.document import About, Page, Section
-from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.pages.markup import Markup, join, tag
 from stepcast.pages.roofline import roofline_section
 from stepcast.pages.timeline import timeline_section
 from stepcast.report.step import told_parts
@@ -64,16 +64,14 @@ def step_page(
         _memory(found),
         _communication(found),
         _asked(found),
+        timeline_section(timeline, about.links),
+        roofline_section(roofline) if roofline is not None else None,
     ]
-    if timeline is not None and len(timeline):
-        sections.append(timeline_section(timeline, about.links))
-    if roofline is not None:
-        sections.append(roofline_section(roofline))
     title = f"{format_seconds(found['step_s'])} per step: {subject(found)}"
     return Page(
         title,
         _headline(found),
-        [section for section in sections if section],
+        sections,
         about,
         found,
         found["assumptions"],
@@ -104,11 +102,10 @@ def _headline(found: Facts) -> Markup:
             tag("span", _batch_words(found), class_="batch"),
         )
     )
-    number, unit = format_seconds(step_s).split(" ")
     drawn = band(
         told.low_s, step_s, told.high_s, (format_seconds(told.low_s), format_seconds(told.high_s)), told.words
     )
-    return answer(number, f"{unit} per step", about, drawn, _cards(found))
+    return timed_answer(step_s, "per step", about, drawn, _cards(found))
 
 
 def _batch_words(found: Facts) -> str:
@@ -251,8 +248,7 @@ def _communication(found: Facts) -> Section | None:
 
 
 def _asked(found: Facts) -> Section:
-    run = {name: value for name, value in found["run"].items() if not isinstance(value, dict | list)}
-    items: list[tuple[str, Child]] = [(name.replace("_", " "), _value(value)) for name, value in run.items()]
+    items = plain_pairs(found["run"])
     sources = ", ".join(f"{kind}: {source}" for kind, source in found["sources"].items())
     if sources:
         items.append(("prices", sources))
@@ -261,7 +257,3 @@ def _asked(found: Facts) -> Section:
         pairs(items),
         "From measured to roofline: where each price comes from, the least trusted of its kind.",
     )
-
-
-def _value(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

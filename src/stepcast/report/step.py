@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepcast.report.asked import asked_pairs, config_note
-from stepcast.report.text import GAP, bullet, facts, table
+from stepcast.report.cells import cells
+from stepcast.report.text import GAP, bullet, facts, parts_table, table
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 16
-BAR_WIDTH = 24
+LEAST_SHOWN = 0.001  # of the step, for a column of its own
 STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
 PART_NAMES = {
     "compute": "compute",
@@ -111,14 +112,8 @@ def likely(band: Facts) -> str:
 
 def _breakdown(found: Facts, width: int) -> str:
     """Parts of the step with a bar; communication also shows what was hidden behind computation."""
-    step_s = found["step_s"] or 1.0
-    rows = []
-    for _, name, seconds in told_parts(found):
-        if seconds <= 0:
-            continue
-        share = seconds / step_s
-        rows.append((name, format_seconds(seconds), format_percent(share), "#" * round(share * BAR_WIDTH)))
-    text = table(("an average stage spends", "time", "share", ""), rows, width)
+    parts = [(name, seconds) for _, name, seconds in told_parts(found) if seconds > 0]
+    text = parts_table("an average stage spends", parts, found["step_s"] or 1.0, format_seconds, width)
     hidden = [
         (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
         for group, each in found["communication_s"].items()
@@ -144,12 +139,9 @@ def _hidden(each: Mapping[str, float]) -> str:
 def _stages(found: Facts, width: int) -> str:
     stages = found["stages"]
     shown = stages if len(stages) <= MOST_STAGES else [*stages[: MOST_STAGES - 1], stages[-1]]
-    waits = any(each["host_s"] > 0 for each in stages)
+    waits = any(each["host_s"] > LEAST_SHOWN * found["step_s"] for each in stages)
     parts = ("busy", "exposed", *(("host",) if waits else ()), "bubble")
-    rows = [
-        (each["stage"], *(format_seconds(each[f"{part}_s"]) for part in parts), each["peak_in_flight"])
-        for each in shown
-    ]
+    rows = cells(shown, "stage", *(f"{part}_s" for part in parts), "peak_in_flight")
     return table(("stage", *parts, "in flight"), rows, width)
 
 

@@ -177,7 +177,7 @@ def _deadlock(program: Program, at: list[int]) -> str:
 
     def named(call: int) -> str:
         rank = int(program.rank[call])
-        segment = program.segments[program.segment[call]].name
+        segment = program.names[program.segment[call]]
         name = program.rank_names[rank] if program.rank_names else f"rank {rank}"
         return f"call {call - program.rank_start[rank]} of {name} ({segment})"
 

@@ -1,6 +1,6 @@
 """One training step as a program: the pipeline's slots, and what runs once before and after them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,13 +15,13 @@ from stepcast.simulation.arrays import Program
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
 from stepcast.simulation.costs import Issue, Lead, Prices
 from stepcast.simulation.engine import makespans_s
-from stepcast.simulation.lanes import Lanes, awaited_by, facts_of
+from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import USUAL, Messages, Phase, Send
 from stepcast.simulation.outline import Terms
-from stepcast.simulation.pieces import Cost, Floats, Piece, Segment, TimedOp
+from stepcast.simulation.pieces import Cost, Floats, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
-from stepcast.simulation.segments import Issued, once_ops, phase_ops, pieces_under
+from stepcast.simulation.segments import Issued, once_ops, phase_ops, pieces_under, row_of
 
 ONCE_PHASES = (LayerPhase.FORWARD, LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
@@ -101,12 +101,12 @@ def build_step(
     prices = replace(prices, slow_groups=conditions.slow_groups)
     eager = prices.issue_s is not None
     chunks = chunks_of(workload, schedule, body)
-    groups, named = _lanes_of(workload, schedule, chunks.values())
+    once = _once(workload, schedule)
+    groups, named = _lanes_of(schedule, chunks.values(), once)
     lanes = Lanes(groups, send is Send.BLOCKING, eager, named)
     terms = Terms(lanes, alone.intersection(groups), eager, prices.takes is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send, alike=True)
-    once = _once(workload, schedule)
     rounds = _Rounds(replace(terms, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
     if eager and prices.ahead:
@@ -119,7 +119,7 @@ def build_step(
         before,
         after,
         _alike(workload, schedule.micro_batches),
-        [slots.runs(stage, schedule.chunks) for stage in range(schedule.stages)],
+        [slots.runs(stage, chunk) for stage in range(schedule.stages) for chunk in range(schedule.chunks)],
     )
     return Step(program, schedule, lanes, message, prices, len(before), len(after))
 
@@ -138,18 +138,20 @@ def _lead(lanes: Lanes) -> Segment:
 
 
 def _lanes_of(
-    workload: Workload, schedule: Schedule, chunks: Iterable[Chunk]
+    schedule: Schedule, chunks: Collection[Chunk], once: Iterable["_Once"]
 ) -> tuple[tuple[Channel, ...], tuple[str, ...]]:
     """The groups that communicate, in the order of their table, and the ops that others wait for in a later
     piece, so that their ends must be kept.
     """
-    kinds = schedule.kinds
-    bodies = {id(body): body for chunk in chunks for body in (chunk.usual, *chunk.varied.values())}
-    layers = {id(block.layers): block.layers for body in bodies.values() for block in body}
-    groups = set().union(*(facts_of(each).groups for each in layers.values()))
-    named = set().union(*(awaited_by(each, kind) for each in layers.values() for kind in kinds))
-    for stage in {id(stage): stage for stage in workload.stages}.values():
-        groups |= facts_of(stage.prologue).groups | facts_of(stage.epilogue).groups
+    groups: set[Channel] = set()
+    named: set[str] = set()
+    for kind in schedule.kinds:
+        bodies = {id(body): body for chunk in chunks for body in chunk.bodies(kind)}
+        layers = {id(block.layers): block.layers for body in bodies.values() for block in body}
+        rows = [row_of(each, kind) for each in layers.values()]
+        groups = groups.union(*[row.groups for row in rows])
+        named = named.union(*[row.awaited for row in rows])
+    groups = groups.union(*[each.groups for each in once])
     return tuple(each for each in (*Group, *HostWay) if each in groups), tuple(sorted(named))
 
 
@@ -173,26 +175,17 @@ class _Slots:
             self.made[key] = self._chained(blocks, kinds, factor)
         return self.made[key]
 
-    def runs(self, stage: int, chunks: int) -> object:
-        """Equal for stages that run the same."""
-        own = (id(self.chunks[Place(stage, chunk)]) for chunk in range(chunks))
-        return (self.slow_stages.get(stage, 1.0), *own)
+    def runs(self, stage: int, chunk: int) -> object:
+        """Equal for places that run the same."""
+        return self.slow_stages.get(stage, 1.0), id(self.chunks[Place(stage, chunk)])
 
     def _chained(self, bodies: Sequence[Blocks], kinds: tuple[Kind, ...], factor: float) -> Segment:
         pieces, streams = self.pieces, len(bodies)
-        middle: list[tuple[Piece, int]] = []
         if streams == 1:
-            ((body,), (kind,)) = bodies, kinds
-            ordered = body if kind is Kind.FORWARD else body[::-1]
-            for at, block in enumerate(ordered, start=1):
-                last = at == len(ordered)
-                if block.repeat > last:
-                    middle.append((pieces.layers(block.layers, kind, True, factor), block.repeat - last))
-                if last:
-                    middle.append((pieces.layers(block.layers, kind, False, factor), 1))
+            middle = pieces.slot(bodies[0], kinds[0], factor)
         else:
             ops = [phase_ops(written(body), kind) for body, kind in zip(bodies, kinds, strict=True)]
-            middle.append((pieces.interleaved(ops, self.prices.seconds, factor), 1))
+            middle = [(pieces.interleaved(ops, self.prices.seconds, factor), 1)]
         return Segment("", ((pieces.begin(streams), 1), *middle, (pieces.end(streams), 1)))
 
 
@@ -203,6 +196,7 @@ class _Once:
     before: list[Issued]
     after: list[list[Issued]]
     """Cut before each collective that spans stages."""
+    groups: frozenset[Channel]
 
 
 def _once(workload: Workload, schedule: Schedule) -> list[_Once]:
@@ -235,7 +229,8 @@ def _stage_of(parts: Sequence[Stage], at_end: bool) -> _Once:
         after += once_ops(reversed(part.prologue), backward)
         after += once_ops(part.epilogue, ONCE_PHASES)
     kept = [issued for issued in after if at_end or _group(issued) is not Group.EMBEDDING]
-    return _Once(before, _cut_at_meetings(kept))
+    groups = frozenset([group for group in map(_group, before + kept) if group is not None])
+    return _Once(before, _cut_at_meetings(kept), groups)
 
 
 def _group(issued: Issued) -> Channel | None:

@@ -4,6 +4,7 @@ import numpy as np
 
 from stepcast.ir.flows import Floats, FlowSet, Ints, Links
 from stepcast.simulation.fluid.compiled import kernel_of
+from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK
 from stepcast.simulation.fluid.tables import Net, Now, Scratch
 
 
@@ -21,7 +22,9 @@ def rates(
     kernel = kernel_of(compiled)
     now, scratch = now_of(net, bound), scratch_of(net)
     kernel.fill(net, now, scratch)
-    found: Floats = np.divide(now.level, amount, out=np.full(len(flows), np.inf), where=amount > 0)
+    found: Floats = np.divide(
+        now.flows[LEVEL::PER_FLOW], amount, out=np.full(len(flows), np.inf), where=amount > 0
+    )
     return found
 
 
@@ -50,39 +53,36 @@ def busiest_bytes(flows: FlowSet) -> Floats:
 def now_of(net: Net, bound: Floats) -> Now:
     """Nothing is under way."""
     links, entries, flows = len(net.capacity), len(net.link), len(net.first) - 1
+    slots = np.concatenate([[0], np.cumsum(np.bincount(net.link, minlength=links))])
+    of_links, of_flows = np.zeros((links, PER_LINK)), np.zeros((flows, PER_FLOW))
+    of_links[:, CAPACITY] = net.capacity
+    of_flows[:, BOUND] = bound
     return Now(
-        head=np.full(links, -1, np.int64),
-        after=np.full(entries, -1, np.int64),
-        before=np.full(entries, -1, np.int64),
-        members=np.zeros(links, np.int64),
+        slot_first=slots.astype(np.int64),
+        slot_entry=_places(entries),
+        slot_flow=_places(entries),
+        slot=_places(entries),
+        members=_places(links),
         wanted=np.zeros(links),
-        short=np.zeros(links, np.bool_),
-        used=np.zeros(links),
-        held=np.zeros(links, np.int64),
-        holder=np.full(flows, -1, np.int64),
-        bound=bound,
-        level=np.zeros(flows),
+        links=of_links.ravel(),
+        flows=of_flows.ravel(),
     )
 
 
 def scratch_of(net: Net) -> Scratch:
     links, flows = len(net.capacity), len(net.first) - 1
-
-    def places(count: int) -> Ints:
-        return np.zeros(count, np.int64)
-
     return Scratch(
-        fresh=places(flows),
-        touched=places(links),
-        touch_mark=places(links),
-        link_mark=places(links),
-        flow_mark=places(flows),
-        waiting=places(flows),
-        links=places(links),
-        flows=places(flows),
-        open_use=np.zeros(links),
-        open=places(links),
-        key=np.zeros(links),
-        keys=np.zeros(links + len(net.link) + 1),
-        items=places(links + len(net.link) + 1),
+        fresh=_places(flows),
+        touched=_places(links),
+        touch_mark=_places(links),
+        flows=_places(flows),
+        look_mark=_places(links),
+        looks=_places(links),
+        key=np.full(links, np.inf),
+        heap=_places(links),
+        heap_place=np.full(links, -1, np.int64),
     )
+
+
+def _places(count: int) -> Ints:
+    return np.zeros(count, np.int64)

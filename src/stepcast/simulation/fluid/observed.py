@@ -12,7 +12,7 @@ from stepcast.simulation.fluid.binned import binned
 from stepcast.simulation.fluid.engine import FluidRun
 
 BINS = 120
-FULL = 0.999
+FULL = 0.99
 """A link that carries this share of its capacity is full."""
 
 

@@ -55,7 +55,18 @@ class Repeats:
     period_s: Floats
 
 
+@dataclass(frozen=True)
+class Precision:
+    """How far changes of rates are followed."""
+
+    near: float = 1e-3
+    """Once *patience* is at its end: levels of links that change by less than this share stay as they are."""
+    patience: int = 20_000_000
+    """Rates of flows that are found exactly."""
+
+
 NONE = Repeats(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))
+USUAL = Precision()
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +85,18 @@ class Found:
     """Flows that were looked at for that."""
     unfinished: int
     """Tasks that wait for themselves."""
+    near_from_s: float
+    """From when on small changes of rates were not followed; infinite: all were."""
 
 
 def run(
-    tasks: Tasks, flows: Flows, repeats: Repeats = NONE, *, record: bool = True, compiled: bool | None = None
+    tasks: Tasks,
+    flows: Flows,
+    repeats: Repeats = NONE,
+    *,
+    record: bool = True,
+    compiled: bool | None = None,
+    precision: Precision = USUAL,
 ) -> Found:
     """From the start until all *tasks* have ended.
 
@@ -86,7 +105,7 @@ def run(
     if compiled is None and not _worth_compiling(tasks, flows):
         compiled = False
     kernel = kernel_of(compiled)
-    work, state = _work(tasks, flows, repeats), _state(tasks, flows, repeats)
+    work, state = _work(tasks, flows, repeats, precision), _state(tasks, flows, repeats)
     net, now, scratch = flows.net, now_of(flows.net, np.zeros(len(flows.amount))), scratch_of(flows.net)
     missing = np.bincount(tasks.next_task, minlength=len(tasks)).astype(np.int64)
     state.missing[:] = missing
@@ -119,6 +138,7 @@ def run(
         solved=int(state.counts[codes.SOLVED]),
         looked_at=int(state.counts[codes.LOOKED_AT]),
         unfinished=int(state.counts[codes.LEFT]),
+        near_from_s=float(state.near_from_s[0]),
     )
 
 
@@ -138,7 +158,7 @@ def _lists(tables: Any) -> Any:
     return type(tables)(*(part.tolist() if isinstance(part, np.ndarray) else part for part in tables))
 
 
-def _work(tasks: Tasks, flows: Flows, repeats: Repeats) -> Work:
+def _work(tasks: Tasks, flows: Flows, repeats: Repeats, precision: Precision) -> Work:
     sizes = np.diff(flows.set_first)
     return Work(
         next_first=tasks.next_first,
@@ -153,6 +173,8 @@ def _work(tasks: Tasks, flows: Flows, repeats: Repeats) -> Work:
         amount=flows.amount,
         tasks=len(tasks),
         period_s=repeats.period_s,
+        patience=precision.patience,
+        near=precision.near,
     )
 
 
@@ -173,13 +195,11 @@ def _state(tasks: Tasks, flows: Flows, repeats: Repeats) -> State:
         set_task=np.zeros(sets, np.int64),
         set_left=np.zeros(sets, np.int64),
         set_end_s=np.zeros(sets),
-        alone_s=np.zeros(count),
-        left_s=np.zeros(count),
-        since_s=np.zeros(count),
-        speed=np.zeros(count),
+        pace=np.zeros(count * codes.PER_PACE),
         flow_end_s=np.full(count, np.inf),
         block_end_s=np.full(blocks, np.inf),
         block_mark=np.zeros(blocks, np.int64),
+        near_from_s=np.full(1, np.inf),
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from stepcast.ir.flows import Floats, FlowSet, Ints, Links, joined
 from stepcast.simulation.fluid.alike import Alike, Merged, alike, merged
-from stepcast.simulation.fluid.kernel import SAME
+from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.maxmin import busiest_bytes
 from stepcast.simulation.fluid.run import Flows, one_by_one
 from stepcast.simulation.fluid.tables import Net

@@ -22,24 +22,20 @@ class Net(NamedTuple):
 class Now(NamedTuple):
     """The flows that are under way, by link, and what they get."""
 
-    head: Any
-    """Of each link the first entry under way; -1 for none."""
-    after: Any
-    before: Any
+    slot_first: Any
+    """Of each link where the slots of its entries begin; those under way have the first of them."""
+    slot_entry: Any
+    slot_flow: Any
+    slot: Any
+    """Of each entry under way its slot."""
     members: Any
     """Of each link the entries under way."""
     wanted: Any
     """Of each link what they would take at their bounds."""
-    short: Any
-    """Of each link whether that is more than it has."""
-    used: Any
-    """Of each link what they take."""
-    held: Any
-    """Of each link the flows that it holds back."""
-    holder: Any
-    """Of each flow the link that holds it back; -1 where it is at its bound."""
-    bound: Any
-    level: Any
+    links: Any
+    """Rows of numbers of each link, as ``filling`` names them."""
+    flows: Any
+    """Rows of numbers of each flow."""
 
 
 class Scratch(NamedTuple):
@@ -48,18 +44,15 @@ class Scratch(NamedTuple):
     fresh: Any
     touched: Any
     touch_mark: Any
-    link_mark: Any
-    flow_mark: Any
-    waiting: Any
-    links: Any
     flows: Any
-    open_use: Any
-    """Of each link what its open flows take for each unit of their level."""
-    open: Any
+    """Those that changed."""
+    look_mark: Any
+    looks: Any
+    """Of each link how often it was looked at."""
     key: Any
     """Of each link where it stands in the heap."""
-    keys: Any
-    items: Any
+    heap: Any
+    heap_place: Any
 
 
 class Work(NamedTuple):
@@ -84,6 +77,9 @@ class Work(NamedTuple):
     tasks: int
     period_s: Any
     """Of repeating traffic."""
+    patience: int
+    """Flows whose rates are found exactly; then levels that change by less than *near* are not told."""
+    near: float
 
 
 class State(NamedTuple):
@@ -102,14 +98,12 @@ class State(NamedTuple):
     """Of each set the task that it is under way for."""
     set_left: Any
     set_end_s: Any
-    alone_s: Any
-    left_s: Any
-    """Of each flow how long it would still take alone."""
-    since_s: Any
-    speed: Any
+    pace: Any
+    """Rows of numbers of each flow, as ``kernel`` names them."""
     flow_end_s: Any
     block_end_s: Any
     block_mark: Any
+    near_from_s: Any
 
 
 class Log(NamedTuple):

@@ -4,7 +4,7 @@ import numpy as np
 
 from stepcast.ir.flows import Floats, FlowSet, Links
 from stepcast.simulation.fluid.maxmin import busiest_bytes, net_of
-from stepcast.simulation.fluid.run import Flows, Found, Tasks, run
+from stepcast.simulation.fluid.run import USUAL, Flows, Found, Precision, Tasks, run
 
 
 def transfers(
@@ -15,6 +15,7 @@ def transfers(
     *,
     record: bool = False,
     compiled: bool | None = None,
+    precision: Precision = USUAL,
 ) -> Found:
     """When each of *flows* begins and ends; none takes less than *alone_s*, or than its links allow."""
     count = len(flows)
@@ -31,4 +32,4 @@ def transfers(
         kind,
     )
     sets = Flows(net_of(links, flows), amount, np.arange(count + 1), moving, alone_s, np.ones(count))
-    return run(tasks, sets, record=record, compiled=compiled)
+    return run(tasks, sets, record=record, compiled=compiled, precision=precision)
