@@ -12,7 +12,6 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
 from stepcast.searching.best import Counts, Found, Part, Result, search_parts
 from stepcast.searching.bound import bounds
-from stepcast.searching.bounded import Bounded
 from stepcast.searching.objective import OBJECTIVES, Candidate
 from stepcast.searching.space import space_of
 from tests.searching.spaces import Case, dense, experts, hybrid, sharded
@@ -142,15 +141,13 @@ def test_a_search_can_be_stopped_while_it_bounds() -> None:
     assert [each.priced for each in told[:2]] == [0, 0]
 
 
-def test_few_kinds_of_layers_are_priced_to_the_end() -> None:
-    case = dense()
-    result = searched(case, top=1, looks_around=False)
-    every = bounds(case.space, case.cluster, case.framework, case.cluster.gpu.memory_bytes)
-    bounded = Bounded(
-        [Part(case.space, case.framework, np.arange(len(case.space)))], case.cluster, np.inf, np.inf
-    )
-    bounded.bound(np.arange(int(every.legal.sum())))
-    assert 0 < result.counts.priced < bounded.priced
+def test_only_kinds_of_layers_near_the_best_are_priced_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = searched(dense(), top=1, looks_around=False)
+    monkeypatch.setattr("stepcast.searching.queue.KINDS_AT_ONCE", 4)
+    few = searched(dense(), top=1, looks_around=False)
+    assert few.best == every.best
+    assert few.simulated == every.simulated
+    assert few.counts.priced < every.counts.priced
 
 
 def test_the_front_has_none_that_another_beats() -> None:
