@@ -17,6 +17,7 @@ from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
 
 # Standard deviation of a GPU's time for work that its clock decides, over that of the usual one.
 VARIATION = 0.0175
+CLOCKED = (Matmul, GroupedMatmul, Attention)
 
 
 @lru_cache(maxsize=1024)
@@ -57,4 +58,9 @@ def _stage(layout: Layout) -> float:
 
 def paced(price: Price, work: Compute, pace: float) -> Price:
     """Work that waits for memory takes all GPUs equally long."""
-    return price.times(pace) if isinstance(work, (Matmul, GroupedMatmul, Attention)) else price
+    return price.times(pace) if isinstance(work, CLOCKED) else price
+
+
+def paced_s(seconds: float, work: Compute, pace: float) -> float:
+    """The seconds of ``paced`` alone."""
+    return seconds * pace if isinstance(work, CLOCKED) else seconds
