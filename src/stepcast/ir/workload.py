@@ -83,7 +83,11 @@ class Layer:
         """The op's name in timelines and reports, which says no word twice."""
         if not op.name or self.name.endswith(op.name):
             return self.name
-        return op.name if op.name.startswith(self.name) else f"{self.name} {op.name}"
+        if op.name.startswith(self.name):
+            return op.name
+        ours, theirs = self.name.split(" "), op.name.split(" ")
+        same = next((n for n in range(len(ours), 0, -1) if ours[-n:] == theirs[:n]), 0)
+        return " ".join([*ours, *theirs[same:]])
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
