@@ -23,10 +23,11 @@ EXPERT_ISSUE_S = 9e-6
 SCALED_ISSUE_S = 0.5e-3
 # Further host seconds of any product of Megatron-LM's and Transformer Engine's modules, more Python than
 # PyTorch's own: Transformer Engine's pull request 1191 (2024) measures 74 us of host for a forward of
-# Megatron's ColumnParallelLinear in bf16 and 115 us for its own, 50 us of which are heavy_s; halfway between
-# the two.
+# Megatron's ColumnParallelLinear in bf16 and 115 us for its own, 50 us of which are heavy_s; halfway between.
 MODULE_ISSUE_S = 45e-6
-
+# Host seconds of each copy that PyTorch makes of what it gathered into a list, one for each rank
+# (ProcessGroupNCCL::allgather): tools/measure_part_copies.py on the host of an H200.
+PART_ISSUE_S = 6e-6
 
 FUSED_UPDATES = (ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER)
 
