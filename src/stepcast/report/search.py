@@ -30,7 +30,8 @@ def search_text(found: Facts, width: int) -> str:
         parts.append("to see one of them:\n" + commands)
     elif found["change"]:
         parts.append("to see it:\n" + found["change"]["command"])
-    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    if found["assumptions"]:
+        parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
     return "\n\n".join(parts)
 
 

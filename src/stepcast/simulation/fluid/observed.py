@@ -12,8 +12,8 @@ from stepcast.simulation.fluid.binned import binned
 from stepcast.simulation.fluid.engine import FluidRun
 
 BINS = 120
-FULL = 0.99
-"""A link that carries this share of its capacity is full."""
+FULL = 0.95
+"""A link that carries this share of its capacity is full: a collective alone comes to no more than 99 %."""
 
 
 @dataclass(frozen=True)
