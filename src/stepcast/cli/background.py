@@ -12,11 +12,6 @@ if TYPE_CHECKING:
     from stepcast.hardware import Cluster
 
 
-def add_background_argument(parser: argparse._ActionsContainer) -> None:
-    what = "other jobs, or plain flows, that share the network meanwhile (by the fluid engine)"
-    parser.add_argument("--background", metavar="JOB.toml", help=what)
-
-
 def with_background(options: "Options", args: argparse.Namespace, cluster: "Cluster", gpus: int) -> "Options":
     """*options* with what the file that *args* name says of others, beside a run of so many *gpus*."""
     path = getattr(args, "background", None)

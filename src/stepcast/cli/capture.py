@@ -3,7 +3,7 @@
 import argparse
 
 from stepcast.cli.numbers import MOST_SEQUENCES, MOST_TOKENS, count
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.report.visible import visible
 
@@ -51,7 +51,7 @@ PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding")
 
 def run(args: argparse.Namespace) -> int:
     if not args.predict and (given := [name for name in PREDICTING if name in args.given]):
-        raise ValueError(f"--{given[0].replace('_', '-')} has no effect without --predict")
+        raise ValueError(f"{option_of(given[0])} has no effect without --predict")
     from stepcast.cli.captured import captured_facts, predicted
     from stepcast.outputs.captured import write
     from stepcast.pytorch.load import load_torch

@@ -4,13 +4,14 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.place import add_place_argument, has_racks
+from stepcast.cli.place import has_racks
 from stepcast.ir.doubts import doubts
 from stepcast.ir.work import CollectiveKind
+from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
-from stepcast.units import GIB, format_bytes, format_rate, format_seconds, parse_size_bytes
+from stepcast.units import GIB, format_rate, format_seconds, parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.cost.collectives import CollectivePrice, Route
@@ -20,6 +21,8 @@ SEND_RECEIVE = "send-receive"
 SMALLEST_OF_SWEEP, LARGEST_OF_SWEEP = 8, 16 * GIB
 # Written out, so that the help does not load the cost model; a test compares it with Algorithm.
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical", "pairwise", "direct")
+
+COLUMNS = "size_bytes time_s algbw_bytes_per_s busbw_bytes_per_s algorithm protocol"
 
 
 def _kind(text: str) -> str:
@@ -37,21 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         f"""
-        kind KIND            {", ".join(kinds)}
-        --size SIZE          the whole buffer, such as 1GiB; with --sweep the largest
-        --ranks N            GPUs that take part
-        --cluster C          name in the catalogue, or a TOML file
+        kind KIND             {", ".join(kinds)}
+        --size SIZE           the whole buffer, such as 1GiB; with --sweep the largest
+        --ranks N             GPUs that take part
+        --cluster C           name in the catalogue, or a TOML file
         --set
-        """,
-        kind={"choices": kinds, "type": _kind},
-        size=_size,
-        ranks={"required": True},
-        cluster={"required": True},
-    )
-    add_place_argument(parser)
-    add_options(
-        parser,
-        f"""
+        --place
         --ranks-per-node N    GPUs of each node that take part (default: all)
         --algorithm NAME      force one instead of the fastest: {", ".join(ALGORITHMS)}
         --imbalance X         busiest rank over the mean, for all-to-all
@@ -60,6 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --sweep               every power of two from 8 bytes up
         --json                one JSON object on standard output
         """,
+        kind={"choices": kinds, "type": _kind},
+        size=_size,
+        ranks={"required": True},
+        cluster={"required": True},
         algorithm=ALGORITHMS,
         imbalance=1.0,
         ranks_per_thread=1,
@@ -98,16 +96,11 @@ def run(args: argparse.Namespace) -> int:
     if args.sweep:
         print(facts(about.items()))
         print()
-        print(
-            table(
-                ("size", "time", "algbw", "busbw", "algorithm", "protocol"),
-                map(_cells, prices),
-                terminal_width(),
-            )
-        )
+        heads = ("size", "time", "algbw", "busbw", "algorithm", "protocol")
+        print(table(heads, cells(rows, COLUMNS), terminal_width()))
     else:
         names = ("size", "time", "algorithm bandwidth", "bus bandwidth", "algorithm", "protocol")
-        print(facts([*about.items(), *zip(names, _cells(prices[0]), strict=True)]))
+        print(facts([*about.items(), *zip(names, cells(rows, COLUMNS)[0], strict=True)]))
     print_warnings(warnings)
     return 0
 
@@ -123,7 +116,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
 
     for option in ("sweep", "ranks_per_node"):
         if getattr(args, option):
-            raise ValueError(f"--{option.replace('_', '-')}: --engine fluid does not know it; leave it out")
+            raise ValueError(f"{option_of(option)}: --engine fluid does not know it; leave it out")
     if args.kind == SEND_RECEIVE or args.imbalance != 1 or args.ranks_per_thread != 1:
         raise ValueError("--engine fluid runs even collectives, a process for each GPU; leave the engine out")
     if cluster.gpus is not None and args.ranks > cluster.gpus:
@@ -199,14 +192,3 @@ def _record(price: "CollectivePrice") -> dict[str, object]:
         "algorithm": price.algorithm,
         "protocol": price.protocol,
     }
-
-
-def _cells(price: "CollectivePrice") -> tuple[str, ...]:
-    return (
-        format_bytes(price.size_bytes),
-        format_seconds(price.seconds),
-        format_rate(price.algbw_bytes_per_s),
-        format_rate(price.busbw_bytes_per_s),
-        str(price.algorithm or "-"),
-        str(price.protocol or "-"),
-    )

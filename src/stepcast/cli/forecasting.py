@@ -1,8 +1,11 @@
 """The step that a command line describes, for verbs that take a model, a cluster and a strategy."""
 
 import argparse
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
@@ -10,7 +13,7 @@ from stepcast.cli.background import with_background
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.engine import engine_of
 from stepcast.cli.options import add_options
-from stepcast.cli.place import add_place_argument, has_racks
+from stepcast.cli.place import has_racks
 from stepcast.cli.strategy import (
     USUAL_FRAMEWORK,
     given_by,
@@ -80,7 +83,7 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what runs, and where")
     add_options(
         what,
-        """
+        f"""
         --config FILE        take model, strategy and framework from a Megatron-LM script or argument file,
                              NeMo or Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML;
                              options given here win
@@ -88,14 +91,9 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
         --cluster C          name in the catalogue, a GPU (one node of it), or a TOML file
         --gpu G              or GPUs of one node: one, or as many as --gpus says
         --set
-        """,
-    )
-    add_place_argument(what)
-    add_options(
-        what,
-        f"""
-        --framework F  whose habits fill what is left out: a name in the catalogue, or a TOML file (default:
-                       {USUAL_FRAMEWORK})
+        --place
+        --framework F        whose habits fill what is left out: a name in the catalogue, or a TOML file
+                             (default: {USUAL_FRAMEWORK})
         """,
     )
     add_strategy_arguments(parser)
@@ -169,6 +167,15 @@ def asked_by(args: argparse.Namespace) -> Asked:
     )
     options = with_background(options, args, cluster, strategy.layout.gpus)
     return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
+
+
+def tried(
+    args: argparse.Namespace, change: Mapping[str, Any], held: Mapping[str, Any] = MappingProxyType({})
+) -> argparse.Namespace:
+    """*args* with *change*, for a run that is only tried; what is *held* stays, also where it was assumed."""
+    other = copy.copy(args)
+    vars(other).update({**held, **change, "given": args.given | set(change), "quiet": True})
+    return other
 
 
 def check_named(args: argparse.Namespace) -> None:

@@ -5,12 +5,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
-from stepcast.cli.background import add_background_argument, with_background
+from stepcast.cli.background import with_background
 from stepcast.cli.configured import is_workload
 from stepcast.cli.forecasting import add_forecast_arguments, asked_by
 from stepcast.cli.loaded import loaded
 from stepcast.cli.numbers import count
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, option_of
 from stepcast.cli.pages import show_answer, write_page
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     row = "run RUN  a model, a workload file, a run that predict --save wrote, or a configuration"
     add_options(parser, row, run={"nargs": "?"})
     add_forecast_arguments(parser)
-    add_background_argument(parser)
+    add_options(parser, "--background")
     parser.set_defaults(workloads=True)
     add_options(
         parser.add_argument_group("the answer"),
@@ -83,8 +83,7 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
     from stepcast.inputs.table import read
 
     for name in sorted(args.given - WITH_WORKLOAD):
-        option = name.replace("_", "-")
-        raise ValueError(f"--{option} has no effect: a workload file says it itself; leave it out")
+        raise ValueError(f"{option_of(name)} has no effect: a workload file says it itself; leave it out")
     if args.cluster is None:
         raise ValueError("where? give --cluster, a name from 'stepcast list clusters' or a TOML file")
     cluster = load_cluster(args.cluster, args.set)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.numbers import MOST_ELEMENTS, count
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import sizes_of
 from stepcast.ir.doubts import doubts
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
-    options = (f"--{name.replace('_', '-')}" for name in sizes_of(args.kind))
+    options = map(option_of, sizes_of(args.kind))
     check_applicable(args, size_list=", ".join(options), corrects=corrects)
     if args.gpu is None and calibration is None:
         raise ValueError("say which GPU with --gpu, such as --gpu h200")
@@ -165,7 +165,7 @@ def _works(args: argparse.Namespace) -> Iterator[Operator]:
 
 def _work(args: argparse.Namespace) -> Operator:
     needed = NEEDED.get(args.kind, NEEDED_ELEMENTWISE)
-    missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(args, name) is None]
+    missing = [option_of(name) for name in needed if getattr(args, name) is None]
     if missing:
         raise ValueError(f"{args.kind} needs {' and '.join(missing)}")
     dtype = DType(args.dtype)

@@ -8,10 +8,12 @@ switch. Values of one name are read alike in every verb, as ``TYPES`` says.
 import argparse
 import re
 from collections.abc import Callable, Iterator, Mapping
-from inspect import cleandoc
+from textwrap import dedent
 from typing import Any
 
 from stepcast.cli import words
+from stepcast.cli.engine import ENGINES
+from stepcast.cli.engine import HELP as ENGINE
 from stepcast.cli.numbers import (
     BINARY,
     MOST_LAYERS,
@@ -26,6 +28,7 @@ from stepcast.cli.numbers import (
     rate,
 )
 from stepcast.cli.output import new_file
+from stepcast.cli.place import PLACES
 from stepcast.ir.limits import MICRO_BATCHES, STEPS
 from stepcast.units import parse_count, parse_size_bytes
 
@@ -62,12 +65,28 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
     for name in names.split()
 }
 
-# Rows that several verbs have; in a table their names suffice.
-SHARED = {
-    "--html": "--html FILE  write the answer as a page: one file, without a network",
-    "--json": "--json  print one JSON object",
-    "--set": "--set KEY=VALUE ...  change the cluster, as node.nics=4",
+# Rows that several verbs have, with what argparse is to know of them; in a table their names suffice.
+SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "--html": ("--html FILE  write the answer as a page: one file, without a network", {}),
+    "--json": ("--json  print one JSON object", {}),
+    "--set": ("--set KEY=VALUE ...  change the cluster, as node.nics=4", {}),
+    "--place": (
+        "--place  racks that are one NVLink domain: whole nodes and groups in equal parts, or fill each in "
+        "turn",
+        {"choices": PLACES, "default": "even"},
+    ),
+    "--engine": (f"--engine  {ENGINE} (default: fast)", {"choices": ENGINES, "default": "fast"}),
+    "--background": (
+        "--background JOB.toml  other jobs, or plain flows, that share the network meanwhile (by the fluid "
+        "engine)",
+        {},
+    ),
 }
+
+
+def option_of(name: str) -> str:
+    """How an argument is typed."""
+    return f"--{name.replace('_', '-')}"
 
 
 def add_options(
@@ -77,10 +96,11 @@ def add_options(
     mapping what argparse is to know.
     """
     for row in _rows(table):
-        found = ROW.fullmatch(SHARED.get(row, row))
+        text, usual = SHARED.get(row, (row, {}))
+        found = ROW.fullmatch(text)
         assert found, f"no option: {row!r}"
         names = found["names"].replace("[no-]", "").split(", ")
-        known = _settings(further.pop(names[-1].lstrip("-").replace("-", "_"), {}))
+        known = {**usual, **_settings(further.pop(names[-1].lstrip("-").replace("-", "_"), {}))}
         if found["word"]:
             known.setdefault("metavar", found["word"])
         if found["often"]:
@@ -105,7 +125,7 @@ def _settings(given: Any) -> dict[str, Any]:
 def _rows(table: str) -> Iterator[str]:
     """Each row on one line."""
     row = ""
-    for line in cleandoc(table).splitlines():
+    for line in dedent(table).strip().splitlines():
         if line.startswith(" "):
             row = f"{row}{' ' if '  ' in row else '  '}{line.strip()}"
         else:

@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.background import add_background_argument
-from stepcast.cli.engine import add_engine_argument
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
 from stepcast.cli.neighbours import neighbours
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import terminal_width, write_file, write_files
 from stepcast.cli.remedies import remedies
 from stepcast.cli.results import add_result_arguments, show_prediction
@@ -28,9 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     row = "run RUN  a run that --save wrote, a configuration as --config takes it, or a model"
     add_options(parser, row, run={"nargs": "?"})
     add_forecast_arguments(parser)
-    add_options(parser, "--captured FILE  instead of --model: a program that 'stepcast capture' wrote")
-    add_engine_argument(parser)
-    add_background_argument(parser)
+    add_options(
+        parser,
+        """
+        --captured FILE  instead of --model: a program that 'stepcast capture' wrote
+        --engine
+        --background
+        """,
+    )
     answer = parser.add_argument_group("the answer")
     add_options(
         answer,
@@ -85,8 +88,9 @@ def _run_captured(args: argparse.Namespace) -> int:
 
     for name in ITS_OWN:
         if name in args.given:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} has no effect: a captured program says it itself; leave it out")
+            raise ValueError(
+                f"{option_of(name)} has no effect: a captured program says it itself; leave it out"
+            )
     prediction, asked = predicted(read_captured(args.captured), args)
     show_prediction(prediction, args, asked)
     if args.explain_memory and not args.json and prediction.report.memory_bytes is not None:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.engine import add_engine_argument
 from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
@@ -31,11 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --cluster C          what it runs on: prices communication that was not measured
         --set
         --trace FILE         write the timeline (before and after) as Perfetto / Chrome JSON
+        --engine
+        --html
+        --json
         """,
         files={"nargs": "+"},
     )
-    add_engine_argument(parser)
-    add_options(parser, "--html\n--json")
 
 
 def replayed(args: argparse.Namespace) -> dict[str, Any]:

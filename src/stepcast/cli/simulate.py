@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.background import add_background_argument, with_background
+from stepcast.cli.background import with_background
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.engine import ENGINES as STEP_ENGINES
 from stepcast.cli.engine import HELP as ENGINE_HELP
 from stepcast.cli.engine import engine_of
 from stepcast.cli.numbers import check_multiple
 from stepcast.cli.options import add_options
-from stepcast.cli.place import add_place_argument, has_racks
+from stepcast.cli.place import has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy_options import SCHEDULES
 from stepcast.ir.group import Group
@@ -36,27 +36,16 @@ MOST_TIMES = 1e6  # a slower part than that has stopped
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
-        """
-        files FILE           a workload: SimAI text, operator table, or Chakra (all files of a set, its folder
-                             or prefix); - reads standard input
-        --cluster C          name in the catalogue, or a TOML file
+        f"""
+        files FILE             a workload: SimAI text, operator table, or Chakra (all files of a set, its
+                               folder or prefix); - reads standard input
+        --cluster C            name in the catalogue, or a TOML file
         --set
-        """,
-        files={"nargs": "+"},
-    )
-    add_place_argument(parser)
-    add_options(
-        parser,
-        f"""
-        --gpus N  GPUs in all; data parallelism takes what is left
-        --engine  {ENGINE_HELP}; simai: SimAI-analytical's own pricing
-        """,
-        engine={"choices": ENGINES, "default": "fast"},
-    )
-    add_background_argument(parser)
-    add_options(
-        parser,
-        f"""
+        --place
+        --gpus N               GPUs in all; data parallelism takes what is left
+        --engine               {ENGINE_HELP};
+                               simai: SimAI-analytical's own pricing
+        --background
         --schedule NAME        {", ".join(SCHEDULES)}, or a schedule file
         --body                 what the file's body stands for
         --messages             how stages send to each other: eager
@@ -66,6 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --slow-rank R=X ...    rank R computes X times as long, and so its tensor-parallel peers wait for it
         --slow-group G=X ...   communication of group G takes X times as long
         """,
+        files={"nargs": "+"},
+        engine={"choices": ENGINES, "default": "fast"},
         body={"choices": ("stage", "model"), "default": "stage"},
         messages=SENDS,
         all_reduce=ALGORITHMS,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.numbers import count
-from stepcast.cli.options import add_options
+from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_notes, terminal_width, write_file
 from stepcast.cli.pages import write_page
 from stepcast.cli.streams import show_status
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
 def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
     every = {*ASKING, *(name for names in SEEING.values() for name in names)}
     for name in sorted(args.given & every - set(used)):
-        raise ValueError(f"--{name.replace('_', '-')} has no effect with 'stepcast sweep {args.what}'")
+        raise ValueError(f"{option_of(name)} has no effect with 'stepcast sweep {args.what}'")
 
 
 # ---- asking -------------------------------------------------------------------------------------------

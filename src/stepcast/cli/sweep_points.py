@@ -14,6 +14,7 @@ from typing import Any
 import stepcast
 from stepcast.cli.forecasting import Asked, asked_by
 from stepcast.cli.main import VERBS, build_parser
+from stepcast.cli.options import option_of
 from stepcast.cli.plan import planned
 from stepcast.cli.predict import training
 from stepcast.cli.search_facts import best_row
@@ -144,7 +145,7 @@ def _options(verb: str) -> tuple[str, ...]:
 def _arguments(words: Words) -> list[str]:
     found = []
     for name, value in words.items():
-        option = f"--{name.replace('_', '-')}"
+        option = option_of(name)
         if isinstance(value, bool):
             found += [option] if value else []
         elif isinstance(value, list):

@@ -28,6 +28,9 @@ from stepcast.simulation.lanes import SEND_NAMES
 from stepcast.simulation.pieces import Cost
 from stepcast.simulation.step import Step
 
+MOST_STILL = 0.999
+"""Of a price that is latency alone something is left in which its few bytes move."""
+
 
 def unshared(cluster: Cluster) -> Cluster:
     """*cluster* as each group would find it by itself: what switches lack, or what failed, comes later."""
@@ -91,6 +94,7 @@ class _Sending:
         self.sets: list[FlowSet] = []
         self.place: list[int] = []
         self.alone_s: list[float] = []
+        self.still_s: list[float] = []
         self.who: list[Who] = []
         self.known: dict[object, FlowSet] = {}
 
@@ -113,9 +117,12 @@ class _Sending:
         kinds = np.full(len(distinct), -1, np.int64)
         for at, (number, of_rank, of_lane, source, target) in enumerate(distinct.tolist()):
             price_s = float(seconds[number] - tails[number])
-            flows, who = self.flows(program.costs[number], of_rank, of_lane, source, target, price_s)
+            still_s = self.still(program.costs[number], price_s)
+            flows, who = self.flows(
+                program.costs[number], of_rank, of_lane, source, target, price_s - still_s
+            )
             if flows is not None and (flows.bytes_on > 0).any():
-                kinds[at] = self.add(flows, of_rank * lanes + of_lane, price_s, who)
+                kinds[at] = self.add(flows, of_rank * lanes + of_lane, price_s - still_s, who, still_s)
         task_kind[chosen] = kinds[of.ravel()]
         repeats = []
         for number, other in enumerate(self.others):
@@ -130,13 +137,23 @@ class _Sending:
             np.array(self.alone_s),
             np.ones(len(self.sets)),
         )
-        tail_s = np.where(task_kind >= 0, tails[cost], 0.0)
+        tail_s = np.where(task_kind >= 0, tails[cost] + np.array([*self.still_s, 0.0])[task_kind], 0.0)
         return Shared(program, duration_s, traffic, task_kind, tail_s, waits, repeats), tuple(self.who)
 
-    def add(self, flows: FlowSet, place: int, alone_s: float, who: Who) -> int:
+    def still(self, cost: Cost, price_s: float) -> float:
+        """The part of its time in which an op of *cost* waits for what is on its way, and sends nothing: that
+        grows no longer where links are shared, and no shorter.
+        """
+        work = _work(cost)
+        assert isinstance(work, Collective | Transfer)
+        share = min(self.pricer.start_share(work), MOST_STILL)
+        return float(in_ticks(np.array([price_s * share]))[0])
+
+    def add(self, flows: FlowSet, place: int, alone_s: float, who: Who, still_s: float = 0.0) -> int:
         self.sets.append(flows)
         self.place.append(place)
         self.alone_s.append(alone_s)
+        self.still_s.append(still_s)
         self.who.append(who)
         return len(self.sets) - 1
 

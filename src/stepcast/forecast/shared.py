@@ -9,13 +9,14 @@ import numpy as np
 from stepcast.cost.collectives import Algorithm, CollectivePrice, price
 from stepcast.cost.collectives.flows import collective_flows
 from stepcast.cost.pricing import Pricer
-from stepcast.forecast.fluid import unshared
+from stepcast.forecast.fluid import MOST_STILL, unshared
 from stepcast.hardware import Cluster, Place
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.ir.flows import Floats, FlowSet
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective
+from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.transfers import transfers
 
 
@@ -68,8 +69,12 @@ def shared_collective(
     if alone.algorithm is None:
         empty = FlowSet.of(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
         return SharedCollective(alone, alone.seconds, network, empty)
+    still_s = alone.seconds * min(alone.start_share, MOST_STILL)
+    moving_s = alone.seconds - still_s
     flows = collective_flows(
-        network, seats, grid_of(layout), work, alone.algorithm, alone.seconds, crossing=crossing
+        network, seats, grid_of(layout), work, alone.algorithm, moving_s, crossing=crossing
     )
-    found = transfers(network.links, flows, alone_s=np.full(len(flows), alone.seconds))
-    return SharedCollective(alone, float(found.end_s.max(initial=alone.seconds)), network, flows)
+    found = transfers(network.links, flows, alone_s=np.full(len(flows), moving_s))
+    slowed = float((found.end_s / moving_s).max(initial=1.0)) > 1 + SAME
+    seconds = float(found.end_s.max()) + still_s if slowed else alone.seconds
+    return SharedCollective(alone, seconds, network, flows)

@@ -26,7 +26,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.role import OpPart, Role
-from stepcast.ir.sharding import Gathered, Reduced, plan_of
+from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import NO_OFFLOAD, RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
@@ -84,7 +84,7 @@ class StageMaker:
             units = offloading(units)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
-        plan = plan_of(self.strategy, self.framework)
+        plan = self.sizes.plan
         if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
             units = gathering(self.sizes, units)
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
@@ -159,13 +159,7 @@ class StageMaker:
         model, strategy, layout = self.model, self.strategy, self.strategy.layout
         optimizer = self.framework.optimizer
         full = strategy.training is TrainingKind.FULL
-        blocks = Counter(model.blocks[piece.layers.start : piece.layers.stop])
-        norms = sum(
-            count * weight.elements
-            for block, count in blocks.items()
-            for weight in model.block_weights(block)
-            if weight.part is Part.NORM
-        )
+        norms = _norms(model, piece.layers.start, piece.layers.stop)
         apart = model.tied and layout.pp > 1 and piece.embedding != piece.head
         width = model.embedding_width or model.hidden
         return StepEnd(
@@ -175,6 +169,17 @@ class StageMaker:
             tied_embedding=self.sizes.vocab * width if apart and full else 0,
             matrices=trained_matrices(model, strategy, piece) if optimizer.knows_matrices else (),
         )
+
+
+@lru_cache(maxsize=1024)
+def _norms(model: Model, start: int, stop: int) -> int:
+    """Parameters of the norms of some layers."""
+    return sum(
+        count * weight.elements
+        for block, count in Counter(model.blocks[start:stop]).items()
+        for weight in model.block_weights(block)
+        if weight.part is Part.NORM
+    )
 
 
 def layer_view(strategy: Strategy) -> Strategy:

@@ -80,10 +80,8 @@ class Layer:
             raise ValueError(f"process_s must be a finite number, zero or more, not {self.process_s!r}")
 
     def op_name(self, op: Op) -> str:
-        """The op's name in timelines and reports, which says no word twice."""
-        if not op.name or self.name.endswith(op.name):
-            return self.name
-        return op.name if op.name.startswith(self.name) else f"{self.name} {op.name}"
+        """The op's name in timelines and reports."""
+        return op_label(self.name, op.name)
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
@@ -98,6 +96,13 @@ class Layer:
                 return self.input_gradient
             case Phase.WEIGHT_GRADIENT:
                 return self.weight_gradient
+
+
+def op_label(layer: str, op: str) -> str:
+    """The names of a layer and of its op as one that says no word twice."""
+    if not op or layer.endswith(op):
+        return layer
+    return op if op.startswith(layer) else f"{layer} {op}"
 
 
 class LayerTable(Sequence[Layer]):
@@ -138,7 +143,10 @@ class Variation:
     layer: Layer
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, "micro_batch", "position")
+        # Asked again only to tell what is wrong: a long stage has many.
+        which, where = self.micro_batch, self.position
+        if not (type(which) is type(where) is int and which >= 0 <= where):
+            require_counts(self, 0, "micro_batch", "position")
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,38 +215,29 @@ def _varied(
     written out where they do.
     """
     found: list[Block] = []
-    differs: dict[tuple[int, int], bool] = {}
+    known: dict[tuple[int, int, int], Sequence[Layer]] = {}
     start, other = 0, False
     for block in body:
         length, stop = len(block.layers), start + len(block.layers) * block.repeat
-        touched: dict[int, list[tuple[int, Layer]]] = {}
-        for place, layer in changed.items():
-            if start <= place < stop:
-                at, index = divmod(place - start, length)
-                usual = block.layers[index]
-                pair = id(layer), id(usual)
-                if pair not in differs:
-                    differs[pair] = any(layer.ops(phase) is not usual.ops(phase) for phase in phases)
-                if differs[pair]:
-                    touched.setdefault(at, []).append((index, layer))
-        found += folded(_replaced(block, touched)) if touched else [block]
-        start, other = stop, other or bool(touched)
+        times, touched = [block.layers] * block.repeat, False
+        for place in [place for place in changed if start <= place < stop]:
+            at, index = divmod(place - start, length)
+            before, layer = times[at], changed[place]
+            key = (id(before), index, id(layer))
+            if key not in known:
+                known[key] = _with(before, index, layer, phases)
+            if known[key] is not before:
+                times[at], touched = known[key], True
+        found += folded(times) if touched else [block]
+        start, other = stop, other or touched
     return tuple(found) if other else body
 
 
-def _replaced(block: Block, touched: Mapping[int, Sequence[tuple[int, Layer]]]) -> list[Sequence[Layer]]:
-    """The layers of each repeat, one object for those in which the same is replaced."""
-    times: list[Sequence[Layer]] = [block.layers] * block.repeat
-    known: dict[tuple[tuple[int, int], ...], tuple[Layer, ...]] = {}
-    for at, others in touched.items():
-        key = tuple([(index, id(layer)) for index, layer in others])
-        if key not in known:
-            layers = list(block.layers)
-            for index, layer in others:
-                layers[index] = layer
-            known[key] = tuple(layers)
-        times[at] = known[key]
-    return times
+def _with(layers: Sequence[Layer], index: int, layer: Layer, phases: Sequence[Phase]) -> Sequence[Layer]:
+    """*layers* with another at *index*; the same object where that does nothing else in *phases*."""
+    if all(layer.ops(phase) is layers[index].ops(phase) for phase in phases):
+        return layers
+    return (*layers[:index], layer, *layers[index + 1 :])
 
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.

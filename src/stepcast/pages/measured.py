@@ -146,9 +146,7 @@ def _stages(found: Facts) -> Section | None:
     return Section("Stages", stacked(rows, STAGES, found["step_s"], format_seconds))
 
 
-def times_section(
-    title: str, times_s: Mapping[str, float], kind: str = "compute", lead: str = ""
-) -> Section | None:
+def times_section(title: str, times_s: Mapping[str, float], lead: str) -> Section | None:
     """A bar for each name, longest first."""
     listed = sorted(times_s.items(), key=lambda each: -each[1])[:MOST_ROWS]
     if not listed:
@@ -157,7 +155,7 @@ def times_section(
     rows = [
         Row(
             name,
-            (Piece(kind, 0, seconds, f"{name}: {format_seconds(seconds)}"),),
+            (Piece("compute", 0, seconds, f"{name}: {format_seconds(seconds)}"),),
             (format_seconds(seconds), tag("small", format_percent(seconds / whole))),
         )
         for name, seconds in listed
@@ -167,7 +165,7 @@ def times_section(
 
 def _operations(found: Facts) -> Section | None:
     times_s = {**found["operations_s"], "(between operations)": found["gaps_s"]}
-    return times_section("Operations", times_s, lead="Mean of ranks.")
+    return times_section("Operations", times_s, "Mean of ranks.")
 
 
 def _traffic(found: Facts) -> Section | None:

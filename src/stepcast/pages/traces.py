@@ -66,7 +66,7 @@ def kineto_page(found: Facts, about: About, timeline: Timeline | None = None) ->
     sections = [
         Section("Where the step went", stacked(rows, kinds, most, format_seconds), "Each rank, per step."),
         Section("Slow ranks", tag("ul", slow, class_="advice")) if slow else None,
-        times_section("Kinds of kernels", found["operations_s"], lead="Per step, mean of ranks."),
+        times_section("Kinds of kernels", found["operations_s"], "Per step, mean of ranks."),
         exposed_section(found["communication_by_group_s"]),
         _kernels(found),
         timeline_section(timeline, about.links),
@@ -118,7 +118,7 @@ def optimus_page(found: Facts, about: About, timeline: Timeline | None = None) -
     sections = [
         Section("Where the step went", waterfall(parts_of(parts, PART_TITLES), found["step_s"]), lead),
         Section("Stages", stacked(rows, kinds, max(sum(each[1].values()) for each in rows), format_seconds)),
-        times_section("Timed modules", found["operations_s"], lead="Forward of one micro-batch."),
+        times_section("Timed modules", found["operations_s"], "Forward of one micro-batch."),
     ]
     return Page(
         f"{format_seconds(found['step_s'])} measured: {found['model']}",

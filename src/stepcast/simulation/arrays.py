@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from operator import lt
 from typing import TypeVar
 
 import numpy as np
@@ -96,7 +97,7 @@ class Program:
             raise ProgramError("a call names a segment that is not there")
         if self.made.source_call.shape[1] != self.inputs:
             raise ProgramError(f"sources must be {self.calls} calls x {self.inputs} inputs")
-        if any(segment.outputs < ports for segment, ports in zip(self.segments, asked, strict=False)):
+        if any(map(lt, [segment.outputs for segment in self.segments], asked)):
             raise ProgramError("an input is bound to an output that is not there")
 
     @property
@@ -154,7 +155,7 @@ class Program:
     @cached_property
     def _own(self) -> list[Segment]:
         """Each segment once."""
-        return list({id(segment): segment for segment in self.segments}.values())
+        return list(dict(zip(map(id, self.segments), self.segments, strict=True)).values())
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
@@ -163,8 +164,8 @@ class Program:
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
-        """Each number once, and each object that is a cost: to compare those takes longer than to price equal
-        ones again. What a list of prices must know.
+        """Each object that is a cost, once: to compare them takes longer than to price equal ones again. What
+        a list of prices must know.
         """
         return self._numbered[0]
 
@@ -178,19 +179,13 @@ class Program:
         pieces = self.pieces
         named = list(chain.from_iterable([piece.costs for piece in pieces]))
         keys = list(map(id, named))
-        costs: list[Cost] = []
-        numbers: dict[Cost, int] = {}
-        place: dict[int, int] = {}
-        for key, cost in dict(zip(keys, named, strict=True)).items():
-            at = numbers.setdefault(cost, len(costs)) if type(cost) is float else len(costs)
-            place[key] = at
-            if at == len(costs):
-                costs.append(cost)
+        costs = dict(zip(keys, named, strict=True))
+        place = dict(zip(costs, range(len(costs)), strict=True))
         places = np.fromiter(map(place.__getitem__, keys), np.int64, len(keys))
         ops = np.concatenate([np.zeros(0, np.int64), *[piece.cost for piece in pieces]])
         first = np.array([0, *[len(piece.costs) for piece in pieces]], np.int64).cumsum()[:-1]
-        ops += np.repeat(first, [len(piece.cost) for piece in pieces])
-        return tuple(costs), places[ops]
+        ops += np.repeat(first, [piece.shape.ops for piece in pieces])
+        return tuple(costs.values()), places[ops]
 
     @cached_property
     def cost_of(self) -> dict[Piece, Ints]:
@@ -203,7 +198,7 @@ class Program:
         """For each segment the number of its chain: segments may differ in their names alone."""
         number: dict[object, int] = {}
         of = {id(each): number.setdefault(each.chain, len(number)) for each in self._own}
-        return np.array([of[id(each)] for each in self.segments], np.int64)
+        return np.fromiter(map(of.__getitem__, map(id, self.segments)), np.int64, len(self.segments))
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import pairwise
 
 from stepcast.ir.identity import ByIdentity
@@ -97,7 +97,7 @@ def alike(workload: Workload) -> list[int]:
 
 
 def _whole(stage: Stage, workload: Workload, schedule: Schedule) -> Chunk:
-    varied = _VARIED.get((stage,), partial(_varied, stage, schedule.kinds), schedule.kinds)
+    varied = _VARIED.of(stage, _varied, schedule.kinds)
     return Chunk(stage.body, varied, stage.in_turn, workload.micro_batches - 1)
 
 

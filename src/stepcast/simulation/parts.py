@@ -1,13 +1,14 @@
 """What the calls of a pipeline are, before it is known which segments they call."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from stepcast.simulation.distinct import distinct
-from stepcast.simulation.messages import USUAL, Framed, Phase
+from stepcast.simulation.messages import USUAL, Framed, Phase, Send
 from stepcast.simulation.pieces import Ints
 from stepcast.simulation.schedule import Kind, Place, Schedule
 
@@ -72,25 +73,67 @@ class Message(NamedTuple):
 Part: TypeAlias = Slots | InRound | Message
 
 
-def calls_of(
-    schedule: Schedule, stage: int, like: Ints, open_and_close: bool
-) -> tuple[list[tuple[Phase, ...]], Ints, Ints, Ints]:
-    """The kinds of calls of a stage (the empty one first), the kind of each call, its micro-batches, and the
-    first call of each kind but the empty one.
+@dataclass(frozen=True)
+class Called:
+    """The calls of the slots of all stages, one stage after the other."""
 
-    *open_and_close* adds an empty call at each end, in which the first receive is posted and the last send
-    passes.
+    stage: Ints
+    kind: Ints
+    """For each call the number of its kind: those of a stage follow one another."""
+    first: Ints
+    """For each kind its first call."""
+    near: list[tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]]
+    """For each kind its phases, and those of the calls before and after it."""
+    batches: Ints
+    """calls x 2: the micro-batches of the phases of each call, that of the first again where it has one."""
+    labels: Ints
+    """The same, -1 where there is none."""
+
+
+def calls_of(schedule: Schedule, mode: Send, like: Ints) -> Called:
+    """Blocking messages add an empty call at each end of a stage, in which the first receive is posted and
+    the last send passes.
     """
-    slots = schedule.orders[stage]
-    flat = np.fromiter(chain.from_iterable(slots), np.int64, 4 * len(slots))
+    phases, stage, code, batches, first = _slots(schedule, like)
+    before = after = np.zeros_like(code)
+    group = code - 1
+    if mode is Send.BLOCKING:
+        ends = np.searchsorted(stage, np.arange(schedule.stages + 1))
+        bounds = np.concatenate([ends[:-1], ends[1:]])
+        batches = np.insert(
+            batches, bounds, np.concatenate([batches[ends[:-1]], batches[ends[1:] - 1]]), axis=0
+        )
+        code = np.insert(code, bounds, 0)
+        stage = np.insert(stage, bounds, np.tile(np.arange(schedule.stages), 2))
+    if mode is not Send.EAGER:
+        last = np.append(stage[1:] != stage[:-1], True)
+        after = np.where(last, 0, np.roll(code, -1))
+        before = np.where(np.roll(last, 1), 0, np.roll(code, 1))
+        kinds = len(phases)
+        _, first, group = distinct(((stage * kinds + before) * kinds + code) * kinds + after)
+    near = [
+        (phases[own], phases[earlier], phases[later])
+        for own, earlier, later in zip(*[part[first].tolist() for part in (code, before, after)], strict=True)
+    ]
+    used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
+    return Called(stage, group, first, near, batches, np.where(used, batches, -1))
+
+
+def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[Phase, ...]], Ints, Ints, Ints, Ints]:
+    """The kinds of calls of all stages (the empty one first); for each call its stage, its kind and its
+    micro-batches; and the first call of each kind but the empty one.
+    """
+    counts = [len(order) for order in schedule.orders]
+    every = chain.from_iterable(chain.from_iterable(schedule.orders))
+    flat = np.fromiter(every, np.int64, 4 * sum(counts))
     kind, batch, chunk, with_next = flat.reshape(-1, 4).T
-    what = kind * schedule.chunks + chunk
+    stage = np.repeat(np.arange(schedule.stages), counts)
+    what = (stage * len(Kind) + kind) * schedule.chunks + chunk
     first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
     first[distinct(what).first] = True
     last[len(kind) - 1 - distinct(what[::-1]).first] = True
     likes, _, which = distinct(like - USUAL)
     slot = 1 + ((what * 2 + first) * 2 + last) * len(likes) + which[batch]
-    slots_known = len(Kind) * schedule.chunks * 4 * len(likes) + 1
     second = np.concatenate([[False], with_next[:-1] > 0])
     starts = np.flatnonzero(~second)
     paired = with_next[starts] > 0
@@ -98,7 +141,7 @@ def calls_of(
     batches = np.stack([batch[starts], batch[partner]], axis=1)
     number = slot[starts]
     if paired.any():
-        number = number * slots_known + np.where(paired, slot[partner], 0)
+        number = number * (slot.max() + 1) + np.where(paired, slot[partner], 0)
     _, where, code = distinct(number)
     phases: list[tuple[Phase, ...]] = [()]
     for at in starts[where].tolist():
@@ -111,8 +154,4 @@ def calls_of(
                 ]
             )
         )
-    code = code + 1
-    if open_and_close:
-        code = np.concatenate([[0], code, [0]])
-        batches = np.concatenate([batches[:1], batches, batches[-1:]])
-    return phases, code, batches, where
+    return phases, stage[starts], code + 1, batches, where

@@ -2,23 +2,20 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import chain
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple
 
 from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.role import Role
-from stepcast.ir.work import Collective, Communication, Work, group_of
+from stepcast.ir.work import COMMUNICATING, Collective, group_of
 from stepcast.ir.workload import Block, Layer, Op, Phase
 from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
 from stepcast.simulation.lanes import COMPUTE, HANDED_ON, Lanes
 from stepcast.simulation.outline import Issues, Look, Loses, Outline, Own, Terms
 from stepcast.simulation.pieces import NO_LANE, Cost, Piece, TimedOp
 from stepcast.simulation.schedule import Kind
-
-COMMUNICATION = get_args(Communication)
-"""To ask whether something is one of several types takes longer."""
 
 
 class Issued(NamedTuple):
@@ -27,25 +24,6 @@ class Issued(NamedTuple):
     layer: Layer
     op: Op
     backward: bool = False
-
-    @property
-    def look(self) -> Look:
-        layer, op, _ = self
-        work = op.work
-        moves = isinstance(work, COMMUNICATION)
-        return Look(
-            layer.op_name(op),
-            op.name,
-            work.group if moves else None,  # type: ignore[union-attr]
-            not moves or work.size_bytes > 0,  # type: ignore[union-attr]
-            isinstance(work, Collective),
-            op.after,
-            op.blocking,
-            op.early,
-            op.host_reads,
-            layer.captured,
-            layer.role is Role.OPTIMIZER,
-        )
 
 
 def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
@@ -64,9 +42,28 @@ class Looks:
 
     each: tuple[Look, ...]
 
+    @cached_property
+    def groups(self) -> frozenset[Channel]:
+        """Those that communicate."""
+        return frozenset([look.group for look in self.each if look.group is not None])
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        return frozenset([look.name for look in self.each])
+
+    @cached_property
+    def awaited(self) -> frozenset[str]:
+        """What ops wait for that was issued before all of these."""
+        found: set[str] = set()
+        issued: set[str] = set()
+        for look in self.each:
+            found.update([name for name in look.after if name not in issued])
+            issued.add(look.name)
+        return frozenset(found)
+
 
 class _Part(NamedTuple):
-    """What one slot issues of a layer, how that looks, and what its ops cost at full speed."""
+    """What slots of one kind issue of a layer, how that looks, and what its ops cost at full speed."""
 
     issued: list[Issued]
     looks: Looks
@@ -76,7 +73,7 @@ class _Part(NamedTuple):
 def _in_order(layers: Sequence[Layer], kind: Kind) -> list[_Part]:
     """Layer by layer: many blocks have most of their layers in common."""
     ordered = layers if kind is Kind.FORWARD else reversed(layers)
-    return [_ISSUED.get((layer,), partial(_issued_by, layer, kind), kind) for layer in ordered]
+    return [_ISSUED.of(layer, _issued_by, kind) for layer in ordered]
 
 
 _ISSUED: ByIdentity[_Part] = ByIdentity(32768)
@@ -88,21 +85,95 @@ def _issued_by(layer: Layer, kind: Kind) -> _Part:
     return _Part(issued, _looks_of(issued), [_own_cost(each, 1.0) for each in issued])
 
 
+@dataclass(frozen=True, eq=False)
+class Row:
+    """What slots of one kind issue of layers that follow one another."""
+
+    issued: list[Issued]
+    looks: tuple[Looks, ...]
+    costs: list[Cost]
+
+    @cached_property
+    def groups(self) -> frozenset[Channel]:
+        """Those that communicate."""
+        return frozenset().union(*[looks.groups for looks in self.looks])
+
+    @cached_property
+    def awaited(self) -> frozenset[str]:
+        """What ops wait for that was issued before all of these."""
+        found: set[str] = set()
+        issued: set[str] = set()
+        for looks in self.looks:
+            if looks.awaited:
+                found |= looks.awaited - issued
+            issued |= looks.names
+        return frozenset(found)
+
+
+def row_of(layers: Sequence[Layer], kind: Kind) -> Row:
+    return _ROWS.of(layers, _row, kind)
+
+
+_ROWS: ByIdentity[Row] = ByIdentity(8192)
+
+
+def _row(layers: Sequence[Layer], kind: Kind) -> Row:
+    parts = _in_order(layers, kind)
+    issued = list(chain.from_iterable([part.issued for part in parts]))
+    costs = list(chain.from_iterable([part.costs for part in parts]))
+    return Row(issued, tuple([part.looks for part in parts]), costs)
+
+
 def _own_cost(issued: Issued, factor: float) -> Cost:
     layer, op, _ = issued
     work = op.work
-    if isinstance(work, COMMUNICATION):
-        return Delayed(work, layer.process_s) if layer.process_s else work
+    if type(work) in COMMUNICATING:
+        return Delayed(work, layer.process_s) if layer.process_s else work  # type: ignore[arg-type]
     return work if factor == 1.0 else Slowed(work, factor)
 
 
 def _looks_of(issued: Sequence[Issued]) -> Looks:
-    return _looks(tuple([each.look for each in issued]))
+    return _looks(tuple([_look(layer, op) for layer, op, _ in issued]))
+
+
+def _look(layer: Layer, op: Op) -> tuple[Any, ...]:
+    """What a Look is made of."""
+    work = op.work
+    moves = type(work) in COMMUNICATING
+    return (
+        layer.name,
+        op.name,
+        work.group if moves else None,  # type: ignore[union-attr]
+        not moves or work.size_bytes > 0,  # type: ignore[union-attr]
+        type(work) is Collective,
+        op.after,
+        op.blocking,
+        op.early,
+        op.host_reads,
+        layer.captured,
+        layer.role is Role.OPTIMIZER,
+    )
 
 
 @lru_cache(maxsize=8192)
-def _looks(each: tuple[Look, ...]) -> Looks:
-    return Looks(each)
+def _looks(each: tuple[tuple[Any, ...], ...]) -> Looks:
+    return Looks(tuple([Look(*one) for one in each]))
+
+
+class _Outlined(NamedTuple):
+    """A piece whose costs are told by the numbers of ops."""
+
+    piece: Piece
+    own: tuple[int, ...]
+    """Of each cost that is an op's own the number of the op."""
+    others: tuple[tuple[int, Cost], ...]
+    """The other costs, and which they are of all."""
+
+
+def _outlined(piece: Piece) -> _Outlined:
+    own = [said.at if isinstance(said, Own) else 0 for said in piece.costs]
+    others = [(at, said) for at, said in enumerate(piece.costs) if not isinstance(said, Own)]
+    return _Outlined(piece, tuple(own), tuple(others))
 
 
 class Pieces:
@@ -113,7 +184,7 @@ class Pieces:
     def __init__(self, terms: Terms) -> None:
         self.terms, self.lanes = terms, terms.lanes
         self._made: ByIdentity[Piece] = ByIdentity(4096)
-        self._outlined: dict[tuple[object, ...], Piece] = {}
+        self._outlined: dict[tuple[object, ...], _Outlined] = {}
 
     def begin(self, streams: int) -> Piece:
         """The begin of a slot, or of two that are interleaved: input k is what stream k needs."""
@@ -138,14 +209,13 @@ class Pieces:
 
     def _layers(self, layers: Sequence[Layer], kind: Kind, goes_on: bool, factor: float) -> Piece:
         """One slot's ops of *layers*, after which it *goes on* with others or not."""
+        return self._made.of(layers, self._of_layers, (kind, goes_on, factor))
 
-        def make() -> Piece:
-            parts = _in_order(layers, kind)
-            issued = list(chain.from_iterable([part.issued for part in parts]))
-            costs = list(chain.from_iterable([part.costs for part in parts])) if factor == 1.0 else None
-            return self._filled(issued, tuple([part.looks for part in parts]), (), 1, goes_on, factor, costs)
-
-        return self._made.get((layers,), make, kind, goes_on, factor)
+    def _of_layers(self, layers: Sequence[Layer], key: tuple[Kind, bool, float]) -> Piece:
+        kind, goes_on, factor = key
+        row = row_of(layers, kind)
+        costs = row.costs if factor == 1.0 else None
+        return self._filled(row.issued, row.looks, (), 1, goes_on, factor, costs)
 
     def interleaved(self, streams: Sequence[Sequence[Issued]], seconds: Seconds, factor: float) -> Piece:
         """Ops of all streams, each stream in its own order: always the op that can start first, so that one
@@ -176,7 +246,7 @@ class Pieces:
         key = (looks, name, others, finish)
         outlined = self._outlined.get(key)
         if outlined is None:
-            outlined = self._outlined[key] = self._once(looks, name, others, finish)
+            outlined = self._outlined[key] = _outlined(self._once(looks, name, others, finish))
         return _costing(outlined, issued, factor)
 
     def _once(self, looks: Looks, name: str, others: int, finish: bool) -> Piece:
@@ -208,7 +278,7 @@ class Pieces:
             outline = Outline(self.terms, count)
             for at, look in enumerate(look for part in looks for look in part.each):
                 outline.issue(streams[at] if streams else 0, at, look)
-            outlined = self._outlined[key] = outline.piece(goes_on)
+            outlined = self._outlined[key] = _outlined(outline.piece(goes_on))
         return _costing(outlined, issued, factor, costs)
 
 
@@ -240,31 +310,25 @@ def _end(lanes: Lanes, streams: int) -> Piece:
 
 
 def _costing(
-    outlined: Piece, issued: Sequence[Issued], factor: float, costs: Sequence[Cost] | None = None
+    outlined: _Outlined, issued: Sequence[Issued], factor: float, costs: Sequence[Cost] | None = None
 ) -> Piece:
     """The piece with what its ops cost: their own *costs* where these are known."""
     own = [_own_cost(each, factor) for each in issued] if costs is None else costs
-
-    def works(numbers: tuple[int, ...]) -> tuple[Work, ...]:
-        return tuple([issued[at].op.work for at in numbers])
 
     def other(said: Cost) -> Cost:
         if isinstance(said, Issues):
             _, op, backward = issued[said.at]
             return Issue(op.work, backward, op.kernels)
         if isinstance(said, Loses):
-            whole = works(said.computing)
-            windows = []
-            for at, part in said.windows:
-                collective = issued[at].op.work
-                assert isinstance(collective, Collective)
-                windows.append((collective, whole if part == said.computing else works(part)))
-            return Beside(tuple(windows), whole, factor)
+            computing = tuple([issued[at].op.work for at in said.computing])
+            windows = [(issued[at].op.work, window) for at, window in said.windows]
+            return Beside(tuple(windows), computing, factor)  # type: ignore[arg-type]
         return said
 
-    return outlined.costing(
-        tuple([own[said.at] if isinstance(said, Own) else other(said) for said in outlined.costs])
-    )
+    found: list[Cost] = [own[at] for at in outlined.own] if own else [0.0] * len(outlined.own)
+    for at, said in outlined.others:
+        found[at] = other(said)
+    return outlined.piece.costing(tuple(found))
 
 
 def _loses(piece: Piece) -> bool:
@@ -300,7 +364,7 @@ class _Order:
         issued, length_s = self.ops[self.at], self.lengths_s[self.at]
         end_s = start_s + length_s
         free_s[group_of(issued.op.work)] = self.ended_s[issued.op.name] = end_s
-        if issued.op.blocking or not isinstance(issued.op.work, Communication):
+        if issued.op.blocking or type(issued.op.work) not in COMMUNICATING:
             self.ready_s = end_s
         self.done_s += length_s
         self.at += 1

@@ -15,7 +15,6 @@ import numpy as np
 
 from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.arrays import Calls
-from stepcast.simulation.distinct import distinct
 from stepcast.simulation.messages import USUAL, End, Frame, Framed, Messages, Phase, Send, Which, Wire
 from stepcast.simulation.parts import InRound, Meeting, Message, Part, Passing, Slots, calls_of
 from stepcast.simulation.pieces import Cost, Ints, ProgramError, Segment, TimedOp
@@ -60,12 +59,7 @@ def skeleton_of(
     after: tuple[Meeting, ...],
 ) -> Skeleton:
     build = _Build(schedule, mode, like)
-    for stage in range(schedule.stages):
-        build.rounds(stage, 0, before)
-        build.slots(stage)
-        build.rounds(stage, len(before), after)
-        build.close_rank(f"stage {stage}")
-    build.bind()
+    build.stages(before, after)
     if mode is Send.RENDEZVOUS:
         build.channels()
     found = build.skeleton((*before, *after))
@@ -151,10 +145,6 @@ class _Build:
         self.groups: list[_Group] = []
         self.round_calls: dict[tuple[int, int], int] = {}
         self.alike: dict[object, _Alike] = {}
-        # Of the calls of slots, stage by stage: which they are, their stage and the number of their kind; the
-        # micro-batches of the call before, of their own, and of the one after.
-        self.slot_calls: list[Ints] = []
-        self.slot_batches: list[Ints] = []
         size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
         self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
 
@@ -176,40 +166,49 @@ class _Build:
                 self.parts.append(InRound(number, stage))
                 self.round_calls[number, stage] = self.add(np.array([len(self.parts) - 1], np.int64))
 
-    def slots(self, stage: int) -> None:
-        phases, code, batches, first = calls_of(self.schedule, stage, self.like, self.mode is Send.BLOCKING)
-        group = code - 1
-        if self.mode is not Send.EAGER:
-            kinds = len(phases)
-            neighbours = np.concatenate([[0], code, [0]])
-            _, first, group = distinct((neighbours[:-2] * kinds + code) * kinds + neighbours[2:])
-        used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
-        first_call = self.add(len(self.parts) + group, np.where(used, batches, -1))
-        frame = self.frames[stage]
-        numbers = []
-        for at in first.tolist():
-            around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
-            near = (phases[code[at]], around[0], around[1])
-            passes = frame.key(*near)
-            key = (passes, *[phase.chunk for phases in near for phase in phases])
-            found = self.alike.get(key)
-            if found is None:
-                like = _LIKE.get((), partial(_passing, frame, near), self.mode, passes)
-                found = self.alike[key] = _Alike(len(self.alike), like, *near)
-            self.parts.append(Slots(stage, *near, found.passes))
-            numbers.append(found.number)
-        calls = first_call + np.arange(len(code))
-        kinds_of = np.array(numbers, np.int64)[group]
-        self.slot_calls.append(np.stack([calls, np.full_like(calls, stage), kinds_of]))
-        before, after = (
-            np.concatenate([batches[:1], batches[:-1]]),
-            np.concatenate([batches[1:], batches[-1:]]),
-        )
-        self.slot_batches.append(np.stack([before, batches, after]))
+    def stages(self, before: Sequence[Meeting], after: Sequence[Meeting]) -> None:
+        """The calls of every stage: those of its slots, between those of the rounds."""
+        called = calls_of(self.schedule, self.mode, self.like)
+        first_stage = called.stage[called.first]
+        slots = [
+            self.slot(stage, near) for stage, near in zip(first_stage.tolist(), called.near, strict=True)
+        ]
+        stages = np.arange(self.schedule.stages + 1)
+        calls, kinds = (np.searchsorted(part, stages).tolist() for part in (called.stage, first_stage))
+        numbers = np.empty_like(called.stage)
+        for stage in range(self.schedule.stages):
+            own, kind = slice(calls[stage], calls[stage + 1]), slice(kinds[stage], kinds[stage + 1])
+            self.rounds(stage, 0, before)
+            first = self.add(called.kind[own] + len(self.parts) - kind.start, called.labels[own])
+            self.parts += [part for part, _ in slots[kind]]
+            numbers[own] = np.arange(first, self.calls)
+            self.rounds(stage, len(before), after)
+            self.close_rank(f"stage {stage}")
+        alike = np.array([number for _, number in slots], np.int64)[called.kind]
+        own_batches = called.batches
+        earlier = np.concatenate([own_batches[:1], own_batches[:-1]])
+        later = np.concatenate([own_batches[1:], own_batches[-1:]])
+        self.bind(np.stack([numbers, called.stage, alike]), np.stack([earlier, own_batches, later]))
 
-    def bind(self) -> None:
-        """Which signals the calls of slots give, and which they wait for: for all that are alike together."""
-        slots, batches = np.concatenate(self.slot_calls, axis=1), np.concatenate(self.slot_batches, axis=1)
+    def slot(
+        self, stage: int, near: tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]
+    ) -> tuple[Slots, int]:
+        """What a stage calls for some phases between others, and the number of those that are alike."""
+        frame = self.frames[stage]
+        passes = frame.key(*near)
+        key = (passes, *[phase.chunk for phases in near for phase in phases])
+        found = self.alike.get(key)
+        if found is None:
+            like = _LIKE.get((), partial(_passing, frame, near), self.mode, passes)
+            found = self.alike[key] = _Alike(len(self.alike), like, *near)
+        return Slots(stage, *near, found.passes), found.number
+
+    def bind(self, slots: Ints, batches: Ints) -> None:
+        """Which signals the calls of slots give, and which they wait for: for all that are alike together.
+
+        *slots*: which calls they are, their stage and the number of those that are alike; *batches*: the
+        micro-batches of the call before, of their own, and of the one after.
+        """
         order = np.argsort(slots[2], kind="stable")
         bounds = np.searchsorted(slots[2][order], np.arange(len(self.alike) + 1)).tolist()
         for each, start, stop in zip(self.alike.values(), bounds, bounds[1:], strict=False):

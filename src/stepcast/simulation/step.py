@@ -1,6 +1,6 @@
 """One training step as a program: the pipeline's slots, and what runs once before and after them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,13 +15,13 @@ from stepcast.simulation.arrays import Program
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
 from stepcast.simulation.costs import Issue, Lead, Prices
 from stepcast.simulation.engine import makespans_s
-from stepcast.simulation.lanes import Lanes, awaited_by, facts_of
+from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import USUAL, Messages, Phase, Send
 from stepcast.simulation.outline import Terms
 from stepcast.simulation.pieces import Cost, Floats, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
-from stepcast.simulation.segments import Issued, once_ops, phase_ops, pieces_under
+from stepcast.simulation.segments import Issued, once_ops, phase_ops, pieces_under, row_of
 
 ONCE_PHASES = (LayerPhase.FORWARD, LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
@@ -101,12 +101,12 @@ def build_step(
     prices = replace(prices, slow_groups=conditions.slow_groups)
     eager = prices.issue_s is not None
     chunks = chunks_of(workload, schedule, body)
-    groups, named = _lanes_of(workload, schedule, chunks.values())
+    once = _once(workload, schedule)
+    groups, named = _lanes_of(schedule, chunks.values(), once)
     lanes = Lanes(groups, send is Send.BLOCKING, eager, named)
     terms = Terms(lanes, alone.intersection(groups), eager, prices.takes is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send, alike=True)
-    once = _once(workload, schedule)
     rounds = _Rounds(replace(terms, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
     if eager and prices.ahead:
@@ -138,7 +138,7 @@ def _lead(lanes: Lanes) -> Segment:
 
 
 def _lanes_of(
-    workload: Workload, schedule: Schedule, chunks: Collection[Chunk]
+    schedule: Schedule, chunks: Collection[Chunk], once: Iterable["_Once"]
 ) -> tuple[tuple[Channel, ...], tuple[str, ...]]:
     """The groups that communicate, in the order of their table, and the ops that others wait for in a later
     piece, so that their ends must be kept.
@@ -148,10 +148,10 @@ def _lanes_of(
     for kind in schedule.kinds:
         bodies = {id(body): body for chunk in chunks for body in chunk.bodies(kind)}
         layers = {id(block.layers): block.layers for body in bodies.values() for block in body}
-        groups = groups.union(*[facts_of(each).groups for each in layers.values()])
-        named = named.union(*[awaited_by(each, kind) for each in layers.values()])
-    for stage in {id(stage): stage for stage in workload.stages}.values():
-        groups |= facts_of(stage.prologue).groups | facts_of(stage.epilogue).groups
+        rows = [row_of(each, kind) for each in layers.values()]
+        groups = groups.union(*[row.groups for row in rows])
+        named = named.union(*[row.awaited for row in rows])
+    groups = groups.union(*[each.groups for each in once])
     return tuple(each for each in (*Group, *HostWay) if each in groups), tuple(sorted(named))
 
 
@@ -196,6 +196,7 @@ class _Once:
     before: list[Issued]
     after: list[list[Issued]]
     """Cut before each collective that spans stages."""
+    groups: frozenset[Channel]
 
 
 def _once(workload: Workload, schedule: Schedule) -> list[_Once]:
@@ -228,7 +229,8 @@ def _stage_of(parts: Sequence[Stage], at_end: bool) -> _Once:
         after += once_ops(reversed(part.prologue), backward)
         after += once_ops(part.epilogue, ONCE_PHASES)
     kept = [issued for issued in after if at_end or _group(issued) is not Group.EMBEDDING]
-    return _Once(before, _cut_at_meetings(kept))
+    groups = frozenset([group for group in map(_group, before + kept) if group is not None])
+    return _Once(before, _cut_at_meetings(kept), groups)
 
 
 def _group(issued: Issued) -> Channel | None:

@@ -30,28 +30,27 @@ if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import Asked
 
 NOTES = (
-    "steps of transformers 5.17 in PyTorch 2.11 on one H200, captured here without a GPU",
-    "phases are those of the GPU's own clock",
+    "steps of transformers 5.17 in PyTorch 2.11 on one H200; phases are those of the GPU's own clock",
+    "captured without a GPU by PyTorch {} and transformers {}, whose code may differ",
 )
 
 
-def measure_folder(folder: str) -> Measurements:
-    """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside."""
+def measure_folder(*folders: str) -> Measurements:
+    """Every ``steps*.csv`` in *folders*, or that one file, with the configs beside."""
     from stepcast.pytorch.load import load_torch, load_transformers
 
-    load_torch("capture")
-    load_transformers("capture")
+    versions = load_torch("capture").__version__, load_transformers("capture").__version__
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     peaks: list[Peak] = []
-    for file, record in watched(visited(step_files(folder))):
+    for file, record in watched(visited([file for folder in folders for file in step_files(folder)])):
         try:
             prediction, command = _predicted(record, file.parent)
         except ValueError as error:
             skipped[f"{file.name}: {error}"] += 1
             continue
         rows += step_rows(record, prediction, command, peaks)
-    return measurements_of(rows, skipped, peaks, NOTES)
+    return measurements_of(rows, skipped, peaks, (NOTES[0], NOTES[1].format(*versions)))
 
 
 def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:

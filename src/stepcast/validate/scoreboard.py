@@ -6,7 +6,7 @@ of the measured time; a positive error is a prediction that is too slow.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -143,11 +143,6 @@ def _ends(rows: Sequence[Row]) -> tuple[Array, Array] | None:
         return None
     table = np.array([row.ends or (np.nan, np.nan) for row in rows], dtype=np.float64)
     return table[:, 0], table[:, 1]
-
-
-def measurements(rows: Iterable[Row], skipped: Mapping[str, int]) -> Measurements:
-    """For sets that need nothing but rows."""
-    return Measurements(columns(tuple(rows)), skipped)
 
 
 def summary(measured_s: Array, predicted_s: Array, inside: Array | None = None) -> Summary | None:

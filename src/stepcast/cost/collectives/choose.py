@@ -59,6 +59,10 @@ class Candidate:
     protocol: Protocol
     curve: Curve
 
+    def moving_s(self, size_bytes: float) -> float:
+        """The part of its time that grows with the size."""
+        return self.curve.seconds(size_bytes) - self.curve.start_s
+
 
 @dataclass(frozen=True, slots=True)
 class CollectivePrice:
@@ -69,6 +73,12 @@ class CollectivePrice:
     protocol: Protocol | None
     size_bytes: float
     bus_factor: float
+    start_s: float = 0.0
+    """The part of the time that does not depend on the size: latency, and what the host takes longer."""
+
+    @property
+    def start_share(self) -> float:
+        return self.start_s / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def algbw_bytes_per_s(self) -> float:
@@ -112,9 +122,10 @@ def price(
         candidates(kind, route, algorithm, imbalance), key=lambda candidate: candidate.curve.seconds(size)
     )
     seconds = max(best.curve.seconds(size), host_s(kind, route)) + route.call_overhead_s
+    start_s = seconds - best.moving_s(size)
     if not in_place:
         seconds += size * _own_copy_s_per_byte(kind, route)
-    return CollectivePrice(seconds, best.algorithm, best.protocol, size_bytes, factor)
+    return CollectivePrice(seconds, best.algorithm, best.protocol, size_bytes, factor, start_s)
 
 
 def collective_s(
@@ -180,7 +191,8 @@ def send_receive_price(size_bytes: float, route: Route) -> CollectivePrice:
     best = min(_messages(route), key=lambda candidate: candidate.curve.seconds(size_bytes))
     launch_s = route.launch_overhead_s * route.ranks_per_thread
     seconds = max(best.curve.seconds(size_bytes), launch_s) + route.call_overhead_s
-    return CollectivePrice(seconds, best.algorithm, best.protocol, size_bytes, 1.0)
+    start_s = seconds - best.moving_s(size_bytes)
+    return CollectivePrice(seconds, best.algorithm, best.protocol, size_bytes, 1.0, start_s)
 
 
 def candidates(

@@ -7,6 +7,7 @@ the optimizer runs. Sums over layers are linear in between, so no other moment c
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import default_in_flight
@@ -124,8 +125,7 @@ def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGA
     return all(stage.fits for stage in memory(model, strategy, gpu, framework))
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
+class _Moment(NamedTuple):
     gradients: float
     activations: float
     temporary: float

@@ -247,8 +247,8 @@ def _ops(events: Iterable[tuple[Event, bool]], works: Works = works_of) -> tuple
             counts[name] += 1
             shown = name if counts[name] == 1 else f"{name} {counts[name]}"
             ops.append(Op(shown, work))
-        if looked:
-            ops[-1] = replace(ops[-1], host_reads=True)
+        if looked:  # and what it looks at is copied to it
+            ops[-1] = replace(ops[-1], host_reads=True, kernels=2)
     return tuple(ops)
 
 

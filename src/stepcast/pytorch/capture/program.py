@@ -47,6 +47,11 @@ class Program:
     facts: dict[str, str] = field(default_factory=dict)
 
 
+def _dtype_of(asked: Asked) -> Any:
+    """Of weights and inputs."""
+    return torch.float32 if asked.autocast else DTYPES[asked.dtype]
+
+
 def program_of(what: str, asked: Asked) -> Program:
     """*what* is a Hugging Face config, or ``module:function``."""
     path, _, sizes = what.rpartition(":")
@@ -93,7 +98,7 @@ def _built(made_by: Any, config: Any, asked: Asked) -> Any:
     """The model. Where its library refuses fused attention, which knows no cap of the scores, it runs without
     that cap, as releases did that chose it (transformers 5.17 for Gemma 2; 5.22 refuses).
     """
-    options = {"dtype": torch.float32 if asked.autocast else DTYPES[asked.dtype]}
+    options = {"dtype": _dtype_of(asked)}
     if asked.experts:
         options["experts_implementation"] = asked.experts
     if not asked.attention:
@@ -144,18 +149,34 @@ def _sized(keys: dict[str, Any], path: str, sizes: str) -> dict[str, Any]:
     return changed
 
 
+AUTO_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForImageClassification",
+)
+
+
 def _auto_class(transformers: Any, config: Any) -> Any:
     """The class that trains such a model: the one whose loss follows from its labels."""
-    for name in (
-        "AutoModelForCausalLM",
-        "AutoModelForSeq2SeqLM",
-        "AutoModelForMaskedLM",
-        "AutoModelForImageClassification",
-    ):
-        found = getattr(transformers, name)
-        if type(config) in found._model_mapping:
-            return found
-    raise CaptureError(f"{config.model_type}: no class that trains it is known; give module:function")
+    found = {
+        name: known[type(config)].__name__
+        for name in AUTO_CLASSES
+        if type(config) in (known := getattr(transformers, name)._model_mapping)
+    }
+    if not found:
+        raise CaptureError(f"{config.model_type}: no class that trains it is known; give module:function")
+    said = set(getattr(config, "architectures", None) or ())
+    for name, model in found.items():
+        if model in said:
+            return getattr(transformers, name)
+    # Encoders and both halves can be trained as decoders too, which is not what they are made for.
+    if config.is_encoder_decoder:
+        usual = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
+    else:
+        usual = () if getattr(config, "is_decoder", False) else ("AutoModelForMaskedLM",)
+    return getattr(transformers, next((name for name in usual if name in found), next(iter(found))))
 
 
 def _inputs(config: Any, asked: Asked) -> tuple[dict[str, Any], int]:
@@ -166,10 +187,13 @@ def _inputs(config: Any, asked: Asked) -> tuple[dict[str, Any], int]:
         pixels = torch.empty(asked.batch, config.num_channels, *side, device=META)
         patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
         tokens = asked.batch * (side[0] // patch) * (side[1] // patch)
-        dtype = torch.float32 if asked.autocast else DTYPES[asked.dtype]
-        return {"pixel_values": pixels.to(dtype), "labels": numbers(asked.batch)}, tokens
+        return {"pixel_values": pixels.to(_dtype_of(asked)), "labels": numbers(asked.batch)}, tokens
     ids = numbers(asked.batch, asked.seq)
     inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    if config.is_encoder_decoder and hasattr(config, "num_mel_bins"):
+        frames = 2 * config.max_source_positions  # the first convolutions take every second
+        heard = torch.empty(asked.batch, config.num_mel_bins, frames, device=META)
+        return {"input_features": heard.to(_dtype_of(asked)), "labels": ids}, asked.batch * asked.seq
     if not config.is_encoder_decoder and hasattr(config, "use_cache"):
         inputs["use_cache"] = False
     return inputs, asked.batch * asked.seq
@@ -200,7 +224,7 @@ def _called(what: str, asked: Asked) -> Program:
     known = {"batch": asked.batch, "seq": asked.seq, "dtype": DTYPES[asked.dtype]}
     taken = inspect.signature(function).parameters
     previous = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if asked.autocast else DTYPES[asked.dtype])
+    torch.set_default_dtype(_dtype_of(asked))
     try:
         with Placed():
             made = function(**{name: value for name, value in known.items() if name in taken})

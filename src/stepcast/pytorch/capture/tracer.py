@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepcast.pytorch.capture.events import Event, Moment, Storage, Tensor, Trace
 from stepcast.pytorch.capture.placed import META, SHADOW
 
-# Of a tensor whose values are kept: a batch of token numbers, not a square of them; who chose which expert.
-KNOWN_ELEMENTS, KNOWN_NUMBERS = 2**20, 2**24
+# Of a tensor whose values are kept: a batch of token numbers; of who chose which expert.
+KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
 # PyTorch's allocator on a GPU hands out whole blocks of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
 BLOCK_BYTES = 512
 DTYPES = {
@@ -159,6 +159,13 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         read = _tensors(args) if not kwargs else [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         if packet in ("_local_scalar_dense", "item", "equal", "is_nonzero"):
             return self._value(func, args, kwargs, read)
+        if packet == "_safe_softmax":
+            with self:
+                return _safe_softmax(*args)
+        # A GPU multiplies gradient and result first (aten/src/ATen/native/cuda/SoftMax.cu).
+        product = torch.empty_like(args[0]) if packet == "_softmax_backward_data" else None
+        if product is not None:
+            self._storage(product)
         found = self._run(func, packet, args, kwargs, read)
         wrote = _tensors((found,)) if found is not None else []
         if not wrote and packet.endswith("_"):
@@ -270,6 +277,13 @@ def _grouped_product(left: Any, right: Any, offs: Any = None, bias: Any = None, 
     return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=out_dtype or left.dtype)
 
 
+def _safe_softmax(scores: Any, dim: int, dtype: Any = None) -> Any:
+    """Rows of which nothing is left are zeros (aten/src/ATen/native/SoftMax.cpp, _safe_softmax)."""
+    found = torch.softmax(scores, dim, dtype)
+    empty = (scores == float("-inf")).all(dim, keepdim=True)
+    return torch.where(empty, torch.zeros((), dtype=found.dtype, device=META), found)
+
+
 def _waits(packet: str, kwargs: Any, read: list[Any]) -> bool:
     """Whether a host waits for the operator: for the size of its result, or to have copied its numbers."""
     if packet in COPIES:
@@ -279,7 +293,8 @@ def _waits(packet: str, kwargs: Any, read: list[Any]) -> bool:
 
 
 def _may_be_known(tensor: Any) -> bool:
-    return bool(tensor.numel() <= (KNOWN_NUMBERS if tensor.dtype is torch.int64 else KNOWN_ELEMENTS))
+    chosen = tensor.dtype in (torch.int64, torch.bool)
+    return bool(tensor.numel() <= (KNOWN_CHOICES if chosen else KNOWN_ELEMENTS))
 
 
 def _choose_evenly(indices: Any, among: int) -> None:

@@ -23,33 +23,45 @@ EXACT = 1e-11
 """Levels that change by less than this share are not told to others."""
 MOST_LOOKS = 50
 """How often a link is looked at for one change at most: few are looked at more than twice."""
-OPEN, BOUND = -2, -1
+# What is needed together lies together: eight numbers of each link in a row, and four of each flow. Of links
+# capacity, what all take of it, how many flows it holds, what these take for each unit of their level, and
+# that level; of how many that rise there are entries here, and what these take; and whether it is short.
+CAPACITY, USED, HELD, HELD_USE, AT, RISING, RISING_USE, SHORT = range(8)
+PER_LINK = 8
+# Of flows level, bound, the link that holds it, and the solution that changed it last.
+LEVEL, BOUND, HOLDER, MARK = range(4)
+PER_FLOW = 4
+RISES, FREE = -2, -1
 """In place of the link that holds a flow: it rises; it has what it can take."""
 
 
 def enter(net: Any, now: Any, scratch: Any, flow: int, fresh: int) -> None:
     """*flow* is under way from here on; *fresh* others came since rates were found."""
-    now.level[flow] = 0.0
-    now.holder[flow] = OPEN
+    links = now.links
+    now.flows[flow * PER_FLOW + LEVEL] = 0.0
+    now.flows[flow * PER_FLOW + HOLDER] = RISES
     scratch.fresh[fresh] = flow
     for entry in range(net.first[flow], net.first[flow + 1]):
-        link = net.link[entry]
+        link, use = net.link[entry], net.use[entry]
         slot = now.slot_first[link] + now.members[link]
         now.slot_flow[slot] = flow
         now.slot_entry[slot] = entry
         now.slot[entry] = slot
         now.members[link] += 1
-        now.wanted[link] += net.use[entry] * now.bound[flow]
-        now.open[link] += 1
-        now.open_use[link] += net.use[entry]
+        now.wanted[link] += use * now.flows[flow * PER_FLOW + BOUND]
+        links[link * PER_LINK + RISING] += 1
+        links[link * PER_LINK + RISING_USE] += use
 
 
 def leave(net: Any, now: Any, flow: int) -> None:
-    holder = now.holder[flow]
+    links = now.links
+    level, bound = now.flows[flow * PER_FLOW + LEVEL], now.flows[flow * PER_FLOW + BOUND]
+    holder = int(now.flows[flow * PER_FLOW + HOLDER])
     if holder >= 0:
-        now.held[holder] -= 1
+        links[holder * PER_LINK + HELD] -= 1
     for entry in range(net.first[flow], net.first[flow + 1]):
-        link = net.link[entry]
+        link, use = net.link[entry], net.use[entry]
+        row = link * PER_LINK
         now.members[link] -= 1
         slot, last = now.slot[entry], now.slot_first[link] + now.members[link]
         moved = now.slot_entry[last]
@@ -58,12 +70,12 @@ def leave(net: Any, now: Any, flow: int) -> None:
         now.slot[moved] = slot
         if now.members[link] == 0:  # what rounding left of many that came and went
             now.wanted[link] = 0.0
-            now.used[link] = 0.0
+            links[row + USED] = 0.0
         else:
-            now.wanted[link] -= net.use[entry] * now.bound[flow]
-            now.used[link] -= net.use[entry] * now.level[flow]
+            now.wanted[link] -= use * bound
+            links[row + USED] -= use * level
         if link == holder:
-            now.held_use[link] = now.held_use[link] - net.use[entry] if now.held[link] > 0 else 0.0
+            links[row + HELD_USE] = links[row + HELD_USE] - use if links[row + HELD] > 0 else 0.0
 
 
 def collect(net: Any, scratch: Any, flow: int, mark: int, count: int) -> int:
@@ -77,33 +89,34 @@ def collect(net: Any, scratch: Any, flow: int, mark: int, count: int) -> int:
     return count
 
 
-def noted(scratch: Any, flow: int, mark: int, changed: int) -> int:
+def noted(now: Any, scratch: Any, flow: int, mark: int, changed: int) -> int:
     """Add *flow* to those *changed*."""
-    if scratch.flow_mark[flow] != mark:
-        scratch.flow_mark[flow] = mark
+    if now.flows[flow * PER_FLOW + MARK] != mark:
+        now.flows[flow * PER_FLOW + MARK] = mark
         scratch.flows[changed] = flow
         changed += 1
     return changed
 
 
-def fair_level(net: Any, now: Any, link: int) -> Any:
-    """To where *link* can let rise what it holds and what is open on it."""
-    held_use = now.held_use[link]
-    others = now.used[link] - held_use * now.link_level[link]
-    return max(net.capacity[link] - others, 0.0) / (held_use + now.open_use[link])
+def fair_level(now: Any, link: int) -> Any:
+    """To where *link* can let rise what it holds and what rises on it."""
+    links, row = now.links, link * PER_LINK
+    others = links[row + USED] - links[row + HELD_USE] * links[row + AT]
+    return max(links[row + CAPACITY] - others, 0.0) / (links[row + HELD_USE] + links[row + RISING_USE])
 
 
-def key_of(net: Any, now: Any, link: int, near: float) -> Any:
+def key_of(now: Any, link: int, near: float) -> Any:
     """At which level *link* has to be looked at; NEVER where all is well."""
-    if not now.short[link] or now.held[link] + now.open[link] == 0:
+    links, row = now.links, link * PER_LINK
+    if links[row + SHORT] == 0 or links[row + HELD] + links[row + RISING] == 0:
         return NEVER
-    fair = fair_level(net, now, link)
-    if now.held[link] == 0:
+    fair = fair_level(now, link)
+    if links[row + HELD] == 0:
         return fair
-    level = now.link_level[link]
-    if now.open[link] == 0 and level * (1 - near) <= fair <= level * (1 + near):
-        return NEVER
-    return min(fair, level)
+    level = links[row + AT]
+    if links[row + RISING] > 0:
+        return min(fair, level)
+    return NEVER if level * (1 - near) <= fair <= level * (1 + near) else fair
 
 
 def look_at(
@@ -113,7 +126,7 @@ def look_at(
     for entry in range(net.first[flow], net.first[flow + 1]):
         link = net.link[entry]
         if link != but:
-            key = key_of(net, now, link, near)
+            key = key_of(now, link, near)
             if key < below and key < scratch.key[link]:
                 size = advance_link(scratch, size, link, key)
     return size
@@ -121,42 +134,93 @@ def look_at(
 
 def let_go(net: Any, now: Any, flow: int) -> None:
     """*flow* rises again."""
-    level, holder = now.level[flow], now.holder[flow]
-    now.holder[flow] = OPEN
+    links = now.links
+    level, holder = now.flows[flow * PER_FLOW + LEVEL], int(now.flows[flow * PER_FLOW + HOLDER])
+    now.flows[flow * PER_FLOW + HOLDER] = RISES
     if holder >= 0:
-        now.held[holder] -= 1
+        links[holder * PER_LINK + HELD] -= 1
     for entry in range(net.first[flow], net.first[flow + 1]):
         link, use = net.link[entry], net.use[entry]
-        now.used[link] -= use * level
-        now.open[link] += 1
-        now.open_use[link] += use
+        row = link * PER_LINK
+        links[row + USED] -= use * level
+        links[row + RISING] += 1
+        links[row + RISING_USE] += use
         if link == holder:
-            now.held_use[link] = now.held_use[link] - use if now.held[link] > 0 else 0.0
+            links[row + HELD_USE] = links[row + HELD_USE] - use if links[row + HELD] > 0 else 0.0
 
 
 def hold(net: Any, now: Any, flow: int, level: float, holder: int) -> None:
-    """*flow*, which is open, stays at *level*."""
-    now.level[flow] = level
-    now.holder[flow] = holder
+    """*flow*, which rises, stays at *level*."""
+    links = now.links
+    now.flows[flow * PER_FLOW + LEVEL] = level
+    now.flows[flow * PER_FLOW + HOLDER] = holder
     if holder >= 0:
-        now.held[holder] += 1
+        links[holder * PER_LINK + HELD] += 1
     for entry in range(net.first[flow], net.first[flow + 1]):
         link, use = net.link[entry], net.use[entry]
-        now.used[link] += use * level
-        now.open[link] -= 1
-        now.open_use[link] = now.open_use[link] - use if now.open[link] > 0 else 0.0
+        row = link * PER_LINK
+        links[row + USED] += use * level
+        links[row + RISING] -= 1
+        links[row + RISING_USE] = links[row + RISING_USE] - use if links[row + RISING] > 0 else 0.0
         if link == holder:
-            now.held_use[link] += use
+            links[row + HELD_USE] += use
+
+
+def move(net: Any, now: Any, flow: int, level: float) -> None:
+    """*flow*, which is held, is at *level* from here on."""
+    more = level - now.flows[flow * PER_FLOW + LEVEL]
+    now.flows[flow * PER_FLOW + LEVEL] = level
+    for entry in range(net.first[flow], net.first[flow + 1]):
+        now.links[net.link[entry] * PER_LINK + USED] += net.use[entry] * more
+
+
+def has_room(net: Any, now: Any, flow: int, level: float) -> Any:
+    """Whether all links but its own let *flow* rise to *level*: where they hold others, these are as high and
+    give way; else there is room.
+    """
+    links, place = now.links, flow * PER_FLOW
+    if now.flows[place + BOUND] <= level * (1 + SAME):
+        return False
+    holder, more = int(now.flows[place + HOLDER]), level - now.flows[place + LEVEL]
+    for entry in range(net.first[flow], net.first[flow + 1]):
+        link = net.link[entry]
+        row = link * PER_LINK
+        if links[row + SHORT] != 0 and link != holder:
+            if links[row + RISING] > 0:
+                return False
+            if links[row + HELD] > 0:
+                if links[row + AT] < level:
+                    return False
+            elif links[row + USED] + net.use[entry] * more > links[row + CAPACITY]:
+                return False
+    return True
 
 
 def let_go_all(net: Any, now: Any, scratch: Any, link: int, mark: int, changed: int) -> int:
     """Whatever *link* holds rises again; how many flows changed now."""
     for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
         flow = now.slot_flow[slot]
-        if now.holder[flow] == link:
+        if now.flows[flow * PER_FLOW + HOLDER] == link:
             let_go(net, now, flow)
-            changed = noted(scratch, flow, mark, changed)
+            changed = noted(now, scratch, flow, mark, changed)
     return changed
+
+
+def raise_all(
+    net: Any, now: Any, scratch: Any, link: int, level: float, mark: int, near: float, changed: int, size: int
+) -> tuple[int, int]:
+    """What *link* holds rises to *level*, but for those that other links may stop: these are let go."""
+    for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
+        flow = now.slot_flow[slot]
+        if now.flows[flow * PER_FLOW + HOLDER] == link:
+            if has_room(net, now, flow, level):
+                move(net, now, flow, level)
+            else:
+                let_go(net, now, flow)
+            changed = noted(now, scratch, flow, mark, changed)
+            size = look_at(net, now, scratch, flow, link, NEVER, near, size)
+    now.links[link * PER_LINK + AT] = level
+    return changed, size
 
 
 def unready(
@@ -172,24 +236,24 @@ def unready(
     size: int,
 ) -> tuple[int, int, bool]:
     """Whether *link*, first in the heap by *key*, does not yet give *level*. Those for whom it is enough stay
-    at their bounds, those of other links that have more rise again, and links that stop open flows before
+    at their bounds, those of other links that have more rise again, and links that stop rising flows before
     come first.
     """
     again = False
     for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
         flow = now.slot_flow[slot]
-        holder = now.holder[flow]
-        if holder == OPEN:
-            if now.bound[flow] <= level * (1 + SAME):
-                hold(net, now, flow, now.bound[flow], BOUND)
+        holder, bound = now.flows[flow * PER_FLOW + HOLDER], now.flows[flow * PER_FLOW + BOUND]
+        if holder == RISES:
+            if bound <= level * (1 + SAME):
+                hold(net, now, flow, bound, FREE)
                 again = True
-                changed = noted(scratch, flow, mark, changed)
+                changed = noted(now, scratch, flow, mark, changed)
                 size = look_at(net, now, scratch, flow, link, NEVER, near, size)
                 continue
-        elif holder != link and now.level[flow] > level * (1 + near):
+        elif holder != link and now.flows[flow * PER_FLOW + LEVEL] > level * (1 + near):
             let_go(net, now, flow)
             again = True
-            changed = noted(scratch, flow, mark, changed)
+            changed = noted(now, scratch, flow, mark, changed)
         else:
             continue
         size = look_at(net, now, scratch, flow, link, key * (1 - EXACT), near, size)
@@ -201,22 +265,19 @@ def unready(
 def settle(
     net: Any, now: Any, scratch: Any, link: int, level: float, mark: int, near: float, changed: int, size: int
 ) -> tuple[int, int]:
-    """All that is open on *link*, and all that it holds, is at *level*."""
-    before = now.link_level[link]
-    now.link_level[link] = level
+    """All that rises on *link*, and all that it holds, is at *level*."""
     for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
         flow = now.slot_flow[slot]
-        holder = now.holder[flow]
-        if holder == OPEN:
+        holder = now.flows[flow * PER_FLOW + HOLDER]
+        if holder == RISES:
             hold(net, now, flow, level, link)
-        elif holder == link and now.level[flow] != level:
-            now.level[flow] = level
-            for entry in range(net.first[flow], net.first[flow + 1]):
-                now.used[net.link[entry]] += net.use[entry] * (level - before)
+        elif holder == link and now.flows[flow * PER_FLOW + LEVEL] != level:
+            move(net, now, flow, level)
         else:
             continue
-        changed = noted(scratch, flow, mark, changed)
+        changed = noted(now, scratch, flow, mark, changed)
         size = look_at(net, now, scratch, flow, link, NEVER, near, size)
+    now.links[link * PER_LINK + AT] = level
     return changed, size
 
 
@@ -225,27 +286,30 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int,
 
     *mark* is higher than in every solution before.
     """
+    links = now.links
     changed = size = 0
     for at in range(fresh):
-        changed = noted(scratch, scratch.fresh[at], mark, changed)
+        changed = noted(now, scratch, scratch.fresh[at], mark, changed)
     for at in range(touched):
         link = scratch.touched[at]
-        now.short[link] = now.wanted[link] > net.capacity[link] * (1 + SAME)
+        row = link * PER_LINK
+        links[row + SHORT] = 1 if now.wanted[link] > links[row + CAPACITY] * (1 + SAME) else 0
     for at in range(touched):
         link = scratch.touched[at]
-        if not now.short[link] and now.held[link] > 0:
+        if links[link * PER_LINK + SHORT] == 0 and links[link * PER_LINK + HELD] > 0:
             before = changed
             changed = let_go_all(net, now, scratch, link, mark, changed)
             for each in range(before, changed):
                 size = look_at(net, now, scratch, scratch.flows[each], link, NEVER, near, size)
-        key = key_of(net, now, link, near)
+        key = key_of(now, link, near)
         if key < scratch.key[link]:
             size = advance_link(scratch, size, link, key)
     while size > 0:
         link = scratch.heap[0]
+        row = link * PER_LINK
         key = scratch.key[link]
         size = drop_link(scratch, size)
-        found = key_of(net, now, link, near)
+        found = key_of(now, link, near)
         if found > key * (1 + EXACT):  # others took less of it than it looked
             if found < NEVER:
                 size = advance_link(scratch, size, link, found)
@@ -254,27 +318,30 @@ def solve(net: Any, now: Any, scratch: Any, mark: int, touched: int, fresh: int,
             scratch.look_mark[link] = mark
             scratch.looks[link] = 0
         scratch.looks[link] += 1
-        level, held = now.link_level[link], now.held[link] > 0
-        fair, again = fair_level(net, now, link), True
+        level, held = links[row + AT], links[row + HELD] > 0
+        fair, again = fair_level(now, link), True
         if scratch.looks[link] > MOST_LOOKS:
             again = False
             fair = level if held else fair
         elif held and fair > level * (1 + near):
-            changed = let_go_all(net, now, scratch, link, mark, changed)
+            if links[row + RISING] == 0:
+                changed, size = raise_all(net, now, scratch, link, fair, mark, near, changed, size)
+            else:
+                changed = let_go_all(net, now, scratch, link, mark, changed)
         else:
             if held and fair >= level * (1 - near):
                 fair = level
             changed, size, again = unready(net, now, scratch, link, key, fair, mark, near, changed, size)
         if again:
-            key = key_of(net, now, link, near)
+            key = key_of(now, link, near)
             if key < scratch.key[link]:
                 size = advance_link(scratch, size, link, key)
         else:
             changed, size = settle(net, now, scratch, link, fair, mark, near, changed, size)
     for at in range(changed):
         flow = scratch.flows[at]
-        if now.holder[flow] == OPEN:
-            hold(net, now, flow, now.bound[flow], BOUND)
+        if now.flows[flow * PER_FLOW + HOLDER] == RISES:
+            hold(net, now, flow, now.flows[flow * PER_FLOW + BOUND], FREE)
     return changed
 
 

@@ -12,7 +12,16 @@ from typing import Any, cast
 import numpy as np
 
 from stepcast.simulation.fluid import filling, heap
-from stepcast.simulation.fluid.filling import EXACT, collect, enter, leave, solve
+from stepcast.simulation.fluid.filling import (
+    BOUND,
+    EXACT,
+    LEVEL,
+    PER_FLOW,
+    collect,
+    enter,
+    leave,
+    solve,
+)
 from stepcast.simulation.fluid.heap import NEVER, drop, push
 
 TICK_S = 2.0**-46
@@ -22,7 +31,10 @@ MOMENT_S = 1e-12
 """Events within a picosecond are one: what is alike would else be told apart by its rounding."""
 DONE, FULL, STUCK, CLASH = 0, 1, 2, 3
 # Places of what changes while it runs.
-STARTS, LOGGED, ACTIVE, LEFT, COMING, MARK, SOLVED, LOOKED_AT, FRESH = range(9)
+STARTS, LOGGED, ACTIVE, LEFT, COMING, SOLUTION, SOLVED, LOOKED_AT, FRESH = range(9)
+# Of each flow, side by side: how long it would still take alone, since when, and at which speed it goes.
+LEFT_S, SINCE_S, SPEED = range(3)
+PER_PACE = 4
 
 
 def ended(work: Any, state: Any, task: int) -> None:
@@ -87,18 +99,17 @@ def begin(net: Any, now: Any, scratch: Any, work: Any, state: Any, touched: int)
     state.set_left[flows] = work.set_first[flows + 1] - work.set_first[flows]
     state.set_end_s[flows] = start_s
     for flow in range(work.set_first[flows], work.set_first[flows + 1]):
-        now.bound[flow] = work.amount[flow] * scale / alone_s
-        state.alone_s[flow] = alone_s
-        state.left_s[flow] = alone_s
-        state.since_s[flow] = start_s
-        state.speed[flow] = 1.0
+        now.flows[flow * PER_FLOW + BOUND] = work.amount[flow] * scale / alone_s
+        state.pace[flow * PER_PACE + LEFT_S] = alone_s
+        state.pace[flow * PER_PACE + SINCE_S] = start_s
+        state.pace[flow * PER_PACE + SPEED] = 1.0
         state.flow_end_s[flow] = start_s + alone_s
         block = flow // BLOCK
         if state.flow_end_s[flow] < state.block_end_s[block]:
             state.block_end_s[block] = state.flow_end_s[flow]
         enter(net, now, scratch, flow, counts[FRESH])
         counts[FRESH] += 1
-        touched = collect(net, scratch, flow, counts[MARK], touched)
+        touched = collect(net, scratch, flow, counts[SOLUTION], touched)
         counts[ACTIVE] += 1
     return touched
 
@@ -107,9 +118,9 @@ def note(now: Any, state: Any, log: Any, flow: int, to_s: float) -> None:
     if len(log.flow) > 0:
         at = state.counts[LOGGED]
         log.flow[at] = flow
-        log.from_s[at] = state.since_s[flow]
+        log.from_s[at] = state.pace[flow * PER_PACE + SINCE_S]
         log.to_s[at] = to_s
-        log.level[at] = state.speed[flow] * now.bound[flow]
+        log.level[at] = state.pace[flow * PER_PACE + SPEED] * now.flows[flow * PER_FLOW + BOUND]
         state.counts[LOGGED] += 1
 
 
@@ -120,7 +131,7 @@ def retire(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any, fl
     note(now, state, log, flow, end_s)
     state.flow_end_s[flow] = NEVER
     leave(net, now, flow)
-    touched = collect(net, scratch, flow, counts[MARK], touched)
+    touched = collect(net, scratch, flow, counts[SOLUTION], touched)
     counts[ACTIVE] -= 1
     flows = work.set_of[flow]
     if end_s > state.set_end_s[flows]:
@@ -160,25 +171,29 @@ def pace(now: Any, scratch: Any, state: Any, log: Any, count: int, now_s: float)
     counts = state.counts
     for at in range(count):
         flow = scratch.flows[at]
+        row = flow * PER_PACE
+        level, bound = now.flows[flow * PER_FLOW + LEVEL], now.flows[flow * PER_FLOW + BOUND]
         speed = 1.0
-        if now.level[flow] != now.bound[flow]:
-            speed = now.level[flow] / now.bound[flow]
-        if speed != state.speed[flow]:
-            passed_s = now_s - state.since_s[flow]
+        if level != bound:
+            speed = level / bound
+        if speed != state.pace[row + SPEED]:
+            passed_s = now_s - state.pace[row + SINCE_S]
             if passed_s > 0:
                 note(now, state, log, flow, now_s)
-                state.left_s[flow] = max(state.left_s[flow] - passed_s * state.speed[flow], 0.0)
-                state.since_s[flow] = now_s
-            state.speed[flow] = speed
-            end_s = np.rint((state.since_s[flow] + state.left_s[flow] / speed) / TICK_S) * TICK_S
+                left_s = state.pace[row + LEFT_S] - passed_s * state.pace[row + SPEED]
+                state.pace[row + LEFT_S] = max(left_s, 0.0)
+                state.pace[row + SINCE_S] = now_s
+            state.pace[row + SPEED] = speed
+            end_s = state.pace[row + SINCE_S] + state.pace[row + LEFT_S] / speed
+            end_s = np.rint(end_s / TICK_S) * TICK_S
             block = flow // BLOCK
             if end_s <= state.block_end_s[block]:
                 state.block_end_s[block] = end_s
             elif state.flow_end_s[flow] <= state.block_end_s[block]:  # it was the first: another may be now
-                state.block_mark[block] = counts[MARK]
+                state.block_mark[block] = counts[SOLUTION]
             state.flow_end_s[flow] = end_s
     for block in range(len(state.block_end_s)):
-        if state.block_mark[block] == counts[MARK]:
+        if state.block_mark[block] == counts[SOLUTION]:
             first_s = NEVER
             for flow in range(block * BLOCK, min((block + 1) * BLOCK, len(state.flow_end_s))):
                 if state.flow_end_s[flow] < first_s:
@@ -201,7 +216,7 @@ def advance(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any) -
         if counts[STARTS] > 0 and state.begin_s[0] < next_s:
             next_s = state.begin_s[0]
         limit_s = next_s + MOMENT_S
-        counts[MARK] += 1
+        counts[SOLUTION] += 1
         touched = retire_until(net, now, scratch, work, state, log, limit_s, 0)
         while counts[STARTS] > 0 and state.begin_s[0] <= limit_s:
             if state.set_left[work.kind_set[work.kind[state.begin_task[0]]]] > 0:
@@ -213,7 +228,7 @@ def advance(net: Any, now: Any, scratch: Any, work: Any, state: Any, log: Any) -
                 near = work.near
                 if state.near_from_s[0] == NEVER:
                     state.near_from_s[0] = next_s
-            count = solve(net, now, scratch, counts[MARK], touched, counts[FRESH], near)
+            count = solve(net, now, scratch, counts[SOLUTION], touched, counts[FRESH], near)
             counts[FRESH] = 0
             counts[SOLVED] += 1
             counts[LOOKED_AT] += count
@@ -225,14 +240,25 @@ WRITTEN_IN = cast(
     tuple[FunctionType, ...],
     (
         *(heap.advance_link, heap.drop_link, filling.noted, filling.fair_level, filling.key_of),
-        *(filling.look_at, filling.let_go, filling.hold),
+        *(filling.look_at, filling.let_go, filling.hold, filling.move, filling.has_room),
     ),
 )
 """Small ones, compiled into those that call them: handing over all tables costs more than they do."""
 FUNCTIONS = WRITTEN_IN + cast(
     tuple[FunctionType, ...],
     (
-        *(push, drop, enter, leave, collect, filling.let_go_all, filling.unready, filling.settle, solve),
+        *(
+            push,
+            drop,
+            enter,
+            leave,
+            collect,
+            filling.let_go_all,
+            filling.raise_all,
+            filling.unready,
+            filling.settle,
+            solve,
+        ),
         *(filling.fill, ended, set_off, begin, note, retire, retire_until, pace, advance),
     ),
 )

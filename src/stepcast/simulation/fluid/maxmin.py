@@ -4,6 +4,7 @@ import numpy as np
 
 from stepcast.ir.flows import Floats, FlowSet, Ints, Links
 from stepcast.simulation.fluid.compiled import kernel_of
+from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK
 from stepcast.simulation.fluid.tables import Net, Now, Scratch
 
 
@@ -21,7 +22,9 @@ def rates(
     kernel = kernel_of(compiled)
     now, scratch = now_of(net, bound), scratch_of(net)
     kernel.fill(net, now, scratch)
-    found: Floats = np.divide(now.level, amount, out=np.full(len(flows), np.inf), where=amount > 0)
+    found: Floats = np.divide(
+        now.flows[LEVEL::PER_FLOW], amount, out=np.full(len(flows), np.inf), where=amount > 0
+    )
     return found
 
 
@@ -51,6 +54,9 @@ def now_of(net: Net, bound: Floats) -> Now:
     """Nothing is under way."""
     links, entries, flows = len(net.capacity), len(net.link), len(net.first) - 1
     slots = np.concatenate([[0], np.cumsum(np.bincount(net.link, minlength=links))])
+    of_links, of_flows = np.zeros((links, PER_LINK)), np.zeros((flows, PER_FLOW))
+    of_links[:, CAPACITY] = net.capacity
+    of_flows[:, BOUND] = bound
     return Now(
         slot_first=slots.astype(np.int64),
         slot_entry=_places(entries),
@@ -58,16 +64,8 @@ def now_of(net: Net, bound: Floats) -> Now:
         slot=_places(entries),
         members=_places(links),
         wanted=np.zeros(links),
-        short=np.zeros(links, np.bool_),
-        used=np.zeros(links),
-        held=_places(links),
-        held_use=np.zeros(links),
-        link_level=np.zeros(links),
-        open=_places(links),
-        open_use=np.zeros(links),
-        holder=np.full(flows, -1, np.int64),
-        bound=bound,
-        level=np.zeros(flows),
+        links=of_links.ravel(),
+        flows=of_flows.ravel(),
     )
 
 
@@ -77,7 +75,6 @@ def scratch_of(net: Net) -> Scratch:
         fresh=_places(flows),
         touched=_places(links),
         touch_mark=_places(links),
-        flow_mark=_places(flows),
         flows=_places(flows),
         look_mark=_places(links),
         looks=_places(links),

@@ -32,23 +32,10 @@ class Now(NamedTuple):
     """Of each link the entries under way."""
     wanted: Any
     """Of each link what they would take at their bounds."""
-    short: Any
-    """Of each link whether that is more than it has."""
-    used: Any
-    """Of each link what they take."""
-    held: Any
-    """Of each link the flows that it holds back."""
-    held_use: Any
-    """Of each link what these take for each unit of their level."""
-    link_level: Any
-    """Of each link the level at which it holds them."""
-    open: Any
-    """Of each link the entries of flows that rise."""
-    open_use: Any
-    holder: Any
-    """Of each flow the link that holds it back."""
-    bound: Any
-    level: Any
+    links: Any
+    """Rows of numbers of each link, as ``filling`` names them."""
+    flows: Any
+    """Rows of numbers of each flow."""
 
 
 class Scratch(NamedTuple):
@@ -57,8 +44,8 @@ class Scratch(NamedTuple):
     fresh: Any
     touched: Any
     touch_mark: Any
-    flow_mark: Any
     flows: Any
+    """Those that changed."""
     look_mark: Any
     looks: Any
     """Of each link how often it was looked at."""
@@ -111,11 +98,8 @@ class State(NamedTuple):
     """Of each set the task that it is under way for."""
     set_left: Any
     set_end_s: Any
-    alone_s: Any
-    left_s: Any
-    """Of each flow how long it would still take alone."""
-    since_s: Any
-    speed: Any
+    pace: Any
+    """Rows of numbers of each flow, as ``kernel`` names them."""
     flow_end_s: Any
     block_end_s: Any
     block_mark: Any

@@ -170,10 +170,6 @@ class Predicted:
     ends: tuple[float, float] | None
 
 
-def predicted_step_s(setup: Setup) -> float:
-    return predicted_step(setup).step_s
-
-
 def predicted_step(setup: Setup) -> Predicted:
     prediction = predict(setup.model, setup.cluster, setup.strategy, setup.framework)
     step_s = prediction.step_s * setup.run.global_batch / setup.strategy.global_batch
