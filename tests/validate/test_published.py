@@ -117,6 +117,13 @@ def test_frameworks_differ_in_their_defaults() -> None:
     assert (compiled.framework.kernels, compiled.strategy.sharding) == (Kernels.COMPILED, Sharding.FSDP)
 
 
+def test_chunks_of_embedding_and_loss_may_hold_no_layer() -> None:
+    """Llama 3 405B has 126 layers in 16 x 8 chunks: one each, but for the first and the last."""
+    strategy = changed(model="llama3-405b", num_gpus="256", tp="8", pp="16", vpp="8", cp="1", dp="2").strategy
+    assert strategy.layout.vpp == 8
+    assert strategy.stage_layers == (0, *(1,) * 126, 0)
+
+
 def test_pipelines_interleave_where_chunks_are_given() -> None:
     strategy = changed(pp="4", vpp="4", cp="1", dp="4").strategy
     assert strategy.schedule is ScheduleKind.INTERLEAVED

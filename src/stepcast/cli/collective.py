@@ -132,6 +132,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
         "busbw_bytes_per_s": found.busbw_bytes_per_s,
         "alone_s": found.alone.seconds,
         "slowdown": found.slowdown,
+        "rates_within": found.near,
     }
     busiest = found.busiest()
     if args.json:
@@ -143,6 +144,11 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
         ("alone", f"{format_seconds(found.alone.seconds)}, so {found.slowdown:.2f} times as long"),
         ("bus bandwidth", format_rate(found.busbw_bytes_per_s)),
         ("algorithm", found.alone.algorithm or "-"),
+        *(
+            [("rates", f"within {found.near:.1%}: too many flows to follow every change")]
+            if found.near
+            else []
+        ),
         *((f"busy {share:.0%}", name) for name, share in busiest),
     ]
     print(facts([*about.items(), *told]))

@@ -121,6 +121,10 @@ def planned(args: argparse.Namespace) -> Planned:
     operation = _operation(args, forecasts[-1], assumptions)
     phases = [_phase(each, found, operation) for each, found in zip(stages, forecasts, strict=True)]
     made = plan(phases, operation, args.price, args.pue, args.runs, args.seed)
+    if made.energy_mwh and not args.host_power and args.pue == 1:
+        assumptions.append(
+            "energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)"
+        )
     spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
     facts = made.facts()
     asked = forecasts[0].facts() if forecasts[0] else {}

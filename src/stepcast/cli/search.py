@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 from stepcast import __version__
 from stepcast.cli.choices import GIVEN, gpu_counts
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.numbers import count
+from stepcast.cli.numbers import count, positive
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, terminal_width, write_file
 from stepcast.cli.pages import told_page, write_page
+from stepcast.units import parse_duration_s
 
 if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
@@ -63,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --top K               strategies to rank (default 10)
         --tokens N            also tell days and GPU-hours, as 15T
         --price X             with --tokens: of a GPU-hour
+        --time T              end after so long, as 60s, with the best so far
         --workers N           processes (default: as many as cores)
         -o, --output FILE     write the rows as .csv, .parquet or .json
         --html
@@ -70,6 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """,
         objective={"choices": OBJECTIVES, "default": "step"},
         top={"type": count(1, MOST_ROWS), "default": 10},
+        time=positive(parse_duration_s),
         workers=count(1, MOST_WORKERS),
     )
 
@@ -94,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         print(search_text(found, terminal_width()))
         if args.html:
             print(f"\n{told_page(args)}")
-    if not result.counts.complete:
+    if not result.counts.complete and not result.counts.out_of_time:
         return INTERRUPTED
     return 0 if result.best else 1
 

@@ -39,6 +39,7 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
         "seq": asked.seq,
         "capacity_bytes": min(capacity, asked.most_bytes or capacity),
         "counts": result.counts.facts(),
+        "least_s": result.least_s,
         "rows": rows,
         "binds": {
             "what": binding(reports[0], result.missed is not None),

@@ -72,14 +72,17 @@ class Question:
         )
         if not len(space):
             raise ValueError("no candidates: tp x cp x pp divides the GPUs for none of the values allowed")
-        if watch is None:
-            show_status(f"bounding {len(space):,} candidates")
         try:
             with contextlib.nullcontext(watch) if watch else _Watching() as told:
                 if self.mixed:
-                    parts = parts_of(space, self._settle)
                     return search_mixed(
-                        parts, self.cluster, top or args.top, args.objective, self.most_bytes, told
+                        parts_of(space, self._settle),
+                        self.cluster,
+                        top or args.top,
+                        args.objective,
+                        self.most_bytes,
+                        told,
+                        args.time,
                     )
                 result = search_parts(
                     parts_of(space, self._settle),
@@ -90,6 +93,7 @@ class Question:
                     told,
                     args.workers or usable_workers(),
                     looks_around=top is None,
+                    most_s=args.time,
                 )
             if top is not None:
                 return result
@@ -179,9 +183,13 @@ class _Watching:
         now = time.monotonic()
         if now - self.last >= EVERY_S:
             self.last = now
-            rate = counts.simulated / max(now - self.began, EVERY_S)
-            told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-            words = f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
+            if best is None:
+                words = f"bounding {counts.considered:,} candidates, {counts.priced:,} kinds of layers priced"
+            else:
+                words = (
+                    f"simulated {counts.simulated:,}, {counts.unseen:,} of {counts.considered:,} left; "
+                    f"best {format_seconds(best.step_s)}"
+                )
             show_status(moving_text("search", round((now - self.began) / EVERY_S), words))
 
     def _catch(self) -> None:

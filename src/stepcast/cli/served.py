@@ -159,7 +159,7 @@ def search_apart(words: list[str], pipe: "Connection") -> None:
         if now - last[0] >= EVERY_S:
             last[0] = now
             told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-            words = f"simulated {counts.simulated:,}, {counts.pruned:,} left; {told}"
+            words = f"simulated {counts.simulated:,}, {counts.unseen:,} left; {told}"
             pipe.send(("progress", {"words": words}))
 
     try:

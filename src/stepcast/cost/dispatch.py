@@ -7,7 +7,6 @@ A captured graph or a compiled step issues everything at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
@@ -30,13 +29,6 @@ MODULE_ISSUE_S = 45e-6
 PART_ISSUE_S = 6e-6
 
 FUSED_UPDATES = (ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER)
-
-
-class Dispatch(StrEnum):
-    """How kernels reach the GPU."""
-
-    EAGER = "eager"
-    GRAPH = "graph"  # captured or compiled: no host time per kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from stepcast.simulation.chunks import Body
 from stepcast.simulation.engine import makespans_s
 from stepcast.simulation.schedule_check import peak_in_flight
 from stepcast.simulation.step import Step
+from stepcast.units import format_seconds
 
 if TYPE_CHECKING:
     from stepcast.forecast.options import Options
@@ -94,7 +95,14 @@ def _sharing(prediction: "Prediction") -> list[str]:
             slowed[each.who.name] = max(each.slowest, slowed.get(each.who.name, 1.0))
     most = sorted(slowed.items(), key=lambda item: -item[1])
     told = ", ".join(f"{group} up to {times:.2f} times as long" for group, times in most)
-    return [f"engine fluid: communication shared the network: {told or 'nothing was slowed by it'}"]
+    notes = [f"engine fluid: communication shared the network: {told or 'nothing was slowed by it'}"]
+    found = prediction.shared().run.found
+    if not found.exact:
+        notes.append(
+            f"engine fluid: from {format_seconds(found.near_from_s)} on, changes of rates below "
+            f"{found.near:.1%} were not followed: there were too many flows"
+        )
+    return notes
 
 
 def _stage_report(each: StageTime, in_flight: int) -> StageReport:

@@ -28,6 +28,8 @@ class SharedCollective:
     seconds: float
     network: Network
     flows: FlowSet
+    near: float = 0.0
+    """Changes of rates below this share were not followed."""
 
     @property
     def slowdown(self) -> float:
@@ -77,4 +79,4 @@ def shared_collective(
     found = transfers(network.links, flows, alone_s=np.full(len(flows), moving_s))
     slowed = float((found.end_s / moving_s).max(initial=1.0)) > 1 + SAME
     seconds = float(found.end_s.max()) + still_s if slowed else alone.seconds
-    return SharedCollective(alone, seconds, network, flows)
+    return SharedCollective(alone, seconds, network, flows, 0.0 if found.exact else found.near)

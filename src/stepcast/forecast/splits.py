@@ -166,11 +166,12 @@ def with_idle_weights(layer: Layer, share: float) -> Layer:
     """
     ops: list[Op] = []
     for op in layer.forward:
-        fused = isinstance(op.work, Elementwise) and op.work.kind is ElementwiseKind.OPTIMIZER
-        if not fused or not share:
+        work = op.work
+        if not isinstance(work, Elementwise) or work.kind is not ElementwiseKind.OPTIMIZER or not share:
             ops.append(op)
             continue
-        idle = replace(op, name=f"idle {op.name}", work=replace(op.work, kind=ElementwiseKind.IDLE_OPTIMIZER))
-        kept = [replace(op, work=_smaller(op.work, 1.0 - share))] if share < 1.0 else []
-        ops += [*kept, replace(idle, work=_smaller(idle.work, share), kernels=1 if kept else op.kernels)]
+        kept = [replace(op, work=_smaller(work, 1.0 - share))] if share < 1.0 else []
+        idle = _smaller(replace(work, kind=ElementwiseKind.IDLE_OPTIMIZER), share)
+        kernels = 1 if kept else op.kernels
+        ops += [*kept, replace(op, name=f"idle {op.name}", work=idle, kernels=kernels)]
     return replace(layer, forward=tuple(ops))

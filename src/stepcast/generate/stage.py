@@ -238,24 +238,41 @@ def _read(ops: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:
-    layers: tuple[Layer, ...] = ()
-    match kind.mixer:
-        case Mixer.ATTENTION:
-            layers += attention_layers(sizes, kind)
-        case Mixer.MAMBA:
-            layers += mamba_layers(sizes)
-        case Mixer.SELECTIVE:
-            layers += selective_layers(sizes)
-        case Mixer.DELTA:
-            layers += delta_layers(sizes)
-    match kind.feed_forward:
-        case FeedForward.DENSE:
-            layers += dense_layers(sizes)
-        case FeedForward.EXPERTS:
-            layers += expert_layers(sizes)
-    if sizes.model.shared_norm and kind.mixer is Mixer.ATTENTION:
+    """Mixer and feed-forward, each made once for all kinds of blocks that have it."""
+    model, view, framework = sizes.model, sizes.strategy, sizes.framework
+    # How experts are spread does not change what mixes tokens.
+    alone = view if view.layout.ep == 1 else replace(view, layout=replace(view.layout, ep=1, expert_tp=0))
+    layers = _mixing(model, alone, framework, replace(kind, feed_forward=FeedForward.DENSE))
+    layers += _feeding(model, view, framework, kind.feed_forward)
+    if model.shared_norm and kind.mixer is Mixer.ATTENTION:
         layers = tuple(layer for layer in layers if layer.role not in (Role.MLP_NORM, Role.EXPERTS_NORM))
     return layers
+
+
+@lru_cache(maxsize=4096)
+def _mixing(model: Model, view: Strategy, framework: Framework, kind: Kind) -> tuple[Layer, ...]:
+    sizes = Sizes(model, view, framework)
+    match kind.mixer:
+        case Mixer.ATTENTION:
+            return attention_layers(sizes, kind)
+        case Mixer.MAMBA:
+            return mamba_layers(sizes)
+        case Mixer.SELECTIVE:
+            return selective_layers(sizes)
+        case Mixer.DELTA:
+            return delta_layers(sizes)
+    return ()
+
+
+@lru_cache(maxsize=4096)
+def _feeding(model: Model, view: Strategy, framework: Framework, kind: FeedForward) -> tuple[Layer, ...]:
+    sizes = Sizes(model, view, framework)
+    match kind:
+        case FeedForward.DENSE:
+            return dense_layers(sizes)
+        case FeedForward.EXPERTS:
+            return expert_layers(sizes)
+    return ()
 
 
 def _recomputed(sizes: Sizes, layers: tuple[Layer, ...], whole: bool) -> tuple[Layer, ...]:

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
-from stepcast.ir.role import Role
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Stage, Workload
 
@@ -126,6 +125,3 @@ class Captured:
             for op in layer.all_ops
             if isinstance(op.work, kinds)
         )
-
-
-OPTIMIZER_LAYER = Role.OPTIMIZER

@@ -108,11 +108,14 @@ class FlowSet:
 
     def of_group(self, group: int) -> "FlowSet":
         """The flows of one group alone."""
-        mine = self.group == group
-        own = mine[self.flow]
-        sizes = np.diff(self.first)[mine]
+        return self.at(np.flatnonzero(self.group == group))
+
+    def at(self, which: Ints) -> "FlowSet":
+        """The flows of these numbers, in their order."""
+        sizes = np.diff(self.first)[which]
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
-        return FlowSet(first, self.link[own], self.bytes_on[own], self.weight[mine], self.group[mine])
+        own = np.repeat(self.first[which] - first[:-1], sizes) + np.arange(first[-1])
+        return FlowSet(first, self.link[own], self.bytes_on[own], self.weight[which], self.group[which])
 
     def longest_s(self, links: Links) -> Floats:
         """For each flow how long it takes alone, as far as its links decide."""

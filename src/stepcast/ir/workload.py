@@ -104,7 +104,10 @@ def op_label(layer: str, op: str) -> str:
     """The names of a layer and of its op as one that says no word twice."""
     if not op or layer.endswith(op):
         return layer
-    return op if op.startswith(layer) else f"{layer} {op}"
+    if op.startswith(layer):
+        return op
+    first, _, rest = op.partition(" ")
+    return f"{layer} {rest}" if layer.endswith(f" {first}") else f"{layer} {op}"
 
 
 class LayerTable(Sequence[Layer]):

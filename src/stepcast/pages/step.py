@@ -12,7 +12,7 @@ from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Markup, join, tag
 from stepcast.pages.roofline import roofline_section
 from stepcast.pages.timeline import timeline_section
-from stepcast.report.step import told_parts
+from stepcast.report.step import micro_batches, told_parts
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
@@ -40,6 +40,10 @@ GROUP_NAMES = {
     "ep": "expert parallel",
     "dp": "data parallel",
     "pp": "pipeline messages",
+    "expert-tp": "tensor parallel of experts",
+    "expert-dp": "data parallel of experts",
+    "expert-shard": "sharded experts",
+    "expert-replica": "replicas of sharded experts",
     "world": "all GPUs",
     "embedding": "shared embedding",
     "shard": "sharded weights",
@@ -109,7 +113,7 @@ def _headline(found: Facts) -> Markup:
 
 
 def _batch_words(found: Facts) -> str:
-    run, words = found["run"], [f"{found['schedule']}, {found['micro_batches']:,} micro-batch(es)"]
+    run, words = found["run"], [f"{found['schedule']}, {micro_batches(found['micro_batches'])}"]
     if "global_batch" in run:
         words.insert(0, f"{run['global_batch']:,} sequences of {run['seq']:,} tokens")
     words += [str(run[name]) for name in ("precision", "framework") if run.get(name)]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepcast.report.cells import Column, cells, shown
+from stepcast.report.step import micro_batches
 from stepcast.report.text import bullet, facts, parts_table, table
 from stepcast.units import format_percent, format_seconds
 
@@ -50,6 +51,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     layers = f"{known['layers']} layers, " if "layers" in known else ""
     hidden = f"hidden {known['hidden']}, " if "hidden" in known else ""
     ranks = found["ranks"]
+    count = micro_batches(known["micro_batches"]) if "micro_batches" in known else "? micro-batches"
     experts = f", experts over {found['ep']}" if found["ep"] > 1 else ""
     given = f"{len(ranks)} of {found['gpus']} ranks" if len(ranks) > 1 else f"rank {ranks[0]}"
     return [
@@ -59,7 +61,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         (
             "model",
             f"{layers}{hidden}sequence {known.get('seq', '?')}, "
-            f"{known.get('micro_batches', '?')} micro-batch(es) of {known.get('micro_batch', '?')}, "
+            f"{count} of {known.get('micro_batch', '?')}, "
             f"{known.get('dtype', '?')}",
         ),
         ("bubble", _bubble(found)),
@@ -180,10 +182,8 @@ def _critical_path(found: Facts, width: int) -> str:
     rows.append(("", "", f"{len(path) - len(long)} shorter ones", "", format_seconds(rest_s)))
     if len(long) > 2 * MOST_ROWS:
         rows.append(("", "", f"and {len(long) - 2 * MOST_ROWS} more (--json)", "", ""))
-    total = (
-        f"critical path: {format_seconds(found['critical_path_s'])} with every collective, message and "
-        "optimizer at its shortest; as it ran:"
-    )
+    shortest = f"{format_seconds(found['critical_path_s'])} with every collective, message and optimizer"
+    total = bullet(f"{shortest} at its shortest; as it ran:", "critical path: ", width)
     return total + "\n" + table(PATH_HEADS, rows, width)
 
 

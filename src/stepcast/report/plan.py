@@ -33,7 +33,8 @@ def plan_text(found: Facts, width: int) -> str:
         parts.append(_stages(found, width))
     if any(row["interval_s"] for row in found["choices"]):
         parts.append(_choices(found, width))
-    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    if found["assumptions"]:
+        parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
     return "\n\n".join(parts)
 
 

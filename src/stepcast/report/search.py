@@ -30,7 +30,8 @@ def search_text(found: Facts, width: int) -> str:
         parts.append("to see one of them:\n" + commands)
     elif found["change"]:
         parts.append("to see it:\n" + found["change"]["command"])
-    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    if found["assumptions"]:
+        parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
     return "\n\n".join(parts)
 
 
@@ -90,8 +91,10 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
     )
     pairs: list[tuple[str, object]] = [("searched", told)]
     if not counts["complete"]:
-        pairs.append(("incomplete", "interrupted: a better one may be among those that were not simulated"))
-    if not found["rows"]:
+        pairs.append(("incomplete", _left(found)))
+        if not found["rows"]:
+            pairs.append(("found", "nothing yet"))
+    elif not found["rows"]:
         pairs.append(("found", "nothing fits"))
         if found["smallest_bytes"]:
             needed, has = format_bytes(found["smallest_bytes"]), format_bytes(found["capacity_bytes"])
@@ -101,6 +104,21 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
         if change:
             pairs.append(("which takes", f"{format_seconds(change['step_s'])} with {strategy_words(change)}"))
     return pairs
+
+
+def _left(found: Facts) -> str:
+    """What a search that ended early has not seen, and how much better it may be."""
+    counts, least_s = found["counts"], found["least_s"]
+    ended = "out of time" if counts["out_of_time"] else "interrupted"
+    if not counts["unseen"]:
+        return f"{ended}: the best are found, and not what is near them"
+    told = f"{ended}: {counts['unseen']:,} candidates left"
+    if least_s is None or not found["rows"]:
+        return f"{told}, which may be better"
+    gain = 1.0 - least_s / found["rows"][0]["step_s"]
+    if gain <= 0:
+        return f"{told}, none of them better than the best"
+    return f"{told}, none of them below {format_seconds(least_s)}, {format_percent(gain)} less than the best"
 
 
 def ranked_columns(rows: Sequence[Facts]) -> dict[str, Column]:

@@ -40,7 +40,8 @@ def step_text(found: Facts, width: int) -> str:
     return "\n\n".join(parts)
 
 
-def _micro_batches(count: int) -> str:
+def micro_batches(count: int) -> str:
+    """As words."""
     return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
 
 
@@ -53,7 +54,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
             f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])} ({likely(band)})",
         ),
         ("GPUs", f"{found['gpus']:,}"),
-        ("schedule", f"{found['schedule']}, {_micro_batches(found['micro_batches'])}"),
+        ("schedule", f"{found['schedule']}, {micro_batches(found['micro_batches'])}"),
     ]
     if found["tokens_per_s"] is not None:
         pairs += [

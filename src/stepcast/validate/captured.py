@@ -3,9 +3,14 @@
 Needs PyTorch and transformers; a row takes some seconds. It is measured when it is asked for by name.
 """
 
+import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.simulate import Prediction
@@ -29,6 +34,8 @@ from stepcast.validate.unseen import unseen_share
 if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import Asked
 
+# A process takes half a gigabyte and some seconds to load PyTorch.
+MOST_WORKERS, ROWS_OF_A_WORKER = 8, 6
 NOTES = (
     "steps of transformers 5.17 in PyTorch 2.11 on one H200; phases are those of the GPU's own clock",
     "captured without a GPU by PyTorch {} and transformers {}, whose code may differ",
@@ -43,14 +50,38 @@ def measure_folder(*folders: str) -> Measurements:
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
     peaks: list[Peak] = []
-    for file, record in watched(visited([file for folder in folders for file in step_files(folder)])):
-        try:
-            prediction, command = _predicted(record, file.parent)
-        except ValueError as error:
-            skipped[f"{file.name}: {error}"] += 1
-            continue
-        rows += step_rows(record, prediction, command, peaks)
+    asked = list(visited([file for folder in folders for file in step_files(folder)]))
+    with _workers(len(asked)) as map_each:
+        found = iter(map_each(_compared, asked))
+        for file, _ in watched(asked):
+            own, own_peaks, why = next(found)
+            if why:
+                skipped[f"{file.name}: {why}"] += 1
+            rows += own
+            peaks += own_peaks
     return measurements_of(rows, skipped, peaks, (NOTES[0], NOTES[1].format(*versions)))
+
+
+@contextmanager
+def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """``map`` by a process for each core, each of which loads PyTorch once; of a few rows by this one."""
+    count = min(MOST_WORKERS, os.cpu_count() or 1, rows // ROWS_OF_A_WORKER)
+    if count < 2:
+        yield map
+        return
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        yield pool.map
+
+
+def _compared(asked: tuple[Path, Record]) -> tuple[list[Row], list[Peak], str]:
+    """The rows of one step and its peak; or why there are none."""
+    file, record = asked
+    peaks: list[Peak] = []
+    try:
+        prediction, command = _predicted(record, file.parent)
+    except ValueError as error:
+        return [], [], str(error)
+    return list(step_rows(record, prediction, command, peaks)), peaks, ""
 
 
 def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:

@@ -17,6 +17,7 @@ from stepcast.pytorch.load import load_transformers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LEARNING_RATE = 1e-5
+SAID = 300  # characters of what a library says
 
 
 @dataclass(frozen=True)
@@ -72,13 +73,15 @@ def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
         keys.pop(given, None)
     try:
         config = transformers.AutoConfig.for_model(kind, **keys)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CaptureError(f"{path}: transformers knows no such model: {_first_line(error)}") from None
+    except Exception as error:  # a library's own kinds of faults are many, and all say what the config lacks
+        raise CaptureError(f"{path}: transformers knows no such model: {_said(error)}") from None
     try:
         with Placed():
             model = _built(_auto_class(transformers, config), config, asked)
-    except ValueError as error:
-        raise CaptureError(f"{path}: transformers {transformers.__version__}: {_first_line(error)}") from None
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"{path}: transformers {transformers.__version__}: {_said(error)}") from None
     model.train()
     if asked.checkpoint:
         model.gradient_checkpointing_enable()
@@ -173,9 +176,9 @@ def _auto_class(transformers: Any, config: Any) -> Any:
             return getattr(transformers, name)
     # Encoders and both halves can be trained as decoders too, which is not what they are made for.
     if config.is_encoder_decoder:
-        usual = ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq")
+        usual = ["AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"]
     else:
-        usual = () if getattr(config, "is_decoder", False) else ("AutoModelForMaskedLM",)
+        usual = [] if getattr(config, "is_decoder", False) else ["AutoModelForMaskedLM"]
     return getattr(transformers, next((name for name in usual if name in found), next(iter(found))))
 
 
@@ -284,6 +287,11 @@ def _optimizer(model: Any, asked: Asked) -> Any:
         return torch.optim.SGD(trained, lr=LEARNING_RATE, foreach=True)
     return torch.optim.AdamW(trained, lr=LEARNING_RATE, foreach=None if asked.fused else True,
                              fused=asked.fused or None)  # fmt: skip
+
+
+def _said(error: BaseException) -> str:
+    """What is wrong, which a library may say in a second line."""
+    return " ".join(str(error).split())[:SAID] or type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

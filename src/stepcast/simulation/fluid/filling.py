@@ -235,21 +235,16 @@ def unready(
     changed: int,
     size: int,
 ) -> tuple[int, int, bool]:
-    """Whether *link*, first in the heap by *key*, does not yet give *level*. Those for whom it is enough stay
-    at their bounds, those of other links that have more rise again, and links that stop rising flows before
-    come first.
+    """Whether *link*, first in the heap by *key*, does not yet give *level*. Those of other links that have
+    more rise again, links that stop rising flows before come first, and those for whom it is enough stay at
+    their bounds.
     """
-    again = False
+    again = bounded = False
     for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
         flow = now.slot_flow[slot]
-        holder, bound = now.flows[flow * PER_FLOW + HOLDER], now.flows[flow * PER_FLOW + BOUND]
+        holder = now.flows[flow * PER_FLOW + HOLDER]
         if holder == RISES:
-            if bound <= level * (1 + SAME):
-                hold(net, now, flow, bound, FREE)
-                again = True
-                changed = noted(now, scratch, flow, mark, changed)
-                size = look_at(net, now, scratch, flow, link, NEVER, near, size)
-                continue
+            bounded = bounded or now.flows[flow * PER_FLOW + BOUND] <= level * (1 + SAME)
         elif holder != link and now.flows[flow * PER_FLOW + LEVEL] > level * (1 + near):
             let_go(net, now, flow)
             again = True
@@ -258,8 +253,16 @@ def unready(
             continue
         size = look_at(net, now, scratch, flow, link, key * (1 - EXACT), near, size)
     if size > 0 and scratch.key[scratch.heap[0]] < key * (1 - EXACT):
-        again = True
-    return changed, size, again
+        return changed, size, True
+    if bounded:
+        for slot in range(now.slot_first[link], now.slot_first[link] + now.members[link]):
+            flow = now.slot_flow[slot]
+            bound = now.flows[flow * PER_FLOW + BOUND]
+            if now.flows[flow * PER_FLOW + HOLDER] == RISES and bound <= level * (1 + SAME):
+                hold(net, now, flow, bound, FREE)
+                changed = noted(now, scratch, flow, mark, changed)
+                size = look_at(net, now, scratch, flow, link, NEVER, near, size)
+    return changed, size, again or bounded
 
 
 def settle(

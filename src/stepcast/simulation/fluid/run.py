@@ -61,7 +61,7 @@ class Precision:
 
     near: float = 1e-3
     """Once *patience* is at its end: levels of links that change by less than this share stay as they are."""
-    patience: int = 20_000_000
+    patience: int = 5_000_000
     """Rates of flows that are found exactly."""
 
 
@@ -87,6 +87,12 @@ class Found:
     """Tasks that wait for themselves."""
     near_from_s: float
     """From when on small changes of rates were not followed; infinite: all were."""
+    near: float
+    """And how small they were, as a share."""
+
+    @property
+    def exact(self) -> bool:
+        return self.near_from_s == np.inf
 
 
 def run(
@@ -139,6 +145,7 @@ def run(
         looked_at=int(state.counts[codes.LOOKED_AT]),
         unfinished=int(state.counts[codes.LEFT]),
         near_from_s=float(state.near_from_s[0]),
+        near=precision.near,
     )
 
 
