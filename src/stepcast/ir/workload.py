@@ -200,9 +200,9 @@ class Stage:
         return [{which: _varied(self.body, changed) for which, changed in each.items()} for each in changes]
 
     def _varied_layers(self) -> Iterator[tuple[int, int, Layer, Layer]]:
-        """Each variation with the layer that it stands for."""
+        """Each variation with the layer that it stands for, as far as there is one."""
         starts = [0, *accumulate([len(block.layers) * block.repeat for block in self.body])]
-        for each in self.variations:
+        for each in [each for each in self.variations if each.position < starts[-1]]:
             at = bisect_right(starts, each.position) - 1
             layers = self.body[at].layers
             usual = layers[(each.position - starts[at]) % len(layers)]
