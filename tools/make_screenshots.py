@@ -42,7 +42,10 @@ def main() -> None:
         file = Path(folder, "page.html")
         words = [each for name, value in ASKED.items() for each in (f"--{name.replace('_', '-')}", value)]
         subprocess.run(
-            [*STEPCAST, "predict", *words, "--html", str(file)], check=True, stdout=subprocess.DEVNULL
+            [*STEPCAST, "predict", *words, "--html", file.name],
+            check=True,
+            stdout=subprocess.DEVNULL,
+            cwd=folder,  # whose name would stand in the picture
         )
         page.goto(file.as_uri())
         _shoot(page, "page.png")

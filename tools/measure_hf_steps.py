@@ -44,15 +44,18 @@ def config_keys(plan, name: str) -> dict:
     base, _, layers = name.partition("@")
     keys = {key: None if value == "null" else value for key, value in plan["models"][base].items()}
     if layers:
-        keys["n_layer" if "n_layer" in keys else "num_hidden_layers"] = int(layers)
+        names = [name for name in ("n_layer", "n_layers", "num_layers") if name in keys]
+        keys[names[0] if names else "num_hidden_layers"] = int(layers)
     return keys
 
 
 def build(keys: dict, words: set[str], device: str):
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
+    from transformers import AutoConfig
 
     keys = dict(keys)
+    made_by = getattr(transformers, keys.pop("auto", "AutoModelForCausalLM"))
     config = AutoConfig.for_model(keys.pop("model_type"), **keys)
     options = {"dtype": torch.float32 if words & {"fp32", "autocast"} else torch.bfloat16}
     if "attn-eager" in words:
@@ -60,7 +63,7 @@ def build(keys: dict, words: set[str], device: str):
     if "experts-eager" in words:
         options["experts_implementation"] = "eager"
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, **options)
+        model = made_by.from_config(config, **options)
     model.train()
     if "checkpoint" in words:
         model.gradient_checkpointing_enable()
@@ -78,14 +81,25 @@ class Trainer:
         self.called = torch.compile(self.model) if "compile" in words else self.model
         fused = {"fused": True} if "fused" in words else {}
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, **fused)
-        self.ids = torch.randint(0, self.model.config.vocab_size, (batch, seq), device=device)
-        self.use_cache = "cache" in words
+        self.inputs = self._inputs(batch, seq, "cache" in words)
         self.autocast = "autocast" in words
+
+    def _inputs(self, batch: int, seq: int, use_cache: bool) -> dict:
+        """Random tokens that are their own targets, or random pictures."""
+        config, torch = self.model.config, self.torch
+        if hasattr(config, "image_size"):
+            shape = (batch, config.num_channels, config.image_size, config.image_size)
+            pixels = torch.randn(shape, device=self.device, dtype=self.model.dtype)
+            labels = torch.zeros(batch, dtype=torch.long, device=self.device)
+            return {"pixel_values": pixels, "labels": labels}
+        ids = torch.randint(0, config.vocab_size, (batch, seq), device=self.device)
+        cached = {"use_cache": use_cache} if hasattr(config, "use_cache") else {}
+        return {"input_ids": ids, "labels": ids, **cached}
 
     def forward(self):
         casting = self.torch.autocast(self.device, self.torch.bfloat16)
         with casting if self.autocast else contextlib.nullcontext():
-            return self.called(input_ids=self.ids, labels=self.ids, use_cache=self.use_cache).loss
+            return self.called(**self.inputs).loss
 
     def update(self) -> None:
         self.optimizer.step()

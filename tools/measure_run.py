@@ -1,12 +1,13 @@
 # mypy: ignore-errors
 """Runs workloads of one rank on the GPU at hand, and records a training job of one rank.
 
-    PYTHONPATH=src python tools/measure_run.py FOLDER [--runs]
+    PYTHONPATH=src python tools/measure_run.py FOLDER [--runs] [--with-kernels]
 
 Writes ``run_NAME.json`` (measured and predicted by kind of op, ``stepcast run --rank``), and of the recorded
 job ``plain.json`` (its own clock, without the recorder), ``watched.json`` (with it), ``record.json`` and the
 traces. ``python tools/measure_run.py --train FILE`` is that job: a transformer under DistributedDataParallel.
-``--kernels NAME FILE`` writes which kernels each work of a run took, and their microseconds in a step.
+``--kernels NAME FILE``, and ``--with-kernels`` for both runs, writes which kernels each work of a run took,
+and their microseconds in a step; ``--runs`` leaves the recorded job out.
 """
 
 import json
@@ -153,7 +154,7 @@ def main() -> None:
             env=environment,
             timeout=150,
         )
-        if "--runs" not in sys.argv:
+        if "--with-kernels" in sys.argv:
             file = f"{folder}/kernels_{name}.json"
             command(f"{python} {me} --kernels {name} {file}", env=environment, timeout=100)
     if "--runs" in sys.argv:

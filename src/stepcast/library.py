@@ -63,7 +63,7 @@ def predict(
     from stepcast.cli.forecasting import asked_by
 
     asked = asked_by(args)
-    prediction = asked.predicted.noting(asked.assumptions)
+    prediction = asked.prediction.noting(asked.assumptions)
     return replace(prediction, asked=asked.facts())
 
 

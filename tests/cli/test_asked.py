@@ -5,6 +5,7 @@ import shlex
 import pytest
 
 from stepcast import __version__
+from stepcast.units import format_seconds
 from tests.cli.test_main import EXAMPLES, run, run_json
 
 LLAMA_8B = ("predict", "--model", "Meta-Llama-3.1-8B", "--cluster", "dgx-h100")
@@ -73,6 +74,29 @@ def test_two_changes_where_one_is_not_enough(capsys: pytest.CaptureFixture[str])
     assert not found["memory_bytes"]["fits"]
     assert found["remedies"]
     assert run_json(capsys, *words, *shlex.split(found["remedies"][0]["options"]))["memory_bytes"]["fits"]
+
+
+def test_two_changes_are_one_remedy_in_either_order(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--gpus", "64", "--framework", "pytorch")
+    told = [set(each["options"].split("--")) for each in run_json(capsys, "predict", *words)["remedies"]]
+    stripped = [{word.strip() for word in each} for each in told]
+    assert {"sharding zero-3", "recompute full", ""} in stripped
+    assert all(each not in stripped[at + 1 :] for at, each in enumerate(stripped))
+
+
+def test_text_tells_waiting_for_the_host_from_other(capsys: pytest.CaptureFixture[str]) -> None:
+    """Megatron's loop issues small kernels one by one: that is most of this step, and no other line says so."""
+    words = ("predict", "--model", "qwen3-30b-a3b", "--cluster", "dgx-h100", "--gpus", "16", "--pp", "2")
+    words = (*words, "--ep", "8", "--framework", "megatron-lm", "--precision", "fp8", "--global-batch", "32")
+    found = run_json(capsys, *words)
+    waits = sum(stage["host_s"] for stage in found["stages"]) / 2
+    assert waits > 0.1 * found["step_s"]
+    _, out, _ = run(capsys, *words)
+    assert f"waiting for the host {format_seconds(waits)}" in " ".join(out.split())
+    assert f"other {format_seconds(found['breakdown_s']['other'] - waits)}" in " ".join(out.split())
+    stage = found["stages"][0]
+    told = " ".join(format_seconds(stage[f"{part}_s"]) for part in ("busy", "exposed", "host", "bubble"))
+    assert f"0 {told}" in " ".join(out.split())
 
 
 def test_text_names_the_remedies_or_that_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,6 @@
 """Runs that files describe: saved ones, and models or configurations named without an option."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,22 @@ def test_a_run_may_be_a_model_or_a_configuration(capsys: pytest.CaptureFixture[s
     _, out, _ = run(capsys, "predict", str(CONFIGS / "nemo/llama3_8b.yaml"), "--cluster", "dgx-h100")
     told = " ".join(out.split())
     assert "32 keys understood; 12 change nothing here: run.time_limit" in told
+
+
+def test_a_model_in_a_file_may_have_any_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = {"hidden_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 16, "vocab_size": 1000}
+    file = tmp_path / "mine.json"
+    file.write_text(json.dumps({"model_type": "llama", "intermediate_size": 4096, **sizes}))
+    assert run_json(capsys, "predict", str(file), "--gpu", "h200")["model"] == "mine"
+    file.write_text(json.dumps({"model_type": "llama", **sizes}))
+    assert (
+        "mine.json: the llama config lacks intermediate_size"
+        in run(capsys, "predict", str(file), "--gpu", "h200")[2]
+    )
+    table = tmp_path / "mine.toml"
+    table.write_text("layers = 2\nhiden = 64\nheads = 4\nffn = 128\nvocab = 100\nmax_seq = 32\n")
+    _, _, err = run(capsys, "predict", str(table), "--gpu", "h200")
+    assert "mine.toml: model mine: unknown key hiden; did you mean hidden?" in err
 
 
 @pytest.mark.parametrize(

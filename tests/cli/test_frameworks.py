@@ -7,6 +7,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.frameworks.catalog import framework_names
+from tests.cli.test_main import run_json
 
 PREDICT = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64", "--seq", "8192")
 
@@ -126,3 +127,12 @@ def test_sizes_of_a_model_can_be_changed(capsys: pytest.CaptureFixture[str]) -> 
         status, _, err = run(capsys, *words)
         assert status == 2
         assert message in err
+
+
+def test_fsdp_as_software_splits_states(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "16")
+    for name in ("fsdp", "FSDP2", "pytorch-fsdp"):
+        found = run_json(capsys, *words, "--framework", name)
+        assert (found["framework"], found["strategy"]["sharding"]) == ("pytorch-fsdp", "fsdp")
+    plain = run_json(capsys, *words, "--framework", "pytorch", "--sharding", "fsdp")
+    assert (found["step_s"], found["memory_bytes"]) == (plain["step_s"], plain["memory_bytes"])

@@ -93,3 +93,17 @@ def test_shades_tell_idle_from_little_and_full_from_much() -> None:
     assert [shade(share, 10) for share in (0.0, 1e-9, 0.5, 0.94, 1.0, 1.2)] == [0, 1, 5, 8, 9, 9]
     assert shaded([0.0] * 6 + [1.0] * 6, 4) == "  " + SHADES[-1] * 2
     assert shaded([], 10) == ""
+
+
+def test_the_fast_engine_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """A link that failed changes nothing there: whoever named one is told."""
+    slow = ("--set", "network.slow=['node 1 NIC 2 up: 0.5']", "--set", "network.routing=ecmp")
+    where = ("--cluster", "dgx-h100", *slow)
+    told = (
+        "network.routing and network.slow: the fast engine leaves it out of account; --engine fluid does not"
+    )
+    one = ("collective", "all-reduce", "--ranks", "16", "--size", "1GiB", *where)
+    step = ("predict", "--model", "llama-3.2-1b", "--gpus", "16", *where)
+    for words in (one, step):
+        assert told in run_json(capsys, *words)["warnings"]
+        assert told not in run_json(capsys, *words, "--engine", "fluid")["warnings"]

@@ -32,6 +32,18 @@ def test_a_plan_of_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["checkpoint_bytes"] == pytest.approx(14 * 8.03e9, rel=0.001)
 
 
+def test_energy_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("plan", *SMALL, "--tokens", "1T", "--failures", "none")
+    gpus = run_json(capsys, *words)
+    assert any("what GPUs draw" in note for note in gpus["assumptions"])
+    whole = run_json(capsys, *words, "--pue", "1.25")
+    assert not any("what GPUs draw" in note for note in whole["assumptions"])
+    assert whole["energy_mwh"] == pytest.approx(1.25 * gpus["energy_mwh"])
+    _, out, _ = run(capsys, *words)
+    assert "\n\nassumed: " in out
+    assert out.count("\n\nassumed: ") == 1  # one paragraph
+
+
 def test_predict_tells_days_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
     found = run_json(capsys, "predict", *SMALL, "--tokens", "1T", "--price", "2")["training"]
     assert found["days"] == pytest.approx(found["gpu_hours"] / 64 / 24)

@@ -104,6 +104,32 @@ def test_where_nothing_fits_the_least_change_is_named(capsys: pytest.CaptureFixt
     assert "stepcast predict --model llama-3.1-70b" in printed
 
 
+def test_a_search_ends_when_its_time_is_up(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, printed, _ = run(capsys, "search", *SMALL, "--workers", "1", "--time", "1e-9s")
+    assert status == 1
+    assert "out of time" in printed
+    assert "nothing yet" in printed
+    from stepcast.searching import best
+
+    # As if each simulation took a minute.
+    clock = [0.0]
+
+    def slow(*given: Any) -> Any:
+        clock[0] += 60.0
+        return predict(*given)
+
+    monkeypatch.setattr(best, "predict", slow)
+    monkeypatch.setattr(best.time, "monotonic", lambda: clock[0])
+    found = run_json(capsys, "search", *SMALL, "--workers", "1", "--time", "4m")
+    assert found["counts"]["out_of_time"]
+    assert found["counts"]["simulated"] == 5
+    assert found["counts"]["unseen"] > 0
+    assert found["least_s"] > 0
+    assert len(found["rows"]) == 5
+
+
 def test_an_interrupt_prints_the_best_so_far(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,6 +150,8 @@ def test_an_interrupt_prints_the_best_so_far(
     assert status == 130
     assert "incomplete" in printed
     assert " 3 simulated" in " ".join(printed.split())
+    assert "interrupted: " in printed
+    assert "candidates left, none of them" in " ".join(printed.split())
     assert "stepcast predict" in printed
     assert signal.getsignal(signal.SIGINT) is before
     signal.signal(signal.SIGINT, usual)

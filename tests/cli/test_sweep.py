@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -211,3 +212,37 @@ def test_words_that_no_point_can_have(
 
 def test_points_are_counted_before_they_are_asked(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_json(capsys, "sweep", SPEC, "--dry-run") == {"points": POINTS, "of": 48}
+
+
+MANY = """
+[fixed]
+model = "llama-3.2-1b"
+cluster = "dgx-h100"
+gpus = 8
+global-batch = 8
+[[axis]]
+seq = "1..1024"
+"""
+WIDE = MANY + "".join(f"[[axis]]\n{name} = {[*range(1, 101)]}\n" for name in ("tp", "pp", "micro-batch"))
+
+
+def test_very_many_points_are_refused_with_what_they_would_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "wide.toml").write_text(WIDE.replace("1..1024", "64..512"))
+    line = ["sweep", str(tmp_path / "wide.toml"), "-o", str(tmp_path / "out"), "--workers", "1"]
+    code, _, said = run(capsys, *line)
+    assert code == 2
+    took = r"take about .+ each in a trial, [\d.,]+ days with 1 workers"
+    assert re.fullmatch(rf"stepcast: 4,000,000 points {took}; --limit N .*, and --limit 4000000 all\n", said)
+    assert not (tmp_path / "out").exists()
+    found = run_json(capsys, *line, "--limit", "40")
+    assert (found["points"], found["answered"]) == (40, 40)
+
+
+def test_a_limit_spreads_points_over_all_of_them() -> None:
+    spec = read_spec(MANY)
+    every, some = [at for at, _ in spec.points()], [at for at, _ in spec.points(3)]
+    assert len(every) == 11
+    assert some == [0, 3, 7]
+    assert [at for at, _ in spec.points(99)] == every

@@ -6,7 +6,7 @@ import pytest
 
 from stepcast.cli.main import VERBS as OWN_VERBS
 from stepcast.cli.main import build_parser
-from stepcast.cli.words import MEANT, OTHER, SWITCHES, VERBS
+from stepcast.cli.words import MEANT, OTHER, VERBS
 from tests.cli.test_main import run, run_json
 
 LLAMA = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100")
@@ -136,4 +136,4 @@ def test_other_words_lead_to_options_that_exist() -> None:
         assert f"--{ours}" in own, ours
     assert set(VERBS.values()) <= {verb.name for verb in OWN_VERBS}
     assert not set(VERBS) & {verb.name for verb in OWN_VERBS}
-    assert not set(SWITCHES) & set(MEANT)
+    assert not set(OTHER) & set(MEANT)

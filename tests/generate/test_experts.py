@@ -12,11 +12,13 @@ from stepcast.generate.expert_bias import (
     CLAMP_PASSES,
 )
 from stepcast.generate.flops import hardware_flops, layer_flops
+from stepcast.generate.stage import block_layers, layer_view
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
+from stepcast.ir.model_parts import FeedForward
 from stepcast.ir.strategy import Recompute, RecomputeKind, RecomputeModule, Strategy
 from stepcast.ir.work import Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Phase
@@ -147,3 +149,16 @@ def test_no_module_named_means_the_attention_core() -> None:
     assert Recompute().selected == ()
     with pytest.raises(ValueError, match="recomputed modules go with recompute 'selective'"):
         Recompute(RecomputeKind.FULL, modules=(M.CORE,))
+
+
+@pytest.mark.parametrize("name", ["mixtral-8x7b", "jamba-v0.1", "qwen3-next-80b-a3b"])
+def test_what_mixes_tokens_is_one_object_however_experts_are_spread(name: str) -> None:
+    model = load_model(name)
+    kind = next(each for each in model.blocks if each.feed_forward is FeedForward.EXPERTS)
+    few, many = (
+        block_layers(model, layer_view(Strategy(Layout(dp=8, ep=ep), 1, 8, 4096)), MEGATRON_CORE, kind, False)
+        for ep in (1, 8)
+    )
+    shared = [one is other for one, other in zip(few, many, strict=False)]
+    assert shared[0]
+    assert not all(shared)  # their exchanges differ

@@ -1,5 +1,6 @@
 """Chakra traces of other programs, and clear errors for damaged ones."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -23,7 +24,7 @@ from stepcast.inputs.chakra.protobuf import (
     read_varint,
     varint,
 )
-from stepcast.inputs.chakra.walk import decode
+from stepcast.inputs.chakra.walk import decode, decode_together
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import recognise
@@ -344,3 +345,42 @@ def test_a_damaged_file_of_a_set_gives_a_workload_or_a_format_error(data: st.Dat
 def test_damaged_files_give_a_workload_or_a_format_error(data: bytes) -> None:
     chakra.looks_like(data)
     check_reader(chakra.read, data, Workload)
+
+
+def sources(given_files: Sequence[tuple[str, bytes]]) -> list[Source]:
+    return [Source(name, data) for name, data in given_files]
+
+
+def test_files_that_are_decoded_together_are_those_that_are_decoded_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Ranks of another program that lack attributes which others have, and take different times.
+    others = [
+        (f"t.{rank}.et", METADATA + node(1, COMP, "a", (), 10 + rank) + node(2, COLL, "b", (1,), 0, *values))
+        for rank, values in enumerate((coll(0, 64), (*coll(0, 64), attribute("comm_tag", Kind.INT64, 3))))
+    ]
+    every = (SET, RANK_FILES, others)
+    together = [chakra.read_run(sources(each)) for each in every]
+    monkeypatch.setattr(chakra, "TOGETHER_BYTES", 1)
+    assert [chakra.read_run(sources(each)) for each in every] == together
+
+
+def test_of_files_that_are_decoded_together_the_damaged_one_is_named() -> None:
+    damaged = (SET[1][0], SET[1][1] + node(99, 55))
+    with pytest.raises(FormatError, match=rf"{SET[1][0]}: message \d+ at byte \d+: .*type 55"):
+        chakra.read_run(sources([SET[0], damaged, *SET[2:]]))
+
+
+def test_nodes_of_one_of_several_files_are_those_of_that_file() -> None:
+    some = [(OWN, "a.et"), (FOREIGN, "b.et"), (METADATA, "c.et")]
+    for trace, (data, path) in zip(decode_together(some), some, strict=True):
+        alone = decode(data, path)
+        assert (trace.version, trace.metadata) == (alone.version, alone.metadata)
+        assert trace.nodes.attributes.keys() == alone.nodes.attributes.keys()
+        assert trace.nodes.inputs == alone.nodes.inputs
+        for name in ("ids", "types", "durations_us", "dependencies", "dependency_ends"):
+            assert getattr(trace.nodes, name).tolist() == getattr(alone.nodes, name).tolist()
+        for at in range(len(alone.nodes)):
+            assert trace.nodes.names[trace.nodes.name_of[at]] == alone.nodes.names[alone.nodes.name_of[at]]
+            for name, column in alone.nodes.attributes.items():
+                assert trace.nodes.attributes[name].value(at) == column.value(at)

@@ -216,6 +216,8 @@ def test_variables_of_somewhere_else_are_named() -> None:
         ("#SBATCH -N 4\nN=$SLURM_JOB_NUM_NODES\nrun --x $((N * 8))", "x", "32"),
         ("#SBATCH --gres=gpu:h100:8\nrun --x $SLURM_GPUS_ON_NODE", "x", "8"),
         ("A=$(nproc)\nrun --x $A", "x", "$UNKNOWN"),
+        ("A=1\nif [ $A = 2 ] && [ $A = 1 ] || [ $A = 1 ] && [ -n a ]; then run --x 1; fi", "x", "1"),
+        ("A=1\nif [ $A = 1 ] && [ $A = 2 ] || [ $A = 3 ]; then run --x 1; else run --x 2; fi", "x", "2"),
     ],
 )
 def test_scripts_are_read_without_being_run(script: str, flag: str, value: str | bool) -> None:
@@ -234,6 +236,9 @@ def test_scripts_are_read_without_being_run(script: str, flag: str, value: str |
         ("a.sh", 'A="unclosed\n', "not a shell script"),
         ("a.toml", "a = \n", "not valid TOML"),
         ("a.sh", "A=x\n" + "A=$A$A$A$A$A$A$A$A\n" * 20 + "run --x $A", "grow too long"),
+        ("a.sh", "A=" + "${a:-" * 150_000, "characters of a launch script: more than 200,000"),
+        ("a.sh", "A=" + "`" * 150_001, "characters of a launch script: more than 200,000"),
+        ("a.sh", "if " + "x || y && " * 3_000 + "z; then\necho\nfi\n", "no configuration that is known"),
     ],
 )
 def test_what_is_no_configuration_is_one_line(tmp_path: Path, name: str, text: str, problem: str) -> None:

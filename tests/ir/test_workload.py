@@ -81,3 +81,17 @@ def test_layout_sizes() -> None:
 def test_impossible_values_are_refused(build) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=r"must|needs"):
         build()
+
+
+@pytest.mark.parametrize(
+    ("layer_name", "op_name", "told"),
+    [
+        ("experts up", "up weight gradient", "experts up weight gradient"),
+        ("attention core", "core gradient", "attention core gradient"),
+        ("mlp", "mlp norm", "mlp norm"),
+        ("attention qkv", "qkv", "attention qkv"),
+        ("experts", "up", "experts up"),
+    ],
+)
+def test_names_say_no_word_twice(layer_name: str, op_name: str, told: str) -> None:
+    assert layer(layer_name).op_name(Op(op_name, Recorded(1.0))) == told

@@ -232,6 +232,8 @@ def test_cut_to_fewer_layers(text: str, layers: int) -> None:
 def test_unknown_names_get_a_hint() -> None:
     with pytest.raises(UnknownModelError, match=r"unknown model 'lama-3\.1-8b'.*did you mean llama-3\.1-8b"):
         load_model("lama-3.1-8b")
+    with pytest.raises(UnknownModelError, match=r"did you mean qwen3-235b-a22b"):
+        load_model("qwen3-235b")  # left off before its end, though qwen3-32b is as near
     with pytest.raises(UnknownModelError, match="no such file; 'stepcast list models' has"):
         load_model("zzzzzz")
     with pytest.raises(UnknownModelError, match="cannot be cut to 99"):
@@ -252,8 +254,9 @@ def test_files_and_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("layers = 2", "lacks hidden"),
-        ("layrs = 2", "unknown key layrs"),
+        ("layers = 2", r"own\.toml: model own: lacks hidden, heads, vocab, max_seq$"),
+        ("layrs = 2", r"unknown key layrs; did you mean layers\?"),
+        ("zzzz = 2", "unknown key zzzz; known: name, layers"),
         ("layers = 'x'", "model own: layers must be a positive whole number"),
         ("layers = 2\nhidden = 64\nheads = 4\nvocab = 9\nmax_seq = 9", "lacks ffn"),
         ("layers = 2\nhidden = 64\nheads = 3\nffn = 9\nvocab = 9\nmax_seq = 9", "give head_dim"),

@@ -71,3 +71,24 @@ def sharded(wide: bool = False) -> Case:
         sharding=(Sharding.ZERO_2, Sharding.ZERO_3, Sharding.FSDP),
         **few,
     )
+
+
+def hybrid() -> Case:
+    """Blocks of four kinds: attention and state space, dense and with experts."""
+    return case(
+        "jamba-v0.1",
+        "dgx-h100",
+        32,
+        32,
+        4096,
+        tp=(1, 2),
+        cp=(1,),
+        ep=(1, 8),
+        pp=(2, 4),
+        vpp=(1, 2, 4),
+        micro_batch=(1,),
+        recompute=("none", "full"),
+        sharding=(Sharding.ZERO_1, Sharding.FSDP),
+        sequence_parallel=(True,),
+        schedule=(ScheduleKind.ONE_F_ONE_B, ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V),
+    )

@@ -14,7 +14,7 @@ from stepcast.searching.best import Counts, Found, Part, Result, search_parts
 from stepcast.searching.bound import bounds
 from stepcast.searching.objective import OBJECTIVES, Candidate
 from stepcast.searching.space import space_of
-from tests.searching.spaces import Case, dense, experts, sharded
+from tests.searching.spaces import Case, dense, experts, hybrid, sharded
 
 
 def exhausted(case: Case) -> dict[str, list[tuple[float, int]]]:
@@ -44,7 +44,7 @@ def searched(case: Case, **options: object) -> Result:
     return search_parts([part], case.cluster, **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("made", [dense, experts, sharded])
+@pytest.mark.parametrize("made", [dense, experts, sharded, hybrid])
 def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     case = made()
     result, every = searched(case), exhausted(case)
@@ -53,6 +53,8 @@ def test_the_best_ten_are_those_of_exhaustion(made: Callable[[], Case]) -> None:
     counts = result.counts
     parts = counts.illegal + counts.too_large + counts.pruned + counts.simulated
     assert counts.complete
+    assert counts.unseen == 0
+    assert result.least_s is None
     assert counts.considered == len(case.space) == parts
     assert counts.simulated < len(all_of_them)
     assert all(each.bound_s <= each.step_s for each in result.simulated)
@@ -101,9 +103,51 @@ def test_a_search_that_is_stopped_keeps_its_best() -> None:
             raise KeyboardInterrupt
 
     result = searched(dense(), watch=stop)
-    assert not result.counts.complete
+    counts = result.counts
+    assert not counts.complete
+    assert not counts.out_of_time
     assert len(result.simulated) == 3
     assert result.best[0].step_s == min(each.step_s for each in result.simulated)
+    # It says how much is left, and what that cannot be below.
+    parts = counts.illegal + counts.too_large + counts.pruned + counts.simulated + counts.unseen
+    assert parts == counts.considered
+    assert counts.unseen > 0
+    assert result.least_s is not None
+    others = {each.at for each in result.simulated}
+    assert result.least_s <= min(each.step_s for each in dense_searched().simulated if each.at not in others)
+
+
+def test_a_search_ends_when_its_time_is_up() -> None:
+    result = searched(dense(), most_s=0.0)
+    assert result.counts.out_of_time
+    assert not result.counts.complete
+    assert not result.best
+    assert result.counts.unseen == result.counts.considered == len(dense().space)
+    assert searched(dense(), top=1, most_s=1e6).best == dense_searched().best[:1]
+
+
+def test_a_search_can_be_stopped_while_it_bounds() -> None:
+    told: list[Counts] = []
+
+    def stop(counts: Counts, best: Found | None) -> None:
+        told.append(counts)
+        if counts.priced:
+            raise KeyboardInterrupt
+
+    result = searched(dense(), watch=stop)
+    assert not result.counts.complete
+    assert not result.simulated
+    assert result.counts.unseen > 0
+    assert [each.priced for each in told[:2]] == [0, 0]
+
+
+def test_only_kinds_of_layers_near_the_best_are_priced_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    every = searched(dense(), top=1, looks_around=False)
+    monkeypatch.setattr("stepcast.searching.queue.KINDS_AT_ONCE", 4)
+    few = searched(dense(), top=1, looks_around=False)
+    assert few.best == every.best
+    assert few.simulated == every.simulated
+    assert few.counts.priced < every.counts.priced
 
 
 def test_the_front_has_none_that_another_beats() -> None:

@@ -11,7 +11,7 @@ from stepcast.frameworks.catalog import load_framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Overlap, Sharding, StrategyError
-from stepcast.searching.bound import Bounds, bounds
+from stepcast.searching.bound import Bounding, Bounds, bounds
 from tests.searching.spaces import Case, case
 
 ROUNDING = 1 + 1e-9
@@ -41,6 +41,10 @@ def varied() -> dict[str, Case]:
         ),
         "plain": case("gpt2-xl", "dgx-a100", 16, 32, 1024, **few)._replace(
             framework=load_framework("pytorch")
+        ),
+        "hybrid": case("jamba-v0.1", "dgx-h100", 32, 32, 4096, cp=(1,), **fewer),
+        "delta": case(
+            "qwen3-next-80b-a3b", "dgx-h100", 64, 64, 4096, cp=(1,), **{**fewer, "ep": (4, 16), "tp": (1, 2)}
         ),
         "racks": case(
             "llama-3.1-70b", "gb200-nvl72", 72, 72, 8192, tp=(1, 2, 4, 8), **{**few, "pp": (1, 2, 3, 6)}
@@ -92,3 +96,17 @@ def test_rows_are_legal_by_the_rules_for_strategies(name: str) -> None:
         except StrategyError:
             legal = False
         assert legal == bounds_of(name).legal[at], space.values(int(at))
+
+
+@pytest.mark.parametrize("name", ["dense", "hybrid"])
+def test_rough_bounds_are_below_tight_ones(name: str) -> None:
+    space, cluster, framework = CASES[name]
+    limits = bounds_of(name)
+    rows = np.random.default_rng(SEED).choice(np.flatnonzero(limits.legal), 200, replace=False)
+    timing = Bounding(space, cluster, framework).timing(np.sort(rows))
+    time_s, computing_s = timing.times(np.sort(rows), rough=True)
+    assert timing.priced < len(np.unique(timing.hot.kind[rows]))
+    assert (time_s <= limits.time_s[np.sort(rows)] * ROUNDING).all()
+    assert (computing_s <= limits.computing_s[np.sort(rows)] * ROUNDING).all()
+    # Asked for later, tight ones are those that were worked out at once.
+    assert (timing.times(np.sort(rows))[0] == limits.time_s[np.sort(rows)]).all()

@@ -4,7 +4,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs the extra web")
 
-from stepcast.cli.serve import Verbs
+from stepcast.cli.served import Verbs
 from stepcast.cli.strategy_options import PRECISIONS
 from stepcast.serve import fields
 from stepcast.serve.fields import PREDICT, SEARCH, FieldError, command_words

@@ -11,6 +11,8 @@ from typing import Any
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.run import Progress, sweep
 from stepcast.sweep.spec import Words, read_spec
+from stepcast.sweep.store import Store
+from stepcast.sweep.summary import rows_of
 
 SPEC = """
 [[axis]]
@@ -22,6 +24,12 @@ pp = "1..1024"
 """
 POINTS = 3 * 4 * 11
 PAUSE_S = 0.004
+
+
+def table(folder: Path) -> list[dict[str, Any]]:
+    """All answers of a sweep, in the order of its points."""
+    with Store(str(folder)) as store:
+        return rows_of(store, sort="position")
 
 
 def product(ask: str, points: Sequence[Words]) -> Answers:

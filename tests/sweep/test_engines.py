@@ -12,17 +12,11 @@ from typing import Any
 import pytest
 
 from stepcast.sweep.engines.table import ENGINES, load_engine
-from stepcast.sweep.store import Store
-from stepcast.sweep.summary import rows_of
 from tests.sweep import questions
+from tests.sweep.questions import table
 
 # Packages of engines warn of what is theirs to mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
-
-
-def table(folder: Path) -> list[dict[str, Any]]:
-    with Store(str(folder)) as store:
-        return rows_of(store, sort="position")
 
 
 @pytest.fixture(scope="module")

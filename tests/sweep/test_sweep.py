@@ -17,13 +17,9 @@ from stepcast.sweep.store import LOCK, NAME, Store
 from stepcast.sweep.summary import rows_of, status_facts
 from tests.shared import ROOT
 from tests.sweep import questions
+from tests.sweep.questions import table
 
 KILLS = 20
-
-
-def table(folder: Path) -> list[dict[str, Any]]:
-    with Store(str(folder)) as store:
-        return rows_of(store, sort="position")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.validate.published.comparison import COMMAND, predicted_step_s, rows
+from stepcast.validate.published.comparison import COMMAND, predicted_step, rows
 from stepcast.validate.published.corrections import corrected, corrections
 from stepcast.validate.published.setup import completed, setup_of
 from tests.shared import DATA, needs_shared
@@ -71,4 +71,4 @@ def test_published_rows_are_what_their_commands_say(capsys: pytest.CaptureFixtur
     commands = [setup.command for setup in usable]
     assert all(command.startswith("stepcast predict ") for command in commands)
     for setup, command in list(zip(usable, commands, strict=True))[:: len(usable) // SAMPLED]:
-        assert typed_s(command, capsys) == pytest.approx(predicted_step_s(setup), rel=1e-9), command
+        assert typed_s(command, capsys) == pytest.approx(predicted_step(setup).step_s, rel=1e-9), command

@@ -10,7 +10,6 @@ from stepcast.validate.scoreboard import (
     Measurements,
     Row,
     columns,
-    measurements,
     scoreboard,
     summary,
 )
@@ -24,7 +23,7 @@ ROWS = [
 
 
 def test_known_answers() -> None:
-    board = scoreboard(measurements(ROWS, {"no time": 2}))
+    board = scoreboard(Measurements(columns(ROWS), {"no time": 2}))
     assert board.summary is not None
     assert board.summary.rows == 4
     assert board.summary.mean_abs_error == pytest.approx(0.7 / 4)
@@ -49,7 +48,7 @@ def test_selections_are_summed_up_alone() -> None:
 
 def test_labels_are_in_the_order_people_count() -> None:
     rows = [Row(str(n), 1.0, 1.0, {"ranks": f"{n} ranks"}) for n in (16, 2, 64, 8)]
-    assert list(scoreboard(measurements(rows, {})).groups["ranks"]) == [
+    assert list(scoreboard(Measurements(columns(rows), {})).groups["ranks"]) == [
         "2 ranks",
         "8 ranks",
         "16 ranks",
@@ -60,7 +59,7 @@ def test_labels_are_in_the_order_people_count() -> None:
 
 
 def test_an_empty_set_has_no_summary() -> None:
-    board = scoreboard(measurements([], {"all of them": 3}))
+    board = scoreboard(Measurements(columns([]), {"all of them": 3}))
     assert board.summary is None
     assert board.worst == ()
 
@@ -100,8 +99,8 @@ def test_coverage_counts_the_rows_with_a_band() -> None:
         Row("at its end", 1.0, 1.2, {"kind": "b"}, (1.0, 1.5)),
         Row("without", 1.0, 2.0, {"kind": "b"}),
     ]
-    board = scoreboard(measurements(rows, {}))
+    board = scoreboard(Measurements(columns(rows), {}))
     assert board.summary is not None
     assert board.summary.coverage == pytest.approx(2 / 3)
     assert board.groups["kind"]["b"].coverage == 1.0
-    assert scoreboard(measurements(ROWS, {})).summary.coverage is None  # type: ignore[union-attr]
+    assert scoreboard(Measurements(columns(ROWS), {})).summary.coverage is None  # type: ignore[union-attr]

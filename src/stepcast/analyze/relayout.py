@@ -64,10 +64,7 @@ class _Messages:
 
 
 def reschedule(
-    recording: Recording,
-    micro_batches: int | None = None,
-    schedule: str | None = None,
-    chunks: int = INTERLEAVED_CHUNKS,
+    recording: Recording, micro_batches: int | None = None, schedule: str | None = None
 ) -> Recording:
     """The same stages with other *micro_batches* or in another *schedule*."""
     if not recording.whole:
@@ -78,7 +75,7 @@ def reschedule(
         whole = ", ".join(each for each, other in SCHEDULES.items() if not other.splits_backward)
         raise ValueError(f"schedule={kind}: a trace times whole backwards, not their halves; choose {whole}")
     name, count = str(kind), micro_batches or recording.micro_batches
-    pieces = 1 if facts.stops else chunks
+    pieces = 1 if facts.stops else INTERLEAVED_CHUNKS
     plan = make_schedule(name, recording.layout.pp, count, pieces)
     built = _Build(recording, plan).recording()
     texts = [f"{name} with {count} micro-batches, each as long as the measured one of its turn"]

@@ -3,13 +3,14 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.loaded import loaded
+from stepcast.cli.options import add_options
+from stepcast.cli.output import write_trace
+from stepcast.cli.pages import show_answer, write_page
 from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
@@ -25,38 +26,23 @@ Text = Callable[[dict[str, Any], int], str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        help="a measured run: Megatron traces of one, some or all ranks (or their folder), a Kineto trace, "
-        "an OptimusPrime log, an nccl-tests or rccl-tests log",
+    add_options(
+        parser,
+        """
+        files FILE            a measured run: Megatron traces of one, some or all ranks (or their folder), a
+                              Kineto trace, an OptimusPrime log, an nccl-tests or rccl-tests log
+        --format NAME         read as this format instead of recognising it: one of 'stepcast list formats'
+        --cluster C           what it ran on: achieved bandwidths are compared with it (nccl-tests logs need
+                              it)
+        --set
+        --calibration C.toml  OptimusPrime: constants that 'stepcast calibrate' wrote
+        --trace FILE          write the run, waits told apart, as Perfetto / Chrome JSON
+        --html
+        --json
+        """,
+        files={"nargs": "+"},
+        format=[entry.name for entry in FORMATS],
     )
-    parser.add_argument(
-        "--format",
-        choices=[entry.name for entry in FORMATS],
-        metavar="NAME",
-        help="read as this format instead of recognising it: one of 'stepcast list formats'",
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="C",
-        help="what it ran on: achieved bandwidths are compared with it (nccl-tests logs need it)",
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
-    )
-    parser.add_argument(
-        "--calibration", metavar="C.toml", help="OptimusPrime: constants that 'stepcast calibrate' wrote"
-    )
-    parser.add_argument(
-        "--trace",
-        type=new_file,
-        metavar="FILE",
-        help="write the run, waits told apart, as Perfetto / Chrome JSON",
-    )
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:
@@ -117,14 +103,7 @@ def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> tuple[dict[s
 
 
 def run(args: argparse.Namespace) -> int:
-    found, text = analysed(args)
-    if args.json:
-        print_json(found)
-        return 0
-    print(text(found, terminal_width()))
-    if args.html:
-        print(f"\n{told_page(args)}")
-    print_warnings(found["warnings"])
+    show_answer(args, *analysed(args))
     return 0
 
 
@@ -153,18 +132,9 @@ def _megatron(timeline: "Timeline", args: argparse.Namespace) -> dict[str, Any]:
     return analysis.facts()
 
 
-def _loaded(module: str, name: str) -> Callable[..., Any]:
-    """A function of a module that is loaded only when it is called for."""
-
-    def call(*arguments: Any) -> Any:
-        return getattr(import_module(module), name)(*arguments)
-
-    return call
-
-
-def _facts_of(module: str, name: str) -> Analyze:
+def _facts_of(name: str) -> Analyze:
     """The facts of what the function *name*, which takes the document alone, finds."""
-    analyze = _loaded(module, name)
+    analyze = loaded(name)
 
     def facts(document: Any, args: argparse.Namespace) -> dict[str, Any]:
         found: dict[str, Any] = analyze(document).facts()
@@ -174,53 +144,28 @@ def _facts_of(module: str, name: str) -> Analyze:
 
 
 # By format: the facts of a measured run, and those facts as text.
+STEP_LOG = _facts_of("analyze.logs:analyze_step_log"), loaded("report.jobs:step_log_text")
+COLLECTIVE_LOG = _facts_of("analyze.logs:analyze_collective_log"), loaded("report.jobs:collective_log_text")
 ANALYSES: dict[str, tuple[Analyze, Text]] = {
-    "megatron": (_megatron, _loaded("stepcast.report.analysis", "megatron_text")),
-    "kineto": (
-        _facts_of("stepcast.analyze.kineto.analysis", "analyze_kineto"),
-        _loaded("stepcast.report.kineto", "kineto_text"),
-    ),
-    "optimus": (
-        _loaded("stepcast.cli.optimus", "optimus_facts"),
-        _loaded("stepcast.report.optimus", "optimus_text"),
-    ),
-    "nccl-tests": (
-        _loaded("stepcast.cli.sweeps", "sweep_facts"),
-        _loaded("stepcast.report.link_sweep", "sweep_text"),
-    ),
-    "nsys": (
-        _facts_of("stepcast.analyze.streams", "analyze_streams"),
-        _loaded("stepcast.report.jobs", "streams_text"),
-    ),
-    "stragglers": (
-        _facts_of("stepcast.analyze.stragglers", "analyze_stragglers"),
-        _loaded("stepcast.report.jobs", "stragglers_text"),
-    ),
-    **dict.fromkeys(
-        ("megatron-log", "torchtitan-log", "mlperf-log"),
-        (
-            _facts_of("stepcast.analyze.logs", "analyze_step_log"),
-            _loaded("stepcast.report.jobs", "step_log_text"),
-        ),
-    ),
-    **dict.fromkeys(
-        ("flight-recorder", "nccl-inspector"),
-        (
-            _facts_of("stepcast.analyze.logs", "analyze_collective_log"),
-            _loaded("stepcast.report.jobs", "collective_log_text"),
-        ),
-    ),
+    "megatron": (_megatron, loaded("report.analysis:megatron_text")),
+    "kineto": (_facts_of("analyze.kineto.analysis:analyze_kineto"), loaded("report.kineto:kineto_text")),
+    "optimus": (loaded("cli.optimus:optimus_facts"), loaded("report.optimus:optimus_text")),
+    "nccl-tests": (loaded("cli.sweeps:sweep_facts"), loaded("report.link_sweep:sweep_text")),
+    "nsys": (_facts_of("analyze.streams:analyze_streams"), loaded("report.jobs:streams_text")),
+    "stragglers": (_facts_of("analyze.stragglers:analyze_stragglers"), loaded("report.jobs:stragglers_text")),
+    **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
+    **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),
 }
 
 
 # By format: a page of those facts, and of the timeline where the run has one.
 PAGES: dict[str, Callable[..., Any]] = {
-    "megatron": _loaded("stepcast.pages.measured", "megatron_page"),
-    "kineto": _loaded("stepcast.pages.traces", "kineto_page"),
-    "optimus": _loaded("stepcast.pages.traces", "optimus_page"),
-    "nccl-tests": _loaded("stepcast.pages.traces", "sweep_page"),
+    "megatron": loaded("pages.measured:megatron_page"),
+    "kineto": loaded("pages.traces:kineto_page"),
+    "optimus": loaded("pages.traces:optimus_page"),
+    "nccl-tests": loaded("pages.traces:sweep_page"),
 }
-PAGES |= dict.fromkeys(ANALYSES.keys() - PAGES.keys(), _loaded("stepcast.pages.jobs", "job_page"))
+PAGES |= dict.fromkeys(ANALYSES.keys() - PAGES.keys(), loaded("pages.jobs:job_page"))
 
 
 def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":

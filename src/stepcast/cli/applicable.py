@@ -13,6 +13,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from stepcast.cli.options import option_of
 from stepcast.cli.output import print_notes
 from stepcast.cli.rules import (
     ANALYZE,
@@ -63,4 +64,4 @@ def _in_vain(args: argparse.Namespace, facts: Facts) -> Iterator[tuple[str, Rule
 
 
 def _message(option: str, rule: Rule, facts: Facts) -> str:
-    return f"--{option.replace('_', '-')} has no effect: {rule.otherwise.format_map(facts)}"
+    return f"{option_of(option)} has no effect: {rule.otherwise.format_map(facts)}"

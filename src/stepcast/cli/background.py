@@ -12,14 +12,6 @@ if TYPE_CHECKING:
     from stepcast.hardware import Cluster
 
 
-def add_background_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--background",
-        metavar="JOB.toml",
-        help="other jobs, or plain flows, that share the network meanwhile (by the fluid engine)",
-    )
-
-
 def with_background(options: "Options", args: argparse.Namespace, cluster: "Cluster", gpus: int) -> "Options":
     """*options* with what the file that *args* name says of others, beside a run of so many *gpus*."""
     path = getattr(args, "background", None)
@@ -51,7 +43,7 @@ def _others(path: str, cluster: "Cluster", args: argparse.Namespace) -> "Others"
             continue
         usual = {"cluster": args.cluster, "set": args.set, "gpus": len(other.nodes) * cluster.node.gpus}
         try:
-            prediction = asked_by(parsed("predict", {**usual, **other.words})).predicted
+            prediction = asked_by(parsed("predict", {**usual, **other.words})).prediction
         except ValueError as error:
             raise FormatError(f"{other.name}: {error}", path) from None
         if prediction.cluster.node != cluster.node or prediction.cluster.topology != cluster.topology:

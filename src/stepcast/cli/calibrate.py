@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import expand
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.options import add_options
+from stepcast.cli.output import write_file
+from stepcast.cli.pages import show_answer
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import recognise
@@ -35,28 +37,23 @@ CALIBRATIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "runs",
-        metavar="RUN",
-        nargs="+",
-        help="measured operators (csv), profiler or Megatron traces, OptimusPrime and nccl-tests logs",
+    add_options(
+        parser,
+        """
+        runs RUN             measured operators (csv), profiler or Megatron traces, OptimusPrime and
+                             nccl-tests logs
+        -o, --output C.toml  write the constants here
+        --gpu G              what the runs ran on, where they do not tell (csv, Megatron traces)
+        --cluster C          what the runs ran on (OptimusPrime: a40-pcie; nccl-tests logs need it)
+        --model M            what was trained, where the runs do not tell
+        --sequence N,N,...   padded lengths of steps 1, 2, ... (OptimusPrime: from seqlen_per_step.json beside
+                             the logs)
+        --json
+        """,
+        runs={
+            "nargs": "+",
+        },
     )
-    parser.add_argument("-o", "--output", type=new_file, metavar="C.toml", help="write the constants here")
-    parser.add_argument(
-        "--gpu", metavar="G", help="what the runs ran on, where they do not tell (csv, Megatron traces)"
-    )
-    parser.add_argument(
-        "--cluster",
-        metavar="C",
-        help="what the runs ran on (OptimusPrime: a40-pcie; nccl-tests logs need it)",
-    )
-    parser.add_argument("--model", metavar="M", help="what was trained, where the runs do not tell")
-    parser.add_argument(
-        "--sequence",
-        metavar="N,N,...",
-        help="padded lengths of steps 1, 2, ... (OptimusPrime: from seqlen_per_step.json beside the logs)",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,11 +65,7 @@ def run(args: argparse.Namespace) -> int:
     found, text = calibrate(paths, args)
     if args.output:
         write_file(args.output, text.encode())
-    if args.json:
-        print_json(found)
-        return 0
-    print(import_module(place.text).calibration_text(found, terminal_width()))
-    print_warnings(found["warnings"])
+    show_answer(args, found, import_module(place.text).calibration_text)
     return 0
 
 

@@ -3,23 +3,20 @@
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from stepcast.calibrate.collectives import Fitted
+from stepcast.analyze.sweeps import MeasuredSweep
+from stepcast.calibrate.collectives import CONSTANTS, Fitted, fit_collectives
+from stepcast.cli.calibrate import of_kind
+from stepcast.cli.progress import open_source
+from stepcast.hardware import load_cluster
+from stepcast.inputs.table import read_sources, recognise
 
 Facts = dict[str, Any]
 
 
 def calibrate(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
     """Constants fitted to all logs together, and a description that builds on the one they were taken on."""
-    from stepcast.analyze.sweeps import MeasuredSweep
-    from stepcast.calibrate.collectives import fit_collectives
-    from stepcast.cli.calibrate import of_kind
-    from stepcast.cli.progress import open_source
-    from stepcast.hardware import load_cluster
-    from stepcast.inputs.table import read_sources, recognise
-
     if args.cluster is None:
         raise ValueError("say with --cluster what the logs were taken on: its description is what is fitted")
     if ":" in args.cluster:
@@ -46,9 +43,7 @@ def calibrate(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, st
     return found, _toml(fitted, found, args)
 
 
-def _facts(fitted: "Fitted", files: list[str], cluster: str, skipped: list[str]) -> Facts:
-    from stepcast.calibrate.collectives import CONSTANTS
-
+def _facts(fitted: Fitted, files: list[str], cluster: str, skipped: list[str]) -> Facts:
     helps = fitted.left_out < fitted.before
     constants = {
         constant.key: {
@@ -84,9 +79,7 @@ def _facts(fitted: "Fitted", files: list[str], cluster: str, skipped: list[str])
     }
 
 
-def _toml(fitted: "Fitted", found: Facts, args: argparse.Namespace) -> str:
-    from stepcast.calibrate.collectives import CONSTANTS
-
+def _toml(fitted: Fitted, found: Facts, args: argparse.Namespace) -> str:
     base = args.cluster
     if base.endswith(".toml"):
         folder = os.path.dirname(os.path.abspath(args.output)) if args.output else os.getcwd()

@@ -3,24 +3,20 @@
 import argparse
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from stepcast.hardware import Cluster
-    from stepcast.optimus.fit import Fit, Observation
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.inputs.optimus.beside import read_logs
+from stepcast.models.catalog import load_model
+from stepcast.optimus.fit import TITLES, Fit, Observation, fit
+from stepcast.optimus.machine import machine_of
+from stepcast.optimus.runs import CLUSTER, lengths_of, observed
 
 Facts = dict[str, Any]
 
 
 def calibrate(paths: Sequence[str], args: argparse.Namespace) -> tuple[Facts, str]:
     """Constants fitted to all runs together, and the file that holds them."""
-    from stepcast.hardware import load_cluster
-    from stepcast.inputs.optimus.beside import read_logs
-    from stepcast.models.catalog import load_model
-    from stepcast.optimus.fit import fit
-    from stepcast.optimus.machine import machine_of
-    from stepcast.optimus.runs import CLUSTER, lengths_of, observed
-
     skipped: list[str] = []
     logs = read_logs(paths, lambda path, reason: skipped.append(f"{path}: left out: {reason}"))
     cluster = load_cluster(args.cluster or CLUSTER)
@@ -43,14 +39,12 @@ def _lengths(text: str) -> tuple[float, ...]:
 
 
 def _optimus_facts(
-    fitted: "Fit",
-    observations: Sequence["Observation"],
+    fitted: Fit,
+    observations: Sequence[Observation],
     lengths: Sequence[float],
-    cluster: "Cluster",
+    cluster: Cluster,
     skipped: list[str],
 ) -> tuple[Facts, str]:
-    from stepcast.optimus.fit import TITLES
-
     names = [each.name for each in observations]
     constants = {name: getattr(fitted.constants, name) for name in TITLES}
     found = {

@@ -1,16 +1,18 @@
 """Predictions of captured programs, for the verbs that make them."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepcast.cli.engine import engine_of
 from stepcast.cli.progress import open_source
-
-if TYPE_CHECKING:
-    from stepcast.forecast.simulate import Prediction
-    from stepcast.hardware import Cluster
-    from stepcast.ir.captured import Captured
-    from stepcast.ir.workload import Workload
+from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
+from stepcast.forecast.predict import compute_pricer
+from stepcast.forecast.simulate import Prediction
+from stepcast.generate.written import recorded
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.inputs.table import read_as_one
+from stepcast.ir.captured import Captured
+from stepcast.ir.workload import Workload
 
 # Options of predict that a captured program cannot take, since it says these itself.
 ITS_OWN = (
@@ -23,29 +25,22 @@ SPLITS = {
 }
 
 
-def read_captured(path: str) -> "Captured":
-    from stepcast.inputs.table import read_as_one
-    from stepcast.ir.captured import Captured
-
+def read_captured(path: str) -> Captured:
     _, document = read_as_one([open_source(path)])
     if not isinstance(document, Captured):
         raise ValueError(f"{path}: is no captured program; 'stepcast capture ... -o FILE' writes one")
     return document
 
 
-def place_of(args: argparse.Namespace) -> "Cluster":
+def place_of(args: argparse.Namespace) -> Cluster:
     """The cluster that --cluster names, or one of the GPUs that --gpu does."""
-    from stepcast.hardware import load_cluster
-
     if (args.cluster is None) == (args.gpu is None):
         raise ValueError("give one of --gpu G and --cluster C: where the captured program runs")
     return load_cluster(args.cluster or f"generic:gpu={args.gpu}", getattr(args, "set", []))
 
 
-def predicted(captured: "Captured", args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
+def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
     """The step that *args* ask for, and what was asked."""
-    from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
-
     for name, why in SPLITS.items():
         if (getattr(args, name, None) or 1) > 1:
             raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
@@ -66,7 +61,15 @@ def predicted(captured: "Captured", args: argparse.Namespace) -> tuple["Predicti
         raise ValueError(f"--sharding {sharding}: of a captured program it is none or fsdp")
     cluster = place_of(args)
     schedule = getattr(args, "schedule", None)
-    spread = Spread(dp, pp, batches, CapturedSharding(sharding), str(schedule) if schedule else None, tp)
+    spread = Spread(
+        dp,
+        pp,
+        batches,
+        CapturedSharding(sharding),
+        str(schedule) if schedule else None,
+        tp,
+        getattr(args, "zero_gradients", None) or 0.0,
+    )
     prediction = predict_captured(captured, cluster, spread, engine=engine_of(args))
     asked = {
         "model": captured.name,
@@ -80,7 +83,7 @@ def predicted(captured: "Captured", args: argparse.Namespace) -> tuple["Predicti
     return prediction, asked
 
 
-def captured_facts(captured: "Captured") -> dict[str, Any]:
+def captured_facts(captured: Captured) -> dict[str, Any]:
     """What was captured, in the words of the JSON contract."""
     from dataclasses import asdict
 
@@ -106,12 +109,8 @@ def captured_facts(captured: "Captured") -> dict[str, Any]:
     }
 
 
-def as_workload(captured: "Captured", args: argparse.Namespace) -> "Workload":
+def as_workload(captured: Captured, args: argparse.Namespace) -> Workload:
     """*captured* with the times of its kernels on the GPU of *args*, for formats that hold times."""
-    from stepcast.forecast.predict import compute_pricer
-    from stepcast.generate.written import recorded
-    from stepcast.hardware import load_cluster
-
     if not args.gpu:
         raise ValueError(f"{args.to} holds times, and a captured program has none: give --gpu G as well")
     price = compute_pricer(captured.workload, load_cluster(f"generic:gpu={args.gpu}"))

@@ -4,13 +4,14 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.numbers import amount, gpu_count
+from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.place import add_place_argument, has_racks
+from stepcast.cli.place import has_racks
 from stepcast.ir.doubts import doubts
 from stepcast.ir.work import CollectiveKind
+from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
-from stepcast.units import GIB, format_bytes, format_rate, format_seconds, parse_size_bytes
+from stepcast.units import GIB, format_rate, format_seconds, parse_size_bytes
 
 if TYPE_CHECKING:
     from stepcast.cost.collectives import CollectivePrice, Route
@@ -20,6 +21,8 @@ SEND_RECEIVE = "send-receive"
 SMALLEST_OF_SWEEP, LARGEST_OF_SWEEP = 8, 16 * GIB
 # Written out, so that the help does not load the cost model; a test compares it with Algorithm.
 ALGORITHMS = ("ring", "tree", "nvls", "nvls-tree", "in-network", "hierarchical", "pairwise", "direct")
+
+COLUMNS = "size_bytes time_s algbw_bytes_per_s busbw_bytes_per_s algorithm protocol"
 
 
 def _kind(text: str) -> str:
@@ -34,50 +37,32 @@ _kind.__name__ = "word"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*(str(kind) for kind in CollectiveKind), SEND_RECEIVE]
-    parser.add_argument("kind", choices=kinds, type=_kind, metavar="KIND", help=", ".join(kinds))
-    parser.add_argument(
-        "--size", type=_size, metavar="SIZE", help="the whole buffer, such as 1GiB; with --sweep the largest"
+    add_options(
+        parser,
+        f"""
+        kind KIND             {", ".join(kinds)}
+        --size SIZE           the whole buffer, such as 1GiB; with --sweep the largest
+        --ranks N             GPUs that take part
+        --cluster C           name in the catalogue, or a TOML file
+        --set
+        --place
+        --ranks-per-node N    GPUs of each node that take part (default: all)
+        --algorithm NAME      force one instead of the fastest: {", ".join(ALGORITHMS)}
+        --imbalance X         busiest rank over the mean, for all-to-all
+        --ranks-per-thread N  GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)
+        --engine              fluid: as flows over the links of the network, with its routing and what failed
+        --sweep               every power of two from 8 bytes up
+        --json                one JSON object on standard output
+        """,
+        kind={"choices": kinds, "type": _kind},
+        size=_size,
+        ranks={"required": True},
+        cluster={"required": True},
+        algorithm=ALGORITHMS,
+        imbalance=1.0,
+        ranks_per_thread=1,
+        engine={"choices": ("fast", "fluid"), "default": "fast"},
     )
-    parser.add_argument("--ranks", type=gpu_count, required=True, metavar="N", help="GPUs that take part")
-    parser.add_argument("--cluster", required=True, metavar="C", help="name in the catalogue, or a TOML file")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
-    )
-    add_place_argument(parser)
-    parser.add_argument(
-        "--ranks-per-node",
-        type=gpu_count,
-        metavar="N",
-        help="GPUs of each node that take part (default: all)",
-    )
-    parser.add_argument(
-        "--algorithm",
-        choices=ALGORITHMS,
-        metavar="NAME",
-        help=f"force one instead of the fastest: {', '.join(ALGORITHMS)}",
-    )
-    parser.add_argument(
-        "--imbalance",
-        type=amount,
-        default=1.0,
-        metavar="X",
-        help="busiest rank over the mean, for all-to-all",
-    )
-    parser.add_argument(
-        "--ranks-per-thread",
-        type=gpu_count,
-        default=1,
-        metavar="N",
-        help="GPUs that one host thread drives: nccl-tests' -g (default 1, as in training)",
-    )
-    parser.add_argument(
-        "--engine",
-        choices=("fast", "fluid"),
-        default="fast",
-        help="fluid: as flows over the links of the network, with its routing and what failed",
-    )
-    parser.add_argument("--sweep", action="store_true", help="every power of two from 8 bytes up")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -102,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
         "nodes": route.nodes,
     }
     rows = [_record(each) for each in prices]
-    warnings = [*uneven_warning("a group of", route, cluster, Place(args.place)), *doubts({"rows": rows})]
+    uneven = uneven_warning("a group of", route, cluster, Place(args.place))
+    warnings = [*uneven, *cluster.topology.doubts, *doubts({"rows": rows})]
     if args.json:
         found = {"rows": rows} if args.sweep else rows[0]
         print_json({**about, **found, "warnings": warnings})
@@ -110,16 +96,11 @@ def run(args: argparse.Namespace) -> int:
     if args.sweep:
         print(facts(about.items()))
         print()
-        print(
-            table(
-                ("size", "time", "algbw", "busbw", "algorithm", "protocol"),
-                map(_cells, prices),
-                terminal_width(),
-            )
-        )
+        heads = ("size", "time", "algbw", "busbw", "algorithm", "protocol")
+        print(table(heads, cells(rows, COLUMNS), terminal_width()))
     else:
         names = ("size", "time", "algorithm bandwidth", "bus bandwidth", "algorithm", "protocol")
-        print(facts([*about.items(), *zip(names, _cells(prices[0]), strict=True)]))
+        print(facts([*about.items(), *zip(names, cells(rows, COLUMNS)[0], strict=True)]))
     print_warnings(warnings)
     return 0
 
@@ -135,7 +116,7 @@ def _run_fluid(args: argparse.Namespace, sizes: list[int], cluster: "Cluster") -
 
     for option in ("sweep", "ranks_per_node"):
         if getattr(args, option):
-            raise ValueError(f"--{option.replace('_', '-')}: --engine fluid does not know it; leave it out")
+            raise ValueError(f"{option_of(option)}: --engine fluid does not know it; leave it out")
     if args.kind == SEND_RECEIVE or args.imbalance != 1 or args.ranks_per_thread != 1:
         raise ValueError("--engine fluid runs even collectives, a process for each GPU; leave the engine out")
     if cluster.gpus is not None and args.ranks > cluster.gpus:
@@ -217,14 +198,3 @@ def _record(price: "CollectivePrice") -> dict[str, object]:
         "algorithm": price.algorithm,
         "protocol": price.protocol,
     }
-
-
-def _cells(price: "CollectivePrice") -> tuple[str, ...]:
-    return (
-        format_bytes(price.size_bytes),
-        format_seconds(price.seconds),
-        format_rate(price.algbw_bytes_per_s),
-        format_rate(price.busbw_bytes_per_s),
-        str(price.algorithm or "-"),
-        str(price.protocol or "-"),
-    )

@@ -5,8 +5,10 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import ANALYSES, read_measured
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.loaded import loaded
+from stepcast.cli.options import add_options
+from stepcast.cli.output import write_trace
+from stepcast.cli.pages import show_answer, write_page
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.doubts import doubts
@@ -23,16 +25,16 @@ NOT_THE_SAME = 1  # exit status
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = "a measured run (file or folder), or what a verb printed with --json"
-    parser.add_argument("predicted", metavar="PREDICTED", help=kinds)
-    parser.add_argument("measured", metavar="MEASURED", help=kinds)
-    parser.add_argument(
-        "--trace",
-        type=new_file,
-        metavar="FILE",
-        help="write both runs, aligned at their start, as Perfetto / Chrome JSON",
+    add_options(
+        parser,
+        f"""
+        predicted PREDICTED  {kinds}
+        measured MEASURED    {kinds}
+        --trace FILE         write both runs, aligned at their start, as Perfetto / Chrome JSON
+        --html
+        --json
+        """,
     )
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,15 +59,7 @@ def run(args: argparse.Namespace) -> int:
     found["warnings"] = [*found["warnings"], *doubts(found)]
     args.trace = trace
     write_page(args, lambda about: _page(args, found, about))
-    if args.json:
-        print_json(found)
-        return status
-    from stepcast.report.compare import compare_text
-
-    print(compare_text(found, terminal_width()))
-    if args.html:
-        print(f"\n{told_page(args)}")
-    print_warnings(found["warnings"])
+    show_answer(args, found, loaded("report.compare:compare_text"))
     return status
 
 

@@ -85,10 +85,15 @@ def is_workload(name: str) -> bool:
 
 
 def _is_model(name: str) -> bool:
-    """A TOML file of a model has its sizes at the top."""
+    """A TOML file of a model has its sizes at the top, one of Hugging Face names its kind there."""
+    from stepcast.inputs.huggingface.reader import looks_like
+    from stepcast.inputs.source import Source
     from stepcast.inputs.toml import read_toml
+    from stepcast.models.table import SIZES
 
-    return name.endswith(".toml") and {"layers", "hidden"} <= set(read_toml(name))
+    if name.endswith(".json"):
+        return looks_like(Source(name).head)
+    return name.endswith(".toml") and len(set(SIZES) & set(read_toml(name))) > 1
 
 
 def _is_saved(name: str) -> bool:

@@ -5,32 +5,25 @@ from dataclasses import replace
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, read_document
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_data, print_json, print_warnings, write_files
 from stepcast.outputs.table import TARGETS, target_named
 from stepcast.report.visible import visible
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "input",
-        metavar="IN",
-        help="file of any known format, - for standard input, or the folder or prefix of one run",
-    )
-    parser.add_argument(
-        "output",
-        metavar="OUT",
-        help="file to write (.gz compresses), or - for standard output; chakra: PREFIX of a file per rank",
-    )
-    parser.add_argument(
-        "--to",
-        choices=[target.name for target in TARGETS],
-        help="format to write; OUT.toml is a cluster description unless told otherwise",
-    )
-    parser.add_argument("--json", action="store_true", help="say what was done as one JSON object")
-    parser.add_argument(
-        "--gpu",
-        metavar="G",
-        help="of a captured program: whose times a workload file gets; of a topology: what its nodes have",
+    add_options(
+        parser,
+        """
+        input IN    file of any known format, - for standard input, or the folder or prefix of one run
+        output OUT  file to write (.gz compresses), or - for standard output; chakra: PREFIX of a file per
+                    rank
+        --to        format to write; OUT.toml is a cluster description unless told otherwise
+        --json      say what was done as one JSON object
+        --gpu G     of a captured program: whose times a workload file gets; of a topology: what its nodes
+                    have
+        """,
+        to=[target.name for target in TARGETS],
     )
     add_edit_arguments(parser)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from stepcast.cli.demo_pages import write_pages
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, terminal_width, write_trace
 from stepcast.cli.show import facts_of, warnings_of
 from stepcast.cli.streams import heading
@@ -27,13 +28,15 @@ NEXT_STEPS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--examples", metavar="DIR", help="folder of the examples (default: those that came with stepcast)"
+    add_options(
+        parser,
+        """
+        --examples DIR    folder of the examples (default: those that came with stepcast)
+        -o, --output DIR  folder to write results to
+        --json
+        """,
+        output={"default": "demo-output", "type": str},
     )
-    parser.add_argument(
-        "-o", "--output", default="demo-output", metavar="DIR", help="folder to write results to"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:

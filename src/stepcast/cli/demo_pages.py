@@ -46,7 +46,8 @@ def write_pages(documents: list[tuple[str, str]], output: Path) -> Path:
 
 def _write(words: tuple[str, ...], title: str, path: Path) -> Made:
     """Run a verb as a user would, for its page alone."""
-    from stepcast.cli.main import Verb, build_parser
+    from stepcast.cli.main import build_parser
+    from stepcast.cli.verbs import Verb
 
     command = shlex.join(["stepcast", *words])
     args = build_parser([Verb(words[0], "")]).parse_args([*words, "--html", str(path)])

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stepcast.cli.numbers import MOST_LAYERS, count
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_notes
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
@@ -21,23 +21,14 @@ MOST_NAMED = 5
 
 def add_edit_arguments(parser: argparse.ArgumentParser) -> None:
     """Options that state what a workload file leaves out."""
-    parser.add_argument(
-        "--format",
-        choices=[entry.name for entry in FORMATS],
-        metavar="NAME",
-        help="read as this format instead of recognising it: one of 'stepcast list formats'",
-    )
-    parser.add_argument(
-        "--repeat-layers",
-        type=count(1, MOST_LAYERS),
-        metavar="N",
-        help="operator tables: the model has N of the one layer given",
-    )
-    parser.add_argument(
-        "--backward-factor",
-        type=float,
-        metavar="X",
-        help="take backward times as X times forward (2 is usual for matmuls)",
+    add_options(
+        parser,
+        """
+        --format NAME        read as this format instead of recognising it: one of 'stepcast list formats'
+        --repeat-layers N    operator tables: the model has N of the one layer given
+        --backward-factor X  take backward times as X times forward (2 is usual for matmuls)
+        """,
+        format=[entry.name for entry in FORMATS],
     )
 
 

@@ -11,10 +11,6 @@ ENGINES = ("fast", "fluid")
 HELP = "fluid: communication that runs side by side shares the links of the network"
 
 
-def add_engine_argument(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("--engine", choices=ENGINES, default="fast", help=f"{HELP} (default: fast)")
-
-
 def engine_of(args: argparse.Namespace) -> "Engine":
     """Of verbs that know no other, the fast one."""
     from stepcast.forecast.options import Engine

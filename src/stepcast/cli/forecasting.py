@@ -1,14 +1,19 @@
 """The step that a command line describes, for verbs that take a model, a cluster and a strategy."""
 
 import argparse
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.background import with_background
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.engine import engine_of
-from stepcast.cli.place import add_place_argument, has_racks
+from stepcast.cli.options import add_options
+from stepcast.cli.place import has_racks
 from stepcast.cli.strategy import (
     USUAL_FRAMEWORK,
     given_by,
@@ -30,7 +35,7 @@ if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Asked:
     """The values that a command line describes; *assumptions* are what it left open."""
 
@@ -42,8 +47,8 @@ class Asked:
     options: "Options"
     assumptions: tuple[str, ...]
 
-    @property
-    def predicted(self) -> "Prediction":
+    @cached_property
+    def prediction(self) -> "Prediction":
         from stepcast.forecast.predict import predict
 
         values = self.model, self.cluster, self.strategy, self.framework
@@ -73,80 +78,45 @@ class Asked:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """A prediction and the values it was made of; *assumptions* are what the command line left open."""
-
-    prediction: "Prediction"
-    asked: Asked
-
-    @property
-    def model(self) -> "Model":
-        return self.asked.model
-
-    @property
-    def cluster(self) -> "Cluster":
-        return self.asked.cluster
-
-    @property
-    def strategy(self) -> "Strategy":
-        return self.asked.strategy
-
-    @property
-    def framework(self) -> "Framework":
-        return self.asked.framework
-
-    @property
-    def calibration(self) -> "Calibration | None":
-        return self.asked.calibration
-
-    @property
-    def assumptions(self) -> tuple[str, ...]:
-        return self.asked.assumptions
-
-
 def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(own=parser, described=None)
     what = parser.add_argument_group("what runs, and where")
-    what.add_argument(
-        "--config",
-        metavar="FILE",
-        help="take model, strategy and framework from a Megatron-LM script or argument file, NeMo or "
-        "Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML; options given here win",
-    )
-    what.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
-    what.add_argument(
-        "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
-    )
-    what.add_argument("--gpu", metavar="G", help="or GPUs of one node: one, or as many as --gpus says")
-    what.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
-    )
-    add_place_argument(what)
-    what.add_argument(
-        "--framework",
-        metavar="F",
-        help="whose habits fill what is left out: a name in the catalogue, or a TOML file "
-        f"(default: {USUAL_FRAMEWORK})",
+    add_options(
+        what,
+        f"""
+        --config FILE        take model, strategy and framework from a Megatron-LM script or argument file,
+                             NeMo or Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML;
+                             options given here win
+        --model M            name in the catalogue, or a config.json
+        --cluster C          name in the catalogue, a GPU (one node of it), or a TOML file
+        --gpu G              or GPUs of one node: one, or as many as --gpus says
+        --set
+        --place
+        --framework F        whose habits fill what is left out: a name in the catalogue, or a TOML file
+                             (default: {USUAL_FRAMEWORK})
+        """,
     )
     add_strategy_arguments(parser)
     prices = parser.add_argument_group("prices")
-    prices.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
-    prices.add_argument(
-        "--residual",
-        action="store_true",
-        help="correct the step by what published runs of this framework on such GPUs took beyond predictions",
+    add_options(
+        prices,
+        """
+        --calibration FILE  your GPU as 'stepcast profile' measured it
+        --residual          correct the step by what published runs of this framework on such GPUs took beyond
+                            predictions
+        """,
     )
 
 
-def forecast(args: argparse.Namespace) -> Forecast:
-    """Predict the step of *args*; what they leave out is settled by the framework and the model."""
+def forecast(args: argparse.Namespace) -> Asked:
+    """The run that *args* describe, predicted."""
     asked = asked_by(args)
-    return Forecast(asked.predicted, asked)
+    assert asked.prediction
+    return asked
 
 
 def asked_by(args: argparse.Namespace) -> Asked:
-    """The run that *args* describe, settled and checked, not yet predicted."""
+    """The run that *args* describe; what they leave out is settled by the framework and the model."""
     from stepcast.forecast.options import Options
     from stepcast.frameworks.catalog import load_profile
     from stepcast.frameworks.profile import settle
@@ -197,6 +167,15 @@ def asked_by(args: argparse.Namespace) -> Asked:
     )
     options = with_background(options, args, cluster, strategy.layout.gpus)
     return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
+
+
+def tried(
+    args: argparse.Namespace, change: Mapping[str, Any], held: Mapping[str, Any] = MappingProxyType({})
+) -> argparse.Namespace:
+    """*args* with *change*, for a run that is only tried; what is *held* stays, also where it was assumed."""
+    other = copy.copy(args)
+    vars(other).update({**held, **change, "given": args.given | set(change), "quiet": True})
+    return other
 
 
 def check_named(args: argparse.Namespace) -> None:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Callable
 from typing import Any
 
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, terminal_width
 from stepcast.report.text import table
 
@@ -13,8 +14,14 @@ Listing = tuple[list[Facts], Callable[[Facts], Facts]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=list(LISTED), metavar="|".join(LISTED), help="what to list")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_options(
+        parser,
+        """
+        what    what to list
+        --json
+        """,
+        what={"choices": list(LISTED), "metavar": "|".join(LISTED)},
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,12 +6,10 @@ import shlex
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, NoReturn
 
 from stepcast import __version__
-from stepcast.cli.help import epilog, summary
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
 from stepcast.cli.streams import (
     discard_output,
@@ -20,6 +18,8 @@ from stepcast.cli.streams import (
     shown_streams,
     terminal_width,
 )
+from stepcast.cli.verbs import VERBS as VERBS
+from stepcast.cli.verbs import Verb
 from stepcast.cli.words import SPELT, known_words, renamed
 from stepcast.cli.words import VERBS as OTHER_VERBS
 from stepcast.report.visible import message as one_line
@@ -27,43 +27,6 @@ from stepcast.report.visible import message as one_line
 FEW_OPTIONS = 8
 DESCRIPTION = (
     "Forecast a distributed LLM training step before you rent the cluster, and explain one after it ran."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Verb:
-    name: str
-    summary: str
-
-    @property
-    def module(self) -> str:
-        return f"stepcast.cli.{self.name}"
-
-
-VERBS: tuple[Verb, ...] = (
-    Verb("show", "what is in a file of any known format"),
-    Verb("predict", "run a model under a strategy on a cluster"),
-    Verb("search", "the best strategies of a model on a cluster, and why"),
-    Verb("sweep", "many predictions or searches at once, resumable, here or on a cluster"),
-    Verb("plan", "days, cost, energy and failures of a whole run"),
-    Verb("simulate", "run a workload file on a cluster"),
-    Verb("network", "what the links do while a step runs"),
-    Verb("capture", "a PyTorch model as a workload, without a GPU"),
-    Verb("record", "a real PyTorch job, written down per rank"),
-    Verb("run", "execute a workload for real over torch.distributed"),
-    Verb("analyze", "where a measured run's time went"),
-    Verb("replay", "a measured run under changed conditions"),
-    Verb("compare", "a predicted or measured step beside a measured one"),
-    Verb("convert", "write a file in another format"),
-    Verb("collective", "what a collective costs on a cluster"),
-    Verb("op", "what an operator costs on a GPU"),
-    Verb("calibrate", "fit named constants to measured runs"),
-    Verb("validate", "the accuracy scoreboard: predictions against measurements"),
-    Verb("profile", "measure this GPU and write a calibration"),
-    Verb("list", "the formats, GPUs, clusters, models, frameworks and failures stepcast knows"),
-    Verb("serve", "the local app: forms, live answers, traces to look into"),
-    Verb("demo", "a first look on the shipped examples"),
-    Verb("completion", "print a completion script for your shell"),
 )
 
 
@@ -115,8 +78,8 @@ def build_parser(verbs: Sequence[Verb] = VERBS, load: bool = True) -> argparse.A
         sub = chosen.add_parser(
             verb.name,
             help=verb.summary,
-            description=verb.summary[:1].upper() + verb.summary[1:] + ".",
-            epilog=epilog(verb.name),
+            description=verb.sentence,
+            epilog=verb.epilog,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         if load:
@@ -206,7 +169,7 @@ def _help(words: Sequence[str]) -> int:
     if not named:
         build_parser(load=False).parse_args(words[:1] or ["--help"])
         return 2
-    print(summary(named[0].name, named[0].summary[:1].upper() + named[0].summary[1:] + ".", terminal_width()))
+    print(named[0].help(terminal_width()))
     return 0
 
 

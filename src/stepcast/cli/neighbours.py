@@ -1,42 +1,36 @@
 """What one choice made otherwise does to a predicted step: the same command with one option changed."""
 
 import argparse
-import copy
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.options import option_of
 from stepcast.ir.facts import ChangeFacts
 
 if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Forecast
+    from stepcast.cli.forecasting import Asked
 
 RECOMPUTES = ("none", "selective", "full")
 Change = Mapping[str, Any]
 
 
 def neighbours(
-    args: argparse.Namespace, found: "Forecast", command: str, rest: Callable[[], None] | None = None
+    args: argparse.Namespace, found: "Asked", command: str, rest: Callable[[], None] | None = None
 ) -> list[ChangeFacts]:
     """Predictions of the steps next to *found*, which *args* describe; what is not legal is left out.
 
     *rest* is called between them.
     """
-    from stepcast.cli.forecasting import forecast
+    from stepcast.cli.forecasting import asked_by, tried
 
     strategy, rows = found.strategy, []
-    # The batch stays what it is, also where it was assumed.
     held = {"global_batch": strategy.global_batch, "seq": strategy.seq}
     for change in _changes(found):
         if rest is not None:
             rest()
-        other = copy.copy(args)
-        for name, value in {**held, **change}.items():
-            setattr(other, name, value)
-        other.given = args.given | set(change)
-        other.quiet = True
         try:
-            prediction = forecast(other).prediction
+            prediction = asked_by(tried(args, change, held)).prediction
         except ValueError:
             continue
         most = max((stage.total for stage in prediction.memory), default=None)
@@ -52,7 +46,7 @@ def neighbours(
     return rows
 
 
-def _changes(found: "Forecast") -> Iterator[Change]:
+def _changes(found: "Asked") -> Iterator[Change]:
     strategy, layout = found.strategy, found.strategy.layout
     for name in ("tp", "pp"):
         ways = getattr(layout, name)
@@ -87,12 +81,7 @@ def _words(change: Change) -> str:
 def _command(command: str, changed: Change) -> str:
     """*command* with options set otherwise; those that are written to files are left out."""
     words, kept = shlex.split(command), []
-    gone = {f"--{name.replace('_', '-')}" for name in changed} | {
-        "--html",
-        "--trace",
-        "--to-workload",
-        "--save",
-    }
+    gone = {"--html", "--trace", "--to-workload", "--save", *map(option_of, changed)}
     skip = False
     for word in words:
         if skip:
@@ -101,5 +90,5 @@ def _command(command: str, changed: Change) -> str:
             skip = "=" not in word
         else:
             kept.append(word)
-    added = [each for name, value in changed.items() for each in (f"--{name.replace('_', '-')}", str(value))]
+    added = [each for name, value in changed.items() for each in (option_of(name), str(value))]
     return shlex.join([*kept, *added])

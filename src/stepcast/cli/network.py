@@ -5,12 +5,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
-from stepcast.cli.background import add_background_argument, with_background
+from stepcast.cli.background import with_background
 from stepcast.cli.configured import is_workload
 from stepcast.cli.forecasting import add_forecast_arguments, asked_by
+from stepcast.cli.loaded import loaded
 from stepcast.cli.numbers import count
-from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.options import add_options, option_of
+from stepcast.cli.pages import show_answer, write_page
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
@@ -24,25 +25,20 @@ WITH_WORKLOAD = frozenset(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        help="a model, a workload file, a run that predict --save wrote, or a configuration",
-    )
+    row = "run RUN  a model, a workload file, a run that predict --save wrote, or a configuration"
+    add_options(parser, row, run={"nargs": "?"})
     add_forecast_arguments(parser)
-    add_background_argument(parser)
+    add_options(parser, "--background")
     parser.set_defaults(workloads=True)
-    answer = parser.add_argument_group("the answer")
-    answer.add_argument(
-        "--top",
-        type=count(1, MOST_LINKS),
-        default=20,
-        metavar="K",
-        help="how many of the hottest links to tell (default 20)",
+    add_options(
+        parser.add_argument_group("the answer"),
+        """
+        --top K  how many of the hottest links to tell (default 20)
+        --html
+        --json
+        """,
+        top={"type": count(1, MOST_LINKS), "default": 20},
     )
-    add_page_argument(answer)
-    answer.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,15 +63,7 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.pages.network import network_page
 
     write_page(args, lambda about: network_page(found, about))
-    if args.json:
-        print_json(found)
-        return 0
-    from stepcast.report.network import network_text
-
-    print(network_text(found, terminal_width()))
-    if args.html:
-        print("\n" + told_page(args))
-    print_warnings(found["warnings"])
+    show_answer(args, found, loaded("report.network:network_text"))
     return 0
 
 
@@ -83,8 +71,8 @@ def _of_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, A
     from stepcast.forecast.options import Engine
 
     asked = asked_by(args)
-    shared = replace(asked, options=replace(asked.options, engine=Engine.FLUID)).predicted
-    return shared.noting(asked.assumptions), asked.predicted.simulated_s, asked.facts()
+    shared = replace(asked, options=replace(asked.options, engine=Engine.FLUID)).prediction
+    return shared.noting(asked.assumptions), asked.prediction.simulated_s, asked.facts()
 
 
 def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
@@ -95,8 +83,7 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
     from stepcast.inputs.table import read
 
     for name in sorted(args.given - WITH_WORKLOAD):
-        option = name.replace("_", "-")
-        raise ValueError(f"--{option} has no effect: a workload file says it itself; leave it out")
+        raise ValueError(f"{option_of(name)} has no effect: a workload file says it itself; leave it out")
     if args.cluster is None:
         raise ValueError("where? give --cluster, a name from 'stepcast list clusters' or a TOML file")
     cluster = load_cluster(args.cluster, args.set)

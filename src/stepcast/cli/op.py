@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.numbers import MOST_ELEMENTS, count
+from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import sizes_of
 from stepcast.ir.doubts import doubts
@@ -35,10 +36,15 @@ LARGEST_OF_SWEEP = 65_536
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     kinds = [*MATRIX_KINDS, *(str(kind) for kind in ElementwiseKind)]
-    parser.add_argument("kind", choices=kinds, metavar="KIND", help=", ".join(kinds))
-    parser.add_argument("--gpu", metavar="G", help="name in the catalogue, or a TOML file")
-    parser.add_argument(
-        "--dtype", default="bf16", choices=[str(dtype) for dtype in DType], metavar="D", help="default: bf16"
+    add_options(
+        parser,
+        f"""
+        kind KIND  {", ".join(kinds)}
+        --gpu G    name in the catalogue, or a TOML file
+        --dtype D  default: bf16
+        """,
+        kind=kinds,
+        dtype={"default": "bf16", "choices": [str(dtype) for dtype in DType]},
     )
     sizes = parser.add_argument_group("sizes")
     for name, meaning in (
@@ -56,15 +62,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("columns", "memory-bound kinds: columns, the length that is normalised"),
     ):
         sizes.add_argument(f"--{name}", type=count(1, MOST_ELEMENTS), metavar="N", help=meaning)
-    parser.add_argument("--backward", action="store_true", help="the gradient; not for matmuls")
-    parser.add_argument("--no-causal", action="store_true", help="attention: every query sees every key")
-    parser.add_argument(
-        "--to", choices=[str(dtype) for dtype in DType], metavar="D", help="cast: the format written"
+    add_options(
+        parser,
+        """
+        --backward          the gradient; not for matmuls
+        --no-causal         attention: every query sees every key
+        --to D              cast: the format written
+        --busy              in the midst of long matrix work: hot, queued
+        --sweep             double m (or seq, or rows) up to 65,536
+        --calibration FILE  your GPU as 'stepcast profile' measured it
+        --json              one JSON object on standard output
+        """,
+        to=[str(dtype) for dtype in DType],
     )
-    parser.add_argument("--busy", action="store_true", help="in the midst of long matrix work: hot, queued")
-    parser.add_argument("--sweep", action="store_true", help="double m (or seq, or rows) up to 65,536")
-    parser.add_argument("--calibration", metavar="FILE", help="your GPU as 'stepcast profile' measured it")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
-    options = (f"--{name.replace('_', '-')}" for name in sizes_of(args.kind))
+    options = map(option_of, sizes_of(args.kind))
     check_applicable(args, size_list=", ".join(options), corrects=corrects)
     if args.gpu is None and calibration is None:
         raise ValueError("say which GPU with --gpu, such as --gpu h200")
@@ -155,7 +165,7 @@ def _works(args: argparse.Namespace) -> Iterator[Operator]:
 
 def _work(args: argparse.Namespace) -> Operator:
     needed = NEEDED.get(args.kind, NEEDED_ELEMENTWISE)
-    missing = [f"--{name.replace('_', '-')}" for name in needed if getattr(args, name) is None]
+    missing = [option_of(name) for name in needed if getattr(args, name) is None]
     if missing:
         raise ValueError(f"{args.kind} needs {' and '.join(missing)}")
     dtype = DType(args.dtype)

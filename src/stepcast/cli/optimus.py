@@ -1,25 +1,23 @@
 """An OptimusPrime log with what its analysis needs besides: model, machine, constants, sequence lengths."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from stepcast.ir.runlog import RunLog
+from stepcast.hardware import load_cluster
+from stepcast.inputs.source import Source
+from stepcast.ir.limits import DESCRIPTION
+from stepcast.ir.runlog import RunLog
+from stepcast.optimus.analysis import analyze_optimus
+from stepcast.optimus.calibration import calibrated_of, shipped
+from stepcast.optimus.machine import machine_of
+from stepcast.optimus.runs import CLUSTER, lengths_of, planned
 
 
-def optimus_facts(log: "RunLog", args: argparse.Namespace) -> dict[str, Any]:
+def optimus_facts(log: RunLog, args: argparse.Namespace) -> dict[str, Any]:
     """The log explained with the shipped constants, or those of ``--calibration``.
 
     On ``--cluster``, or the host that the shipped ones were fitted on.
     """
-    from stepcast.hardware import load_cluster
-    from stepcast.inputs.source import Source
-    from stepcast.ir.limits import DESCRIPTION
-    from stepcast.optimus.analysis import analyze_optimus
-    from stepcast.optimus.calibration import calibrated_of, shipped
-    from stepcast.optimus.machine import machine_of
-    from stepcast.optimus.runs import CLUSTER, lengths_of, planned
-
     cluster = load_cluster(args.cluster or CLUSTER, args.set)
     used, lengths = shipped(), lengths_of(log)
     if args.calibration:

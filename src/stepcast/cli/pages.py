@@ -3,25 +3,16 @@
 import argparse
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
-from stepcast.cli.output import new_file, write_file
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
 
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")
-
-
-def add_page_argument(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    parser.add_argument(
-        "--html",
-        type=new_file,
-        metavar="FILE",
-        help="write the answer as a page: one file, without a network",
-    )
 
 
 def about(args: argparse.Namespace) -> "About":
@@ -42,6 +33,17 @@ def write_page(args: argparse.Namespace, make: "Callable[[About], Page]") -> Non
     from stepcast.pages.document import render
 
     write_file(args.html, render(make(about(args))))
+
+
+def show_answer(args: argparse.Namespace, found: Any, text: "Callable[[Any, int], str]") -> None:
+    """JSON alone; or the facts *found* as text, which page was written, and the warnings aside."""
+    if args.json:
+        print_json(found)
+        return
+    print(text(found, terminal_width()))
+    if getattr(args, "html", None):
+        print(f"\n{told_page(args)}")
+    print_warnings(found["warnings"])
 
 
 def told_page(args: argparse.Namespace) -> str:

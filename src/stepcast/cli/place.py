@@ -6,15 +6,6 @@ import argparse
 PLACES = ("even", "packed")
 
 
-def add_place_argument(parser: "argparse._ActionsContainer") -> None:
-    parser.add_argument(
-        "--place",
-        choices=PLACES,
-        default="even",
-        help="racks that are one NVLink domain: whole nodes and groups in equal parts, or fill each in turn",
-    )
-
-
 def has_racks(args: argparse.Namespace) -> bool:
     """Whether the cluster joins several nodes in one scale-up domain; asked only where it matters."""
     from stepcast.hardware import load_cluster

@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
-from stepcast.cli.forecasting import Forecast, add_forecast_arguments, forecast
-from stepcast.cli.numbers import MOST_RUNS, amount, count, positive, price, rate
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.forecasting import Asked, add_forecast_arguments, forecast
+from stepcast.cli.numbers import amount, count
+from stepcast.cli.options import add_options
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.pages import told_page, write_page
 from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.ir.doubts import doubts
 from stepcast.ir.limits import STEPS
@@ -18,7 +19,7 @@ from stepcast.outputs.rows import table_bytes
 from stepcast.report.asked import asked_pairs
 from stepcast.report.text import facts as facts_text
 from stepcast.report.visible import visible
-from stepcast.units import parse_count, parse_duration_s, parse_size_bytes
+from stepcast.units import parse_duration_s
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation
@@ -30,77 +31,72 @@ DEFAULT_FAILURES = "llama-3"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run", metavar="RUN", nargs="?", help="a run that predict --save wrote, a configuration, or a model"
-    )
+    row = "run RUN  a run that predict --save wrote, a configuration, or a model"
+    add_options(parser, row, run={"nargs": "?"})
     add_forecast_arguments(parser)
     _add_run(parser)
     _add_operation(parser)
     drawn = parser.add_argument_group("result")
-    drawn.add_argument(
-        "--runs", type=count(1, MOST_RUNS), default=1000, metavar="N", help="runs to draw (default 1000)"
+    add_options(
+        drawn,
+        """
+        --runs N           runs to draw (default 1000)
+        --seed N           seed of the drawing
+        -o, --output FILE  goodput by interval and spares, as csv
+        --html
+        --json
+        """,
+        runs=1000,
+        seed=0,
     )
-    drawn.add_argument("--seed", type=count(0, 2**63), default=0, metavar="N", help="seed of the drawing")
-    drawn.add_argument(
-        "-o", "--output", type=new_file, metavar="FILE", help="goodput by interval and spares, as csv"
-    )
-    add_page_argument(drawn)
-    drawn.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
-    run.add_argument(
-        "--tokens", type=positive(parse_count), metavar="N", help="tokens to train on, such as 15T"
-    )
-    run.add_argument("--steps", type=count(1, MOST_STEPS), metavar="N", help="steps, instead of tokens")
-    run.add_argument("--until", type=date, metavar="DATE", help="as many steps as end by then, 2027-01-31")
-    run.add_argument("--from", dest="start", type=date, metavar="DATE", help="first day (default: today)")
-    run.add_argument("--step-s", type=rate, metavar="S", help="seconds of a step that was measured")
-    run.add_argument(
-        "--stage",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE,...",
-        help="a stage of the run, in order: tokens or steps, and options that change in it, "
-        "as tokens=1T,global-batch=2048,seq=4096",
-    )
-    run.add_argument("--price", type=price, metavar="X", help="of a GPU-hour, 2.5 or 2.5/gpu-hour")
-    run.add_argument("--pue", type=pue, default=1.0, metavar="X", help="energy of the building for that used")
-    run.add_argument(
-        "--host-power", type=amount, default=0.0, metavar="W", help="of a node beside its GPUs (default 0)"
+    add_options(
+        run,
+        """
+        --tokens N                 tokens to train on, such as 15T
+        --steps N                  steps, instead of tokens
+        --until DATE               as many steps as end by then, 2027-01-31
+        --from DATE                first day (default: today)
+        --step-s S                 seconds of a step that was measured
+        --stage KEY=VALUE,... ...  a stage of the run, in order: tokens or steps, and options that change in
+                                   it, as tokens=1T,global-batch=2048,seq=4096
+        --price X                  of a GPU-hour, 2.5 or 2.5/gpu-hour
+        --pue X                    energy of the building for that used
+        --host-power W             of a node beside its GPUs (default 0)
+        """,
+        **{"until": date, "from": {"dest": "start", "type": date}},
+        pue={"type": pue, "default": 1.0},
+        host_power=0.0,
     )
 
 
 def _add_operation(parser: argparse.ArgumentParser) -> None:
     how = parser.add_argument_group("operation")
-    how.add_argument(
-        "--failures",
-        metavar="NAME",
-        help=f"a profile of failures, a TOML file of one, or none (default {DEFAULT_FAILURES})",
+    add_options(
+        how,
+        f"""
+        --failures NAME             a profile of failures, a TOML file of one, or none (default
+                                    {DEFAULT_FAILURES})
+        --mtbf gpu=T,node=T,link=T  mean times between failures of one part
+        --checkpoint-every T        work between checkpoints, 30m or 500steps (default: the best)
+        --checkpoint-size SIZE
+        --node-write RATE           of a node (default 1 GB/s)
+        --store-write RATE          of the store (default: no limit)
+        --blocking                  training stops until a checkpoint is written
+        --restart detect=T,reschedule=T,warm-up=T  until the first step after a failure
+        --spares N                  spare nodes (default: always one)
+        --shrink                    without a spare, go on with fewer replicas
+        --repair share=X,takes=T    nodes that break, and how long they are out
+        --stragglers per-node-day=X,for=T,slower=X  spells of slow nodes
+        --evaluate every=N,for=T    a pause after every N steps
+        """,
+        node_write=bandwidth,
+        store_write=bandwidth,
+        spares=count(0, 100000),
     )
-    how.add_argument("--mtbf", metavar="gpu=T,node=T,link=T", help="mean times between failures of one part")
-    how.add_argument(
-        "--checkpoint-every",
-        metavar="T",
-        help="work between checkpoints, 30m or 500steps (default: the best)",
-    )
-    how.add_argument("--checkpoint-size", type=positive(parse_size_bytes), metavar="SIZE")
-    how.add_argument("--node-write", type=bandwidth, metavar="RATE", help="of a node (default 1 GB/s)")
-    how.add_argument("--store-write", type=bandwidth, metavar="RATE", help="of the store (default: no limit)")
-    how.add_argument("--blocking", action="store_true", help="training stops until a checkpoint is written")
-    how.add_argument(
-        "--restart", metavar="detect=T,reschedule=T,warm-up=T", help="until the first step after a failure"
-    )
-    how.add_argument(
-        "--spares", type=count(0, 100_000), metavar="N", help="spare nodes (default: always one)"
-    )
-    how.add_argument("--shrink", action="store_true", help="without a spare, go on with fewer replicas")
-    how.add_argument(
-        "--repair", metavar="share=X,takes=T", help="nodes that break, and how long they are out"
-    )
-    how.add_argument("--stragglers", metavar="per-node-day=X,for=T,slower=X", help="spells of slow nodes")
-    how.add_argument("--evaluate", metavar="every=N,for=T", help="a pause after every N steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +121,13 @@ def planned(args: argparse.Namespace) -> Planned:
     operation = _operation(args, forecasts[-1], assumptions)
     phases = [_phase(each, found, operation) for each, found in zip(stages, forecasts, strict=True)]
     made = plan(phases, operation, args.price, args.pue, args.runs, args.seed)
+    if made.energy_mwh and not args.host_power and args.pue == 1:
+        assumptions.append(
+            "energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)"
+        )
     spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
     facts = made.facts()
-    asked = forecasts[0].asked.facts() if forecasts[0] else {}
+    asked = forecasts[0].facts() if forecasts[0] else {}
     found = {
         **asked,
         **facts,
@@ -171,7 +171,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _band_days(
-    median: float, forecasts: list[Forecast | None], phases: list["Phase"]
+    median: float, forecasts: list[Asked | None], phases: list["Phase"]
 ) -> dict[str, float] | None:
     """The median with every step at the low and at the high end of its range."""
     reports = [found.prediction.report for found in forecasts if found]
@@ -203,7 +203,7 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
     return found
 
 
-def _phase(args: argparse.Namespace, found: Forecast | None, operation: "Operation") -> "Phase":
+def _phase(args: argparse.Namespace, found: Asked | None, operation: "Operation") -> "Phase":
     from stepcast.goodput.plan import Phase
     from stepcast.goodput.power import idle_node_watts, node_watts
 
@@ -252,7 +252,7 @@ def _seconds_until(args: argparse.Namespace) -> float:
     return float(seconds)
 
 
-def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: list[str]) -> "Operation":
+def _operation(args: argparse.Namespace, found: Asked | None, assumptions: list[str]) -> "Operation":
     from stepcast.goodput.catalog import load_failures
     from stepcast.goodput.operation import Failures, Operation, Pause, Stragglers
     from stepcast.goodput.process import Shortage
@@ -306,7 +306,7 @@ def _operation(args: argparse.Namespace, found: Forecast | None, assumptions: li
     )
 
 
-def _saving(args: argparse.Namespace, found: Forecast | None, failing: bool, assumptions: list[str]) -> Any:
+def _saving(args: argparse.Namespace, found: Asked | None, failing: bool, assumptions: list[str]) -> Any:
     from stepcast.goodput.operation import Saving
 
     size = args.checkpoint_size
@@ -326,7 +326,7 @@ def _saving(args: argparse.Namespace, found: Forecast | None, failing: bool, ass
     )
 
 
-def _interval_s(args: argparse.Namespace, found: Forecast | None) -> float | None:
+def _interval_s(args: argparse.Namespace, found: Asked | None) -> float | None:
     text = args.checkpoint_every
     if text is None:
         return None

@@ -6,58 +6,46 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.background import add_background_argument
-from stepcast.cli.engine import add_engine_argument
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
 from stepcast.cli.neighbours import neighbours
-from stepcast.cli.numbers import positive, price
-from stepcast.cli.output import new_file, terminal_width, write_file, write_files
+from stepcast.cli.options import add_options, option_of
+from stepcast.cli.output import terminal_width, write_file, write_files
 from stepcast.cli.remedies import remedies
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.units import DAY, HOUR, parse_count
+from stepcast.units import DAY, HOUR
 
 DOES_NOT_FIT = 1  # exit status
 
 if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Forecast
+    from stepcast.cli.forecasting import Asked
     from stepcast.ir.strategy import Strategy
     from stepcast.ir.work import Work
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?",
-        help="a run that --save wrote, a configuration as --config takes it, or a model",
-    )
+    row = "run RUN  a run that --save wrote, a configuration as --config takes it, or a model"
+    add_options(parser, row, run={"nargs": "?"})
     add_forecast_arguments(parser)
-    parser.add_argument(
-        "--captured", metavar="FILE", help="instead of --model: a program that 'stepcast capture' wrote"
+    add_options(
+        parser,
+        """
+        --captured FILE  instead of --model: a program that 'stepcast capture' wrote
+        --engine
+        --background
+        """,
     )
-    add_engine_argument(parser)
-    add_background_argument(parser)
     answer = parser.add_argument_group("the answer")
-    answer.add_argument(
-        "--save", type=new_file, metavar="FILE.toml", help="write the run, to predict it again from the file"
-    )
-    answer.add_argument(
-        "--to-workload",
-        type=new_file,
-        metavar="FILE",
-        help="also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et (.gz "
-        "compresses)",
-    )
-    answer.add_argument(
-        "--tokens",
-        type=positive(parse_count),
-        metavar="N",
-        help="also tell days and GPU-hours for so many, as 15T",
-    )
-    answer.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
-    answer.add_argument("--explain-memory", action="store_true", help="what fills the GPUs of each stage")
-    answer.add_argument(
-        "--require-fit", action="store_true", help="exit with status 1 where the memory does not suffice"
+    add_options(
+        answer,
+        """
+        --save FILE.toml    write the run, to predict it again from the file
+        --to-workload FILE  also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et
+                            (.gz compresses)
+        --tokens N          also tell days and GPU-hours for so many, as 15T
+        --price X           with --tokens: of a GPU-hour
+        --explain-memory    what fills the GPUs of each stage
+        --require-fit       exit with status 1 where the memory does not suffice
+        """,
     )
     add_result_arguments(answer)
 
@@ -81,10 +69,10 @@ def run(args: argparse.Namespace) -> int:
     show_prediction(
         prediction,
         args,
-        found.asked.facts(),
+        found.facts(),
         lambda: neighbours(args, found, args.command),
         training=training(args.tokens, args.price, found.strategy, prediction.step_s),
-        remedies=remedies(args, found.asked, prediction.step_s) if unfit else None,
+        remedies=remedies(args, found, prediction.step_s) if unfit else None,
         config=described.facts() if (described := getattr(args, "described", None)) else None,
     )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
@@ -100,8 +88,9 @@ def _run_captured(args: argparse.Namespace) -> int:
 
     for name in ITS_OWN:
         if name in args.given:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} has no effect: a captured program says it itself; leave it out")
+            raise ValueError(
+                f"{option_of(name)} has no effect: a captured program says it itself; leave it out"
+            )
     prediction, asked = predicted(read_captured(args.captured), args)
     show_prediction(prediction, args, asked)
     if args.explain_memory and not args.json and prediction.report.memory_bytes is not None:
@@ -111,7 +100,7 @@ def _run_captured(args: argparse.Namespace) -> int:
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 
-def _save(args: argparse.Namespace, found: "Forecast") -> None:
+def _save(args: argparse.Namespace, found: "Asked") -> None:
     from stepcast.cli.configured import saved_run
 
     if not args.save.endswith(".toml"):
@@ -145,7 +134,7 @@ def training(
     }
 
 
-def _write_workload(path: Path, found: "Forecast") -> None:
+def _write_workload(path: Path, found: "Asked") -> None:
     """The generated workload with its priced times, for other simulators."""
     from stepcast.forecast.predict import compute_pricer, manner_of
     from stepcast.generate.aicb import aicb_workload

@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file
+from stepcast.cli.options import add_options
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.streams import show_status
 from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
@@ -28,14 +29,16 @@ LOOK_EVERY = 10  # operators, between two looks at the host
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-o", "--output", type=new_file, required=True, metavar="FILE", help="the calibration to write"
+    add_options(
+        parser,
+        """
+        -o, --output FILE  the calibration to write
+        --quick            a third of the points, in under a minute
+        --gpu G            what the catalogue calls this GPU, or a TOML file that describes it
+        --json             one JSON object on standard output
+        """,
+        output={"required": True},
     )
-    parser.add_argument("--quick", action="store_true", help="a third of the points, in under a minute")
-    parser.add_argument(
-        "--gpu", metavar="G", help="what the catalogue calls this GPU, or a TOML file that describes it"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 
 def run(args: argparse.Namespace) -> int:

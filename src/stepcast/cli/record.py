@@ -6,6 +6,7 @@ import subprocess
 from typing import Any
 
 from stepcast.cli.numbers import count
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.inputs.recorded import FLIGHT, INSPECTOR, STEPS
 from stepcast.report.text import facts, table
@@ -17,23 +18,24 @@ FLIGHT_CALLS = "2000"  # that the flight recorder keeps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-o", "--output-folder", required=True, metavar="DIR", help="folder to write, a trace per rank"
+    add_options(
+        parser,
+        """
+        -o, --output-folder DIR  folder to write, a trace per rank
+        --skip N                 steps before it: 5
+        --steps N                steps in full: 3
+        --flight-recorder DIR    also what PyTorch's flight recorder holds at the end, or the dumps that the
+                                 job leaves in DIR
+        --inspector DIR          also what NCCL's Inspector leaves there (NCCL_INSPECTOR_DUMP_DIR)
+        --json
+        words COMMAND            after --: the job, as you start it
+        """,
+        output_folder={"required": True},
+        skip={"type": count(1, MOST), "default": 5},
+        steps={"type": count(1, 100), "default": 3},
+        flight_recorder={"nargs": "?", "const": ""},
+        words={"nargs": "+"},
     )
-    parser.add_argument("--skip", type=count(1, MOST), default=5, metavar="N", help="steps before it: 5")
-    parser.add_argument("--steps", type=count(1, 100), default=3, metavar="N", help="steps in full: 3")
-    parser.add_argument(
-        "--flight-recorder",
-        nargs="?",
-        const="",
-        metavar="DIR",
-        help="also what PyTorch's flight recorder holds at the end, or the dumps that the job leaves in DIR",
-    )
-    parser.add_argument(
-        "--inspector", metavar="DIR", help="also what NCCL's Inspector leaves there (NCCL_INSPECTOR_DUMP_DIR)"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("words", nargs="+", metavar="COMMAND", help="after --: the job, as you start it")
 
 
 def run(args: argparse.Namespace) -> int:

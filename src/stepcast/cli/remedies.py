@@ -5,9 +5,10 @@ what a user gets who types it.
 """
 
 import argparse
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+from stepcast.cli.options import option_of
 
 if TYPE_CHECKING:
     from stepcast.cli.forecasting import Asked
@@ -28,13 +29,14 @@ def remedies(args: argparse.Namespace, asked: "Asked", step_s: float) -> list[di
         full = {"recompute": "full"}
         pairs = [{**each, **full} for each in single if "recompute" not in each]
         states = [{**each, "sharding": STATES[-1]} for each in single if "sharding" not in each]
+        states = [each for each in states if each not in pairs]  # zero-3 and full, in either order
         both = [{**each, "sharding": STATES[-1]} for each in pairs if "sharding" not in each]
         described = asked.cluster.node.host is not None
         hosts = [{"offload": "optimizer"}, {"offload": "optimizer", **full}] if described else []
         found = _fitting(args, [*pairs, *states]) or _fitting(args, both) or _fitting(args, hosts)
     rows: list[dict[str, Any]] = []
     for change, run in found[:MOST_PREDICTED]:
-        prediction = run.predicted
+        prediction = run.prediction
         rows.append(
             {
                 "options": _words(change, args),
@@ -47,17 +49,14 @@ def remedies(args: argparse.Namespace, asked: "Asked", step_s: float) -> list[di
 
 
 def _fitting(args: argparse.Namespace, changes: Sequence[Change]) -> list[tuple[Change, "Asked"]]:
-    from stepcast.cli.forecasting import asked_by
+    from stepcast.cli.forecasting import asked_by, tried
     from stepcast.cost.memory import memory
     from stepcast.ir.legality import is_legal
 
     found = []
     for change in changes:
-        other = copy.copy(args)
-        for name, value in change.items():
-            setattr(other, name, value)
-        other.given = args.given | set(change)
-        other.quiet, other.dp, other.nodes = True, None, None  # the GPUs stay, replicas do not
+        other = tried(args, change)
+        other.dp = other.nodes = None  # the GPUs stay, replicas do not
         try:
             run = asked_by(other)
             legal = is_legal(run.model, run.strategy, run.framework)
@@ -99,4 +98,4 @@ def _changes(args: argparse.Namespace, asked: "Asked") -> Iterator[Change]:
 def _words(change: Change, args: argparse.Namespace) -> str:
     """As one types it; the batch too where it was assumed, since it would be assumed otherwise."""
     said = {name: value for name, value in change.items() if getattr(args, name) != value}
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in said.items())
+    return " ".join(f"{option_of(name)} {value}" for name, value in said.items())

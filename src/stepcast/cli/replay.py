@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.engine import add_engine_argument
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.loaded import loaded
+from stepcast.cli.options import add_options
+from stepcast.cli.output import write_trace
+from stepcast.cli.pages import show_answer, write_page
 from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:
@@ -17,36 +18,24 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files", metavar="FILE", nargs="+", help="Megatron traces of all ranks of a run, or their folder"
+    add_options(
+        parser,
+        """
+        files FILE           Megatron traces of all ranks of a run, or their folder
+        --what-if K=V ...    micro-batches=16, schedule=interleaved|1f1b|gpipe, bandwidth.tp=2x (also dp, pp,
+                             embedding; or 50GB/s), rank.7=healthy (or 1.5x), stage.3.layers=-1, dp=4,
+                             gpu=h100, compute=0.9x; may be repeated
+        --scale-to dp=N      grow the run to N replicas; the same as --what-if dp=N
+        --gpu NAME           the GPU it ran on, which gpu= is compared with
+        --cluster C          what it runs on: prices communication that was not measured
+        --set
+        --trace FILE         write the timeline (before and after) as Perfetto / Chrome JSON
+        --engine
+        --html
+        --json
+        """,
+        files={"nargs": "+"},
     )
-    parser.add_argument(
-        "--what-if",
-        action="append",
-        default=[],
-        metavar="K=V",
-        help="micro-batches=16, schedule=interleaved|1f1b|gpipe, bandwidth.tp=2x (also dp, pp, embedding; or "
-        "50GB/s), rank.7=healthy (or 1.5x), stage.3.layers=-1, dp=4, gpu=h100, compute=0.9x; may be repeated",
-    )
-    parser.add_argument(
-        "--scale-to", metavar="dp=N", help="grow the run to N replicas; the same as --what-if dp=N"
-    )
-    parser.add_argument("--gpu", metavar="NAME", help="the GPU it ran on, which gpu= is compared with")
-    parser.add_argument(
-        "--cluster", metavar="C", help="what it runs on: prices communication that was not measured"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
-    )
-    parser.add_argument(
-        "--trace",
-        type=new_file,
-        metavar="FILE",
-        help="write the timeline (before and after) as Perfetto / Chrome JSON",
-    )
-    add_engine_argument(parser)
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def replayed(args: argparse.Namespace) -> dict[str, Any]:
@@ -79,16 +68,7 @@ def replayed(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = replayed(args)
-    if args.json:
-        print_json(found)
-        return 0
-    from stepcast.report.analysis import replay_text
-
-    print(replay_text(found, terminal_width()))
-    if args.html:
-        print(f"\n{told_page(args)}")
-    print_warnings(found["warnings"])
+    show_answer(args, replayed(args), loaded("report.analysis:replay_text"))
     return 0
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
-from stepcast.cli.numbers import MOST_RUNS, count
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.options import add_options
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
+from stepcast.cli.pages import told_page, write_page
 from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
@@ -18,25 +18,21 @@ if TYPE_CHECKING:
 
 
 def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    parser.add_argument(
-        "--jitter", type=float, metavar="X", help="random deviation of each computation, such as 0.05"
+    add_options(
+        parser,
+        """
+        --jitter X       random deviation of each computation, such as 0.05
+        --runs N         runs with jitter (default 100)
+        --seed N         seed of the jitter
+        --trace FILE     write the timeline as Perfetto / Chrome JSON (.gz compresses)
+        --html
+        --gantt          draw the timeline as text
+        --critical-path  what the step waited for, by kind of op
+        --json
+        """,
+        runs=100,
+        seed=0,
     )
-    parser.add_argument(
-        "--runs", type=count(1, MOST_RUNS), default=100, metavar="N", help="runs with jitter (default 100)"
-    )
-    parser.add_argument("--seed", type=count(0, 2**63), default=0, metavar="N", help="seed of the jitter")
-    parser.add_argument(
-        "--trace",
-        type=new_file,
-        metavar="FILE",
-        help="write the timeline as Perfetto / Chrome JSON (.gz compresses)",
-    )
-    add_page_argument(parser)
-    parser.add_argument("--gantt", action="store_true", help="draw the timeline as text")
-    parser.add_argument(
-        "--critical-path", action="store_true", help="what the step waited for, by kind of op"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def show_prediction(

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.documents import read_document
 from stepcast.cli.forecasting import add_forecast_arguments
 from stepcast.cli.numbers import count, gpu_count
-from stepcast.cli.output import new_file, print_json, print_warnings, terminal_width, write_file, write_trace
+from stepcast.cli.options import add_options
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file, write_trace
 from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
@@ -22,23 +23,25 @@ LEAST_SHARE = 0.005
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "file", metavar="WORKLOAD", nargs="?", help="SimAI text, Chakra, operator table or captured program"
-    )
+    row = "file WORKLOAD  SimAI text, Chakra, operator table or captured program"
+    add_options(parser, row, file={"nargs": "?"})
     add_forecast_arguments(parser)
-    parser.add_argument("--steps", type=count(1, MOST_STEPS), default=5, metavar="N", help="timed steps: 5")
-    parser.add_argument(
-        "--rank", type=count(0, 10**6), metavar="R", help="run this rank's share alone, its messages priced"
+    add_options(
+        parser,
+        """
+        --steps N          timed steps: 5
+        --rank R           run this rank's share alone, its messages priced
+        --device           cuda where there is a GPU
+        --trace FILE       write when each op ran as Perfetto / Chrome JSON
+        -o, --output FILE  write the result, for compare
+        --json
+        """,
+        steps={"type": count(1, MOST_STEPS), "default": 5},
+        rank=count(0, 10**6),
+        device=("cpu", "cuda"),
     )
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is a GPU")
-    parser.add_argument("--format", help=argparse.SUPPRESS)
-    parser.add_argument("--repeat-layers", type=gpu_count, help=argparse.SUPPRESS)
-    parser.add_argument("--backward-factor", type=float, help=argparse.SUPPRESS)
-    parser.add_argument(
-        "--trace", type=new_file, metavar="FILE", help="write when each op ran as Perfetto / Chrome JSON"
-    )
-    parser.add_argument("-o", "--output", type=new_file, metavar="FILE", help="write the result, for compare")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    for name, kind in (("format", str), ("repeat-layers", gpu_count), ("backward-factor", float)):
+        parser.add_argument(f"--{name}", type=kind, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -85,7 +88,7 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
         if missing := [f"--{name}" for name in ("cluster", "gpus") if getattr(args, name) is None]:
             raise ValueError(f"--model needs {' and '.join(missing)} too")
         found = forecast(args)
-        return found.prediction, found.asked.facts()
+        return found.prediction, found.facts()
     from stepcast.cli.captured import place_of, predicted
     from stepcast.forecast.simulate import simulate
     from stepcast.ir.captured import Captured

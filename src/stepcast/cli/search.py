@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 from stepcast import __version__
 from stepcast.cli.choices import GIVEN, gpu_counts
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.numbers import BINARY, MOST_SEQUENCES, MOST_TOKENS, count, positive, price
-from stepcast.cli.output import new_file, print_json, terminal_width, write_file
-from stepcast.cli.pages import add_page_argument, told_page, write_page
-from stepcast.units import parse_count, parse_size_bytes
+from stepcast.cli.numbers import count, positive
+from stepcast.cli.options import add_options
+from stepcast.cli.output import print_json, terminal_width, write_file
+from stepcast.cli.pages import told_page, write_page
+from stepcast.units import parse_duration_s
 
 if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
@@ -22,60 +23,58 @@ WRITTEN = (".csv", ".parquet", ".json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="MODEL", nargs="?", help="the model, as --model names it")
-    parser.add_argument("--model", metavar="M", help="name in the catalogue, or a config.json")
-    parser.add_argument(
-        "--cluster", metavar="C", help="name in the catalogue, a GPU (one node of it), or a TOML file"
-    )
-    parser.add_argument("--gpu", metavar="G", help="or GPUs of one node: as many as --gpus says")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
-    )
-    parser.add_argument(
-        "--gpus",
-        type=gpu_counts,
-        metavar="N|A,B|A..B",
-        help="GPUs in all; A..B doubles from A to B (default: all, where the cluster is of one size)",
+    add_options(
+        parser,
+        """
+        name MODEL           the model, as --model names it
+        --model M            name in the catalogue, or a config.json
+        --cluster C          name in the catalogue, a GPU (one node of it), or a TOML file
+        --gpu G              or GPUs of one node: as many as --gpus says
+        --set
+        --gpus N|A,B|A..B    GPUs in all; A..B doubles from A to B (default: all, where the cluster is of one
+                             size)
+        """,
+        name={"nargs": "?"},
+        gpus=gpu_counts,
     )
     batch = parser.add_mutually_exclusive_group()
-    batch.add_argument(
-        "--global-batch", type=count(1, MOST_SEQUENCES, BINARY), metavar="N", help="sequences in a step"
+    add_options(
+        batch,
+        """
+        --global-batch N      sequences in a step
+        --tokens-per-batch N  tokens in a step, as 4M
+        """,
     )
-    batch.add_argument(
-        "--tokens-per-batch", type=positive(parse_count), metavar="N", help="tokens in a step, as 4M"
-    )
-    parser.add_argument("--seq", type=count(1, MOST_TOKENS, BINARY), metavar="N", help="tokens in a sequence")
-    parser.add_argument(
-        "--framework", default="megatron-core", metavar="F", help="whose habits fill the rest"
+    add_options(
+        parser,
+        """
+        --seq N        tokens in a sequence
+        --framework F  whose habits fill the rest
+        """,
+        framework="megatron-core",
     )
     names = ", ".join(GIVEN)
-    parser.add_argument(
-        "--fix", action="append", default=[], metavar="NAME=VALUE", help=f"a choice that is made: {names}"
+    add_options(
+        parser,
+        f"""
+        --fix NAME=VALUE ...  a choice that is made: {names}
+        --allow NAME=A,B ...  the values that a choice may take
+        --objective           what to make least (or most)
+        --max-memory SIZE     of a GPU, such as 70GiB
+        --top K               strategies to rank (default 10)
+        --tokens N            also tell days and GPU-hours, as 15T
+        --price X             with --tokens: of a GPU-hour
+        --time T              end after so long, as 60s, with the best so far
+        --workers N           processes (default: as many as cores)
+        -o, --output FILE     write the rows as .csv, .parquet or .json
+        --html
+        --json
+        """,
+        objective={"choices": OBJECTIVES, "default": "step"},
+        top={"type": count(1, MOST_ROWS), "default": 10},
+        time=positive(parse_duration_s),
+        workers=count(1, MOST_WORKERS),
     )
-    parser.add_argument(
-        "--allow", action="append", default=[], metavar="NAME=A,B", help="the values that a choice may take"
-    )
-    parser.add_argument(
-        "--objective", choices=OBJECTIVES, default="step", help="what to make least (or most)"
-    )
-    parser.add_argument(
-        "--max-memory", type=positive(parse_size_bytes), metavar="SIZE", help="of a GPU, such as 70GiB"
-    )
-    parser.add_argument(
-        "--top", type=count(1, MOST_ROWS), default=10, metavar="K", help="strategies to rank (default 10)"
-    )
-    parser.add_argument(
-        "--tokens", type=positive(parse_count), metavar="N", help="also tell days and GPU-hours, as 15T"
-    )
-    parser.add_argument("--price", type=price, metavar="X", help="with --tokens: of a GPU-hour")
-    parser.add_argument(
-        "--workers", type=count(1, MOST_WORKERS), metavar="N", help="processes (default: as many as cores)"
-    )
-    parser.add_argument(
-        "-o", "--output", type=new_file, metavar="FILE", help="write the rows as .csv, .parquet or .json"
-    )
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -98,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         print(search_text(found, terminal_width()))
         if args.html:
             print(f"\n{told_page(args)}")
-    if not result.counts.complete:
+    if not result.counts.complete and not result.counts.out_of_time:
         return INTERRUPTED
     return 0 if result.best else 1
 

@@ -3,24 +3,25 @@
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepcast.cli.choices import all_words
 from stepcast.cli.predict import training
 from stepcast.cli.search_question import Question
-
-if TYPE_CHECKING:
-    from stepcast.ir.step import StepReport
-    from stepcast.searching.best import Found, Missed, Result
+from stepcast.forecast.predict import predict
+from stepcast.frameworks.command import predict_words
+from stepcast.ir.step import StepReport
+from stepcast.searching.best import Found, Missed, Result
+from stepcast.searching.mixed import words_of
+from stepcast.searching.reasons import binding, differences_s, shares
+from stepcast.searching.sensitivity import sensitivity
 
 # Where nothing fits: so many times the GPUs.
 MORE_GPUS = (2, 4, 8, 16)
 FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", "sharding", "precision")
 
 
-def search_facts(asked: Question, result: "Result") -> dict[str, Any]:
-    from stepcast.searching.reasons import binding, differences_s, shares
-
+def search_facts(asked: Question, result: Result) -> dict[str, Any]:
     reports = [_report(asked, each) for each in result.best]
     rows = [
         _row(asked, rank, each, report, reports[0])
@@ -38,6 +39,7 @@ def search_facts(asked: Question, result: "Result") -> dict[str, Any]:
         "seq": asked.seq,
         "capacity_bytes": min(capacity, asked.most_bytes or capacity),
         "counts": result.counts.facts(),
+        "least_s": result.least_s,
         "rows": rows,
         "binds": {
             "what": binding(reports[0], result.missed is not None),
@@ -72,13 +74,11 @@ def best_row(asked: Question) -> dict[str, Any] | None:
     return _row(asked, 1, found[0], report, report)
 
 
-def _report(asked: Question, found: "Found") -> "StepReport":
-    from stepcast.forecast.predict import predict
-
+def _report(asked: Question, found: Found) -> StepReport:
     return predict(asked.model, asked.priced, found.strategy, found.framework, found.options).report
 
 
-def _missed(missed: "Missed") -> dict[str, Any]:
+def _missed(missed: Missed) -> dict[str, Any]:
     return {
         **all_words(missed.strategy),
         "bound_s": missed.bound_s,
@@ -86,9 +86,7 @@ def _missed(missed: "Missed") -> dict[str, Any]:
     }
 
 
-def _sensitivity(asked: Question, result: "Result") -> list[dict[str, Any]]:
-    from stepcast.searching.sensitivity import sensitivity
-
+def _sensitivity(asked: Question, result: Result) -> list[dict[str, Any]]:
     best = result.best[0].strategy if result.best else None
     return [
         {
@@ -102,9 +100,7 @@ def _sensitivity(asked: Question, result: "Result") -> list[dict[str, Any]]:
     ]
 
 
-def _row(
-    asked: Question, rank: int, found: "Found", report: "StepReport", best: "StepReport"
-) -> dict[str, Any]:
+def _row(asked: Question, rank: int, found: Found, report: StepReport, best: StepReport) -> dict[str, Any]:
     assert report.throughput is not None
     args = asked.args
     run = training(args.tokens, args.price, found.strategy, found.step_s) or {}
@@ -129,16 +125,12 @@ def _row(
     }
 
 
-def _kinds(found: "Found") -> str:
-    from stepcast.searching.mixed import words_of
-
+def _kinds(found: Found) -> str:
     return ", ".join(f"{stages} on {kind}" for kind, stages in words_of(found.kinds).items())
 
 
-def _command(asked: Question, found: "Found") -> str:
+def _command(asked: Question, found: Found) -> str:
     """The line that predicts this row alone; of two kinds of GPUs, that searches it alone."""
-    from stepcast.frameworks.command import predict_words
-
     args = asked.args
     if found.kinds:
         return _fixed(asked, found)
@@ -153,7 +145,7 @@ def _command(asked: Question, found: "Found") -> str:
     return shlex.join(words)
 
 
-def _fixed(asked: Question, found: "Found") -> str:
+def _fixed(asked: Question, found: Found) -> str:
     args, row = asked.args, all_words(found.strategy)
     words = ["stepcast", "search", "--model", args.model, "--cluster", args.cluster]
     for each in args.set:

@@ -10,14 +10,22 @@ from stepcast.cli.choices import allowed
 from stepcast.cli.forecasting import check_named
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
+from stepcast.frameworks.catalog import load_profile
+from stepcast.frameworks.profile import Profile, settle
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.ir.model import Model
+from stepcast.models.catalog import load_model
+from stepcast.searching.best import Counts, Found, Result, Watch, search_parts
+from stepcast.searching.crew import usable_workers
+from stepcast.searching.mixed import joined, search_mixed
+from stepcast.searching.refine import refined
+from stepcast.searching.search import parts_of
+from stepcast.searching.space import Axes, space_of
+from stepcast.units import format_seconds
 
 if TYPE_CHECKING:
     from types import FrameType
 
-    from stepcast.frameworks.profile import Profile
-    from stepcast.hardware import Cluster
-    from stepcast.ir.model import Model
-    from stepcast.searching.best import Counts, Found, Result, Watch
 
 EVERY_S = 0.1
 SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
@@ -28,9 +36,9 @@ class Question:
     """What is asked, read from the command line; *assumptions* are what it left open."""
 
     args: argparse.Namespace
-    model: "Model"
-    cluster: "Cluster"
-    profile: "Profile"
+    model: Model
+    cluster: Cluster
+    profile: Profile
     gpus: tuple[int, ...]
     global_batch: int
     seq: int
@@ -50,37 +58,31 @@ class Question:
         return self.cluster.other is not None and mine is not None and max(self.gpus) > mine
 
     @property
-    def priced(self) -> "Cluster":
+    def priced(self) -> Cluster:
         """What predictions of the rows are made on."""
-        from stepcast.searching.mixed import joined
-
         return joined(self.cluster)
 
-    def answer(self, top: int | None = None, watch: "Watch | None" = None) -> "Result":
+    def answer(self, top: int | None = None, watch: Watch | None = None) -> Result:
         """The best *top*, or as many as asked for, which are refined then; *watch* is told how far it is in
         place of the terminal.
         """
-        from stepcast.searching.best import search_parts
-        from stepcast.searching.crew import usable_workers
-        from stepcast.searching.mixed import search_mixed
-        from stepcast.searching.refine import refined
-        from stepcast.searching.search import parts_of
-        from stepcast.searching.space import Axes, space_of
-
         args, axes = self.args, {"precision": (self.profile.defaults.precision,), **self.axes}
         space = space_of(
             self.model, Axes(gpus=self.gpus, **axes), self.global_batch, self.seq, self.cluster.domain_gpus
         )
         if not len(space):
             raise ValueError("no candidates: tp x cp x pp divides the GPUs for none of the values allowed")
-        if watch is None:
-            show_status(f"bounding {len(space):,} candidates")
         try:
             with contextlib.nullcontext(watch) if watch else _Watching() as told:
                 if self.mixed:
-                    parts = parts_of(space, self._settle)
                     return search_mixed(
-                        parts, self.cluster, top or args.top, args.objective, self.most_bytes, told
+                        parts_of(space, self._settle),
+                        self.cluster,
+                        top or args.top,
+                        args.objective,
+                        self.most_bytes,
+                        told,
+                        args.time,
                     )
                 result = search_parts(
                     parts_of(space, self._settle),
@@ -91,6 +93,7 @@ class Question:
                     told,
                     args.workers or usable_workers(),
                     looks_around=top is None,
+                    most_s=args.time,
                 )
             if top is not None:
                 return result
@@ -99,18 +102,12 @@ class Question:
             show_status("")
 
     def _settle(self, layout: Any, precision: Any) -> Any:
-        from stepcast.frameworks.profile import settle
-
         settled = settle(self.profile, self.model, self.cluster.gpu.name, layout, {"precision": precision})
         common = {name: each for name, each in settled.choices.items() if name not in SETTLED_ELSEWHERE}
         return settled.framework, common
 
 
 def question_of(args: argparse.Namespace) -> Question:
-    from stepcast.frameworks.catalog import load_profile
-    from stepcast.hardware import load_cluster
-    from stepcast.models.catalog import load_model
-
     if getattr(args, "name", None) is not None:
         if args.model is not None:
             raise ValueError(f"{args.name}: --model names the model already; leave one of them out")
@@ -178,9 +175,7 @@ class _Watching:
 
             signal.signal(signal.SIGINT, self.before)
 
-    def __call__(self, counts: "Counts", best: "Found | None") -> None:
-        from stepcast.units import format_seconds
-
+    def __call__(self, counts: Counts, best: Found | None) -> None:
         if self.before is None:
             self._catch()
         if self.stopped:
@@ -188,9 +183,13 @@ class _Watching:
         now = time.monotonic()
         if now - self.last >= EVERY_S:
             self.last = now
-            rate = counts.simulated / max(now - self.began, EVERY_S)
-            told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-            words = f"simulated {counts.simulated:,} of {counts.considered:,}, {rate:,.0f} a second; {told}"
+            if best is None:
+                words = f"bounding {counts.considered:,} candidates, {counts.priced:,} kinds of layers priced"
+            else:
+                words = (
+                    f"simulated {counts.simulated:,}, {counts.unseen:,} of {counts.considered:,} left; "
+                    f"best {format_seconds(best.step_s)}"
+                )
             show_status(moving_text("search", round((now - self.began) / EVERY_S), words))
 
     def _catch(self) -> None:

@@ -7,57 +7,33 @@ import re
 import secrets
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import Any
 
-from stepcast import __version__
-from stepcast.cli.main import Parser
+from stepcast.cli.loaded import loaded
 from stepcast.cli.numbers import count
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from stepcast.searching.best import Counts, Found
-    from stepcast.serve.app import Answer, Rest, Told
+from stepcast.cli.options import add_options
 
 PORT = 8321
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_MIB = 64
-EVERY_S = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--port", type=count(0, 65_535), default=PORT, metavar="N", help=f"default {PORT}; 0: any free one"
-    )
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen at (default 127.0.0.1: this machine alone)",
-    )
-    parser.add_argument(
-        "--expose",
-        action="store_true",
-        help="listen at an address that other machines reach; who knows the token may ask",
-    )
-    parser.add_argument(
-        "--name",
-        type=_name,
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="a name of this machine that browsers may use",
-    )
-    parser.add_argument(
-        "--max-upload",
-        type=count(1, 4096),
-        default=MOST_MIB,
-        metavar="MIB",
-        help=f"largest trace to take (default {MOST_MIB} MiB)",
+    add_options(
+        parser,
+        f"""
+        --port N          default {PORT}; 0: any free one
+        --host ADDRESS    address to listen at (default 127.0.0.1: this machine alone)
+        --expose          listen at an address that other machines reach; who knows the token may ask
+        --name NAME ...   a name of this machine that browsers may use
+        --max-upload MIB  largest trace to take (default {MOST_MIB} MiB)
+        """,
+        port={"type": count(0, 65535), "default": PORT},
+        host="127.0.0.1",
+        name=_name,
+        max_upload={"type": count(1, 4096), "default": MOST_MIB},
     )
 
 
@@ -65,6 +41,13 @@ def _name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?", text):
         raise argparse.ArgumentTypeError(f"expected the name of a machine, such as box.lan, not {text!r}")
     return text
+
+
+class _Verbs:
+    """The verbs, loaded when one is asked for: the server listens before."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(loaded("cli.served:verbs")(), name)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -80,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     warnings.simplefilter("error", RuntimeWarning)
     token = secrets.token_urlsafe(24)
 
-    verbs = Verbs()
+    verbs: Any = _Verbs()
     threading.Thread(target=verbs.warm, daemon=True).start()
     guard = make_app(verbs, token, frozenset(), args.max_upload * 2**20)
     config = uvicorn.Config(
@@ -123,172 +106,3 @@ def _hosts(host: str, names: Sequence[str], port: int) -> frozenset[str]:
     """What a browser may call this server."""
     known = [*(LOOPBACK if host in LOOPBACK else (host,)), *names]
     return frozenset(f"{f'[{name}]' if ':' in name else name}:{port}".lower() for name in known)
-
-
-class _Words(Parser):
-    """Words that no person typed: what is wrong with them is raised, not printed."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(message)
-
-
-class Verbs:
-    """The verbs as the app asks for them."""
-
-    def warm(self) -> None:
-        """Load what the first answer needs before anybody asks for it."""
-        from stepcast.serve.fields import PREDICT, command_words
-
-        self.predict(command_words("predict", PREDICT, {each.name: each.usual for each in PREDICT}), None)
-
-    @cached_property
-    def predicting(self) -> argparse.ArgumentParser:
-        from stepcast.cli import predict
-
-        parser = _Words(prog="stepcast predict")
-        predict.add_arguments(parser)
-        return parser
-
-    @cached_property
-    def searching(self) -> argparse.ArgumentParser:
-        from stepcast.cli import search
-
-        parser = _Words(prog="stepcast search")
-        search.add_arguments(parser)
-        return parser
-
-    def predict(self, words: Sequence[str], rest: "Rest | None") -> "Answer":
-        from stepcast.cli.neighbours import neighbours
-        from stepcast.forecast.operators import roofline
-        from stepcast.pages.document import About
-        from stepcast.pages.step import layout_words, step_page, subject
-        from stepcast.serve.app import Answer
-        from stepcast.units import format_bytes, format_percent, format_seconds
-
-        args, found, facts = self._predicted(words)
-        about = About("predict", args.command, __version__)
-        if rest is not None:
-            changes = neighbours(args, found, args.command, rest)
-            page = step_page(facts, about, found.prediction.drawn, roofline(found.prediction), changes)
-        else:
-            page = step_page(facts, about, None, roofline(found.prediction))
-        memory = facts["memory_bytes"]
-        fits = "fits" if memory["fits"] else "does not fit"
-        said = f"MFU {format_percent(facts['mfu'])}, {format_bytes(memory['total'])}, {fits}"
-        title = f"{format_seconds(facts['step_s'])}: {subject(facts)}"
-        return Answer(
-            page,
-            {"title": title, "words": f"{layout_words(facts['run'])}; {said}", "step_s": facts["step_s"]},
-        )
-
-    def _predicted(self, words: Sequence[str]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
-        import shlex
-
-        from stepcast.cli.forecasting import forecast
-
-        args = self.predicting.parse_args(list(words[1:]))
-        args.command, args.quiet, args.verb = shlex.join(["stepcast", *words]), True, "predict"
-        found = forecast(args)
-        report = found.prediction.noting(found.assumptions).report
-        return (
-            args,
-            found,
-            {**found.asked.facts(), "command": args.command, "version": __version__, **report.facts()},
-        )
-
-    def compare(self, first: Sequence[str], second: Sequence[str]) -> "Answer":
-        from stepcast.analyze.compare import compare
-        from stepcast.pages.compare import compare_page
-        from stepcast.pages.document import About
-        from stepcast.pages.step import layout_words, subject
-        from stepcast.serve.app import Answer
-
-        sides = [self._predicted(words)[2] for words in (first, second)]
-        names = tuple(f"{subject(side)}, {layout_words(side['run'])}" for side in sides)
-        if names[0] == names[1]:
-            names = (f"{names[0]} (first)", f"{names[1]} (second)")
-        found = compare(*sides).facts()
-        commands = "\n".join(side["command"] for side in sides)
-        page = compare_page(found, About("compare", commands, __version__), (names[0], names[1]))
-        return Answer(page, {"title": page.title, "words": "", "step_s": found["step_s"]})
-
-    def search(self, words: Sequence[str], told: "Told") -> "Answer":
-        """In a process of its own, so that live answers do not wait for it, and it ends when nobody does."""
-        import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe(duplex=False)
-        process = context.Process(target=search_apart, args=(list(words), theirs), daemon=True)
-        process.start()
-        theirs.close()
-        try:
-            while True:
-                while not ours.poll(EVERY_S):
-                    told({})
-                kind, value = ours.recv()
-                if kind == "answer":
-                    return cast("Answer", value)
-                if kind == "mistake":
-                    raise ValueError(value)
-                told(value)
-        except EOFError:
-            raise ValueError("the search ended without an answer") from None
-        finally:
-            ours.close()
-            process.terminate()
-
-    def analyze(self, given: Sequence[tuple[str, bytes]], cluster: str | None) -> "Answer":
-        from stepcast.cli.analyze import ANALYSES, PAGES
-        from stepcast.hardware import cluster_names
-        from stepcast.inputs.source import Source
-        from stepcast.inputs.table import read_as_one
-        from stepcast.ir.doubts import doubts
-        from stepcast.ir.timeline import Timeline
-        from stepcast.pages.document import About
-        from stepcast.serve.app import Answer
-
-        if cluster is not None and cluster not in cluster_names():
-            raise ValueError(f"cluster {cluster[:40]!r} is not one of those known")
-        entry, document = read_as_one([Source(name, data) for name, data in given], None)
-        if entry.name not in ANALYSES:
-            raise ValueError(f"{given[0][0]}: is {entry.name}, which does not say what happened")
-        args = argparse.Namespace(cluster=cluster, set=[], calibration=None, trace=None)
-        found = {"format": entry.name, **ANALYSES[entry.name][0](document, args)}
-        found["warnings"] = [*found["warnings"], *doubts(found)]
-        names = " ".join(name for name, _ in given)
-        line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")
-        timeline = document if isinstance(document, Timeline) else None
-        page = PAGES[entry.name](found, About("analyze", line, __version__), timeline)
-        return Answer(page, {"title": page.title, "words": "", "step_s": found.get("step_s")})
-
-
-def search_apart(words: list[str], pipe: "Connection") -> None:
-    """Search, and send how far it is and what was found into *pipe*."""
-    import shlex
-
-    from stepcast.cli.search import result_page
-    from stepcast.cli.search_facts import search_facts
-    from stepcast.cli.search_question import question_of
-    from stepcast.pages.document import About
-    from stepcast.serve.app import MISTAKES, Answer
-    from stepcast.units import format_seconds
-
-    last = [0.0]
-
-    def watch(counts: "Counts", best: "Found | None") -> None:
-        now = time.monotonic()
-        if now - last[0] >= EVERY_S:
-            last[0] = now
-            told = f"best {format_seconds(best.step_s)}" if best else "none fits yet"
-            words = f"simulated {counts.simulated:,}, {counts.pruned:,} left; {told}"
-            pipe.send(("progress", {"words": words}))
-
-    try:
-        # One process, which ends whole when it is ended; live answers have the other cores.
-        asked = question_of(Verbs().searching.parse_args([*words[1:], "--workers", "1"]))
-        result = asked.answer(watch=watch)
-        found = search_facts(asked, result)
-        page = result_page(found, result, About("search", shlex.join(["stepcast", *words]), __version__))
-        pipe.send(("answer", Answer(page, {"title": page.title, "words": "", "step_s": None})))
-    except MISTAKES as error:
-        pipe.send(("mistake", str(error) or type(error).__name__))

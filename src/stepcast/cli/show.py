@@ -2,11 +2,14 @@
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, apply_edits, open_sources
+from stepcast.cli.loaded import loaded
+from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.streams import heading
 from stepcast.inputs.errors import FormatError
@@ -22,15 +25,23 @@ CLUSTER = Format("cluster", "cluster description (TOML)", "cluster", "stepcast.h
 FRAMEWORK = Format("framework", "framework profile (TOML)", "framework", "stepcast.frameworks")
 CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration", "stepcast.cost.calibration")
 
+DESCRIBED = {
+    CLUSTER.name: loaded("hardware:load_cluster"),
+    FRAMEWORK.name: loaded("frameworks.catalog:load_profile"),
+    CALIBRATION.name: loaded("cli.calibrations:load_calibration"),
+}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        help="files of any known format, the files of one run (or its folder) together; names of clusters",
+    add_options(
+        parser,
+        """
+        files FILE  files of any known format, the files of one run (or its folder) together; names of
+                    clusters
+        --json
+        """,
+        files={"nargs": "+"},
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_edit_arguments(parser)
 
 
@@ -61,31 +72,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _text(found: dict[str, Any], width: int) -> str:
-    if found["kind"] == "cluster":
-        from stepcast.report.hardware import cluster_pairs
-
-        return facts(cluster_pairs(found), width)
-    if found["kind"] == "framework":
-        from stepcast.cli.frameworks import profile_pairs
-
-        return facts(profile_pairs(found), width)
-    if found["kind"] == "calibration":
-        from stepcast.cli.calibrations import calibration_text
-
-        return calibration_text(found, width)
-    if found["kind"] == "wiring":
-        from stepcast.report.hardware import wiring_pairs
-
-        return facts(wiring_pairs(found), width)
-    if found["kind"] in ("step log", "collectives", "worker steps"):
-        from stepcast.cli.logs import log_text
-
-        return log_text(found, width)
-    if found["kind"] == "captured":
-        from stepcast.report.captured import captured_text
-
-        return captured_text(found, width)
-    return show_text(found, width)
+    if tell := PAIRS.get(found["kind"]):
+        return facts(tell(found), width)
+    text: str = TEXTS.get(found["kind"], show_text)(found, width)
+    return text
 
 
 def _documents(args: argparse.Namespace) -> Iterator[tuple[str, Format, Any]]:
@@ -129,17 +119,7 @@ def _described(path: str, entry: Format) -> Any:
     """The hardware or the software that a TOML file describes, which may build on files beside it."""
     if not path.endswith(".toml"):
         raise ValueError(f"{path}: is a {entry.title}; save it as NAME.toml to show it")
-    if entry is CALIBRATION:
-        from stepcast.cli.calibrations import load_calibration
-
-        return load_calibration(path)
-    if entry is FRAMEWORK:
-        from stepcast.frameworks.catalog import load_profile
-
-        return load_profile(path)
-    from stepcast.hardware import load_cluster
-
-    return load_cluster(path)
+    return DESCRIBED[entry.name](path)
 
 
 def _recognise(source: Source) -> Format:
@@ -161,56 +141,45 @@ def _recognise(source: Source) -> Format:
 
 
 def facts_of(document: Any) -> dict[str, Any]:
-    """The facts of any noun; report modules load only for the noun at hand."""
-    match type(document).__name__:
-        case "Workload":
-            from stepcast.report.workload import workload_facts
+    """The facts of any noun."""
+    found: dict[str, Any] = FACTS[type(document).__name__](document)
+    return found
 
-            return workload_facts(document)
-        case "Timeline":
-            from stepcast.report.timeline import timeline_facts
 
-            return timeline_facts(document)
-        case "RunLog":
-            from stepcast.report.measured import run_log_facts
+def _logged(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
+    """What ``analyze`` finds in a log."""
+    return lambda document: {"kind": kind, **loaded(analyze)(document).facts()}
 
-            return run_log_facts(document)
-        case "CollectiveSweep":
-            from stepcast.report.measured import sweep_facts
 
-            return sweep_facts(document)
-        case "OperatorTimes":
-            from stepcast.report.measured import operator_times_facts
-
-            return operator_times_facts(document)
-        case "Model":
-            from stepcast.report.model import model_facts
-
-            return model_facts(document)
-        case "StepLog" | "CollectiveLog" | "WorkerSteps":
-            from stepcast.cli.logs import log_facts
-
-            return log_facts(document)
-        case "Captured":
-            from stepcast.cli.captured import captured_facts
-
-            return captured_facts(document)
-        case "Wiring":
-            found: dict[str, Any] = document.facts()
-            return found
-        case "Cluster":
-            from stepcast.hardware.facts import cluster_facts
-
-            return cluster_facts(document)
-        case "Profile":
-            from stepcast.cli.frameworks import profile_facts
-
-            return profile_facts(document)
-        case "Calibration":
-            from stepcast.cli.calibrations import calibration_facts
-
-            return calibration_facts(document)
-    raise AssertionError(f"no facts for {type(document).__name__}")
+# By noun its facts; by their kind, what tells them as pairs or as text. All else stands in report/show.py.
+FACTS: Mapping[str, Callable[[Any], Any]] = {
+    "Workload": loaded("report.workload:workload_facts"),
+    "Timeline": loaded("report.timeline:timeline_facts"),
+    "RunLog": loaded("report.measured:run_log_facts"),
+    "CollectiveSweep": loaded("report.measured:sweep_facts"),
+    "OperatorTimes": loaded("report.measured:operator_times_facts"),
+    "Model": loaded("report.model:model_facts"),
+    "StepLog": _logged("step log", "analyze.logs:analyze_step_log"),
+    "CollectiveLog": _logged("collectives", "analyze.logs:analyze_collective_log"),
+    "WorkerSteps": _logged("worker steps", "analyze.stragglers:analyze_stragglers"),
+    "Captured": loaded("cli.captured:captured_facts"),
+    "Wiring": methodcaller("facts"),
+    "Cluster": loaded("hardware.facts:cluster_facts"),
+    "Profile": loaded("cli.frameworks:profile_facts"),
+    "Calibration": loaded("cli.calibrations:calibration_facts"),
+}
+PAIRS: Mapping[str, Callable[[Any], Any]] = {
+    "cluster": loaded("report.hardware:cluster_pairs"),
+    "framework": loaded("cli.frameworks:profile_pairs"),
+    "wiring": loaded("report.hardware:wiring_pairs"),
+}
+TEXTS: Mapping[str, Callable[..., Any]] = {
+    "calibration": loaded("cli.calibrations:calibration_text"),
+    "step log": loaded("report.jobs:step_log_text"),
+    "collectives": loaded("report.jobs:collective_log_text"),
+    "worker steps": loaded("report.jobs:stragglers_text"),
+    "captured": loaded("report.captured:captured_text"),
+}
 
 
 def warnings_of(document: Any) -> list[str]:

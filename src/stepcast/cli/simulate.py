@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.background import add_background_argument, with_background
+from stepcast.cli.background import with_background
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.engine import ENGINES as STEP_ENGINES
 from stepcast.cli.engine import HELP as ENGINE_HELP
 from stepcast.cli.engine import engine_of
-from stepcast.cli.numbers import check_multiple, gpu_count, rate
-from stepcast.cli.place import add_place_argument, has_racks
+from stepcast.cli.numbers import check_multiple
+from stepcast.cli.options import add_options
+from stepcast.cli.place import has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.cli.strategy_options import SCHEDULES
 from stepcast.ir.group import Group
@@ -33,74 +34,49 @@ MOST_TIMES = 1e6  # a slower part than that has stopped
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "files",
-        metavar="FILE",
-        nargs="+",
-        help="a workload: SimAI text, operator table, or Chakra (all files of a set, its folder or prefix); "
-        "- reads standard input",
-    )
-    parser.add_argument("--cluster", metavar="C", help="name in the catalogue, or a TOML file")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="change the cluster, as node.nics=4"
-    )
-    add_place_argument(parser)
-    parser.add_argument(
-        "--gpus", type=gpu_count, metavar="N", help="GPUs in all; data parallelism takes what is left"
-    )
-    parser.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="fast",
-        help=f"{ENGINE_HELP}; simai: SimAI-analytical's own pricing",
-    )
-    add_background_argument(parser)
-    parser.add_argument("--schedule", metavar="NAME", help=f"{', '.join(SCHEDULES)}, or a schedule file")
-    parser.add_argument(
-        "--body", choices=("stage", "model"), default="stage", help="what the file's body stands for"
-    )
-    parser.add_argument("--messages", choices=SENDS, help="how stages send to each other: eager")
-    parser.add_argument(
-        "--ideal-communication", action="store_true", help="links at their rate, without latency or protocol"
-    )
-    parser.add_argument(
-        "--all-reduce",
-        choices=ALGORITHMS,
-        metavar="NAME",
-        help=f"force an algorithm instead of the fastest: {', '.join(ALGORITHMS)}",
-    )
-    parser.add_argument(
-        "--slow-stage", action="append", default=[], metavar="S=X", help="stage S computes X times as long"
-    )
-    parser.add_argument(
-        "--slow-rank",
-        action="append",
-        default=[],
-        metavar="R=X",
-        help="rank R computes X times as long, and so its tensor-parallel peers wait for it",
-    )
-    parser.add_argument(
-        "--slow-group",
-        action="append",
-        default=[],
-        metavar="G=X",
-        help="communication of group G takes X times as long",
+    add_options(
+        parser,
+        f"""
+        files FILE             a workload: SimAI text, operator table, or Chakra (all files of a set, its
+                               folder or prefix); - reads standard input
+        --cluster C            name in the catalogue, or a TOML file
+        --set
+        --place
+        --gpus N               GPUs in all; data parallelism takes what is left
+        --engine               {ENGINE_HELP};
+                               simai: SimAI-analytical's own pricing
+        --background
+        --schedule NAME        {", ".join(SCHEDULES)}, or a schedule file
+        --body                 what the file's body stands for
+        --messages             how stages send to each other: eager
+        --ideal-communication  links at their rate, without latency or protocol
+        --all-reduce NAME      force an algorithm instead of the fastest: {", ".join(ALGORITHMS)}
+        --slow-stage S=X ...   stage S computes X times as long
+        --slow-rank R=X ...    rank R computes X times as long, and so its tensor-parallel peers wait for it
+        --slow-group G=X ...   communication of group G takes X times as long
+        """,
+        files={"nargs": "+"},
+        engine={"choices": ENGINES, "default": "fast"},
+        body={"choices": ("stage", "model"), "default": "stage"},
+        messages=SENDS,
+        all_reduce=ALGORITHMS,
     )
     add_result_arguments(parser.add_argument_group("the answer"))
     add_edit_arguments(parser)
     simai = parser.add_argument_group("with --engine simai (defaults are SimAI's reference system)")
-    simai.add_argument(
-        "--nvlink-gb-per-s", type=rate, default=360.0, metavar="V", help="NVLink rate of a GPU"
-    )
-    simai.add_argument("--nic-gb-per-s", type=rate, default=48.5, metavar="W", help="rate of a NIC")
-    simai.add_argument("--gpus-per-server", type=gpu_count, default=8, metavar="G")
-    simai.add_argument("--nics-per-server", type=gpu_count, default=8, metavar="N")
-    simai.add_argument(
-        "--overlap",
-        action="append",
-        default=[],
-        metavar="GROUP=R",
-        help="hidden share of tp, ep, dp or dp_ep",
+    add_options(
+        simai,
+        """
+        --nvlink-gb-per-s V    NVLink rate of a GPU
+        --nic-gb-per-s W       rate of a NIC
+        --gpus-per-server G
+        --nics-per-server N
+        --overlap GROUP=R ...  hidden share of tp, ep, dp or dp_ep
+        """,
+        nvlink_gb_per_s=360.0,
+        nic_gb_per_s=48.5,
+        gpus_per_server=8,
+        nics_per_server=8,
     )
 
 

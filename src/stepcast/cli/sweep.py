@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.interrupts import Interruptible
 from stepcast.cli.numbers import count
-from stepcast.cli.output import new_file, print_json, print_notes, terminal_width, write_file
-from stepcast.cli.pages import add_page_argument, write_page
+from stepcast.cli.options import add_options, option_of
+from stepcast.cli.output import print_json, print_notes, terminal_width, write_file
+from stepcast.cli.pages import write_page
 from stepcast.cli.streams import show_status
 
 if TYPE_CHECKING:
     from stepcast.sweep.run import Progress
 
 # Options that matter for each kind of call.
-ASKING = ("html", "output", "engine", "workers", "address", "dry_run")
+ASKING = ("html", "output", "engine", "workers", "address", "limit", "dry_run")
 SEEING: dict[str, tuple[str, ...]] = {
     "status": (),
     "show": ("html", "where", "sort", "reverse", "top"),
@@ -29,38 +30,45 @@ EVERY_S = 0.2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "what", metavar="SPEC.toml|status|show|export", help="points to ask, or what to see of them"
-    )
-    parser.add_argument(
-        "folder", nargs="?", metavar="DIR", help="with status, show and export: of which sweep"
+    add_options(
+        parser,
+        """
+        what SPEC.toml|status|show|export  points to ask, or what to see of them
+        folder DIR                  with status, show and export: of which sweep
+        """,
+        folder={"nargs": "?"},
     )
     asking = parser.add_argument_group("asking")
-    asking.add_argument("-o", "--output", metavar="DIR", help="folder of the answers; the same one resumes")
-    asking.add_argument(
-        "--engine",
-        choices=ENGINES,
-        default="local",
-        metavar="E",
-        help=f"{', '.join(ENGINES)} (default local)",
+    add_options(
+        asking,
+        f"""
+        -o, --output DIR  folder of the answers; the same one resumes
+        --engine E        {", ".join(ENGINES)} (default local)
+        --workers N       at once (default: the cores of this machine)
+        --address A       of the Ray or Dask cluster, or the Slurm partition
+        --limit N         ask N of the points, spread evenly over all
+        --dry-run         count the points, and ask none
+        """,
+        output=str,
+        engine={"choices": ENGINES, "default": "local"},
+        workers=count(1, MOST_WORKERS),
+        limit=count(1, MOST_ROWS),
     )
-    asking.add_argument(
-        "--workers",
-        type=count(1, MOST_WORKERS),
-        metavar="N",
-        help="at once (default: the cores of this machine)",
-    )
-    asking.add_argument("--address", metavar="A", help="of the Ray or Dask cluster, or the Slurm partition")
-    asking.add_argument("--dry-run", action="store_true", help="count the points, and ask none")
     seeing = parser.add_argument_group("seeing")
-    seeing.add_argument("--where", metavar="TEXT", help='rows that are wanted, as "mfu > 0.4 AND fits"')
-    seeing.add_argument("--sort", metavar="NAME", help="least first")
-    seeing.add_argument("--reverse", action="store_true", help="with --sort: most first")
-    seeing.add_argument("--top", type=count(1, MOST_ROWS), metavar="K", help="rows to show (default 20)")
-    seeing.add_argument("--to", choices=FORMATS, metavar="FORMAT", help=f"export: {', '.join(FORMATS)}")
-    seeing.add_argument("--to-file", type=new_file, metavar="FILE", help="export: where to")
-    add_page_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_options(
+        seeing,
+        f"""
+        --where TEXT    rows that are wanted, as "mfu > 0.4 AND fits"
+        --sort NAME     least first
+        --reverse       with --sort: most first
+        --top K         rows to show (default 20)
+        --to FORMAT     export: {", ".join(FORMATS)}
+        --to-file FILE  export: where to
+        """,
+        top=count(1, MOST_ROWS),
+        to=FORMATS,
+    )
+    add_options(parser, "--html\n--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
 def _check_used(args: argparse.Namespace, used: tuple[str, ...]) -> None:
     every = {*ASKING, *(name for names in SEEING.values() for name in names)}
     for name in sorted(args.given & every - set(used)):
-        raise ValueError(f"--{name.replace('_', '-')} has no effect with 'stepcast sweep {args.what}'")
+        raise ValueError(f"{option_of(name)} has no effect with 'stepcast sweep {args.what}'")
 
 
 # ---- asking -------------------------------------------------------------------------------------------
 
 
 def _ask(args: argparse.Namespace) -> int:
-    from stepcast.cli.sweep_points import answers, check_words, digest, program
+    from stepcast.cli.sweep_points import answers, check_many, check_words, digest, program
     from stepcast.inputs.source import Source
     from stepcast.ir.limits import DESCRIPTION
     from stepcast.sweep.run import sweep
@@ -101,11 +109,22 @@ def _ask(args: argparse.Namespace) -> int:
     if args.output is None:
         raise ValueError("-o DIR is missing: the folder of the answers")
     workers = args.workers or _cores()
+    if args.limit is None:
+        check_many(spec, workers)
     watching = _Watching()
     try:
         with Interruptible():
             found = sweep(
-                spec, args.output, answers, digest, program(), args.engine, workers, args.address, watching
+                spec,
+                args.output,
+                answers,
+                digest,
+                program(),
+                args.engine,
+                workers,
+                args.address,
+                watching,
+                args.limit,
             )
     except KeyboardInterrupt:
         show_status("")

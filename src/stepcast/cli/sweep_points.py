@@ -9,19 +9,29 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import stepcast
+from stepcast.cli.forecasting import Asked, asked_by
+from stepcast.cli.main import VERBS, build_parser
+from stepcast.cli.options import option_of
+from stepcast.cli.plan import planned
+from stepcast.cli.predict import training
+from stepcast.cli.search_facts import best_row
+from stepcast.cli.search_question import question_of
+from stepcast.forecast.predict import predict_many, throughput
+from stepcast.frameworks.catalog import load_profile
+from stepcast.hardware import load_cluster
+from stepcast.models.catalog import load_model
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.spec import Spec, Words
-from stepcast.units import DAY
-
-if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Asked
+from stepcast.units import DAY, format_seconds
 
 # Options that change what is printed or write files, and have no place in a point.
 ASIDE = ("help", "json", "trace", "to_workload", "output", "explain_memory", "html", "save", "top")
 BREAKDOWN = "breakdown"
+# Points that are tried to tell how long very many take, and how many are looked at for them.
+TRIED, TRIED_AMONG = 16, 10_000
 
 
 def answers(ask: str, points: Sequence[Words]) -> Answers:
@@ -51,12 +61,39 @@ def check_words(spec: Spec) -> None:
             raise ValueError(f"{name!r} is no option of 'stepcast {spec.ask}' that a point can have{hint}")
 
 
+def check_many(spec: Spec, workers: int) -> None:
+    """A ValueError that tells how long all points would take where they are very many."""
+    from stepcast.ir.limits import SEARCHES, UNASKED
+
+    limit = UNASKED if spec.ask == "predict" else SEARCHES
+    if spec.size <= limit.most or (points := spec.counted()[0]) <= limit.most:
+        return
+    each_s = _trial_s(spec)
+    took = f"{format_seconds(each_s)} each in a trial, {each_s * points / workers / DAY:,.1f} days"
+    raise ValueError(
+        f"{points:,} points take about {took} with {workers} workers; --limit N asks N of them, spread "
+        f"evenly, and --limit {spec.size} all"
+    )
+
+
+def _trial_s(spec: Spec) -> float:
+    """Seconds of a point, from a few that follow one another in the middle; predictions after others."""
+    import time
+    from itertools import islice
+
+    before, few = (TRIED, TRIED) if spec.ask == "predict" else (0, 1)
+    start = spec.size // 2
+    near = map(spec.at, range(start, min(spec.size, start + TRIED_AMONG)))
+    wanted = (words for words in near if spec.filter is None or spec.filter(words))
+    some = list(islice(wanted, before + few)) or [spec.at(start)]
+    answers(spec.ask, some[:-few])
+    began = time.perf_counter()
+    answers(spec.ask, some[-few:])
+    return (time.perf_counter() - began) / len(some[-few:])
+
+
 def digest(name: str, value: Any) -> str:
     """What a word stands for: names of models, clusters, frameworks and files by what they hold."""
-    from stepcast.frameworks.catalog import load_profile
-    from stepcast.hardware import load_cluster
-    from stepcast.models.catalog import load_model
-
     loaders: dict[str, Callable[[str], object]] = {
         "model": load_model,
         "cluster": load_cluster,
@@ -92,8 +129,6 @@ def _hashed(data: bytes) -> str:
 
 @cache
 def _parser(verb: str) -> argparse.ArgumentParser:
-    from stepcast.cli.main import VERBS, build_parser
-
     return build_parser([each for each in VERBS if each.name == verb])
 
 
@@ -110,7 +145,7 @@ def _options(verb: str) -> tuple[str, ...]:
 def _arguments(words: Words) -> list[str]:
     found = []
     for name, value in words.items():
-        option = f"--{name.replace('_', '-')}"
+        option = option_of(name)
         if isinstance(value, bool):
             found += [option] if value else []
         elif isinstance(value, list):
@@ -137,8 +172,6 @@ def parsed(verb: str, words: Words) -> argparse.Namespace:
 def _predicted(points: Sequence[Words]) -> Answers:
     found: Answers = [{} for _ in points]
     asked: list[tuple[int, Asked, argparse.Namespace]] = []
-    from stepcast.cli.forecasting import asked_by
-
     for place, words in enumerate(points):
         given = {name: value for name, value in words.items() if name != BREAKDOWN}
         try:
@@ -154,19 +187,17 @@ def _predicted(points: Sequence[Words]) -> Answers:
     return found
 
 
-def _shared(asked: "Asked") -> tuple[Any, ...]:
+def _shared(asked: Asked) -> tuple[Any, ...]:
     options = asked.options
     values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
     return (*values, options.place, options.residual, options.engine)
 
 
-def _predictions(asked: "Sequence[Asked]") -> list[Any]:
+def _predictions(asked: Sequence[Asked]) -> list[Any]:
     """Predictions of what differs in its strategy alone; an error stands for those that have none."""
-    from stepcast.forecast.predict import predict_many
-
     first = asked[0]
 
-    def predicted(some: "Sequence[Asked]") -> list[Any]:
+    def predicted(some: Sequence[Asked]) -> list[Any]:
         strategies = [each.strategy for each in some]
         values = first.model, first.cluster, strategies, first.framework
         return list(predict_many(*values, first.options, first.calibration))
@@ -180,10 +211,7 @@ def _predictions(asked: "Sequence[Asked]") -> list[Any]:
     return [*_predictions(asked[:middle]), *_predictions(asked[middle:])]
 
 
-def _row(asked: "Asked", args: argparse.Namespace, prediction: Any, breakdown: bool) -> dict[str, Any]:
-    from stepcast.cli.predict import training
-    from stepcast.forecast.predict import throughput
-
+def _row(asked: Asked, args: argparse.Namespace, prediction: Any, breakdown: bool) -> dict[str, Any]:
     if isinstance(prediction, Exception):
         return _failed(prediction)
     try:
@@ -219,8 +247,6 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 def _planned(words: Words) -> dict[str, Any]:
     """Days are the mean of the runs drawn, as the plan tells them."""
-    from stepcast.cli.plan import planned
-
     try:
         found = planned(parsed("plan", words)).facts
     except Exception as error:
@@ -231,9 +257,6 @@ def _planned(words: Words) -> dict[str, Any]:
 
 
 def _best(words: Words) -> dict[str, Any]:
-    from stepcast.cli.search_facts import best_row
-    from stepcast.cli.search_question import question_of
-
     try:
         row = best_row(question_of(parsed("search", {**words, "workers": 1})))
     except Exception as error:

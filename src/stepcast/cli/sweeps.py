@@ -3,15 +3,14 @@
 import argparse
 from typing import Any
 
+from stepcast.analyze.faults import findings
+from stepcast.analyze.sweeps import MeasuredSweep
+from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
 from stepcast.ir.sweep import CollectiveSweep
 
 
 def sweep_facts(sweep: CollectiveSweep, args: argparse.Namespace) -> dict[str, Any]:
     """Measured against predicted, size by size, and what a shortfall usually means."""
-    from stepcast.analyze.faults import findings
-    from stepcast.analyze.sweeps import MeasuredSweep
-    from stepcast.hardware import load_cluster
-
     if args.cluster is None:
         raise ValueError(
             f"{sweep.source}: say with --cluster what it ran on, which its times are compared with"
@@ -25,8 +24,6 @@ def sweep_facts(sweep: CollectiveSweep, args: argparse.Namespace) -> dict[str, A
 
 def _candidates(device: str) -> str:
     """Clusters of the catalogue with the GPU that a log names."""
-    from stepcast.hardware import CatalogError, cluster_names, load_cluster, load_gpu
-
     try:
         gpu = load_gpu(device).name
     except CatalogError:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.output import new_file, print_json, terminal_width, write_file
-from stepcast.cli.pages import add_page_argument, told_page, write_page
+from stepcast.cli.options import add_options
+from stepcast.cli.output import print_json, terminal_width, write_file
+from stepcast.cli.pages import told_page, write_page
 from stepcast.cli.progress import Bar
 from stepcast.cli.streams import heading, show_status
 from stepcast.ir.watched import watching
@@ -27,24 +28,18 @@ SHOWN_REASONS = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set", action="append", metavar="NAME", help="a measurement set; may repeat (default: all at hand)"
+    add_options(
+        parser,
+        """
+        --set NAME          a measurement set; may repeat (default: all at hand)
+        --data DIR          other rows of the set, in a folder laid out like it, or one file of it
+        --cluster C         nccl-tests: where the logs were taken (default: azure-nd-a100-v4)
+        --calibration FILE  transformers: what 'stepcast profile' measured of its GPU, an H200
+        -o, --output FILE   every row, measured and predicted, as csv
+        --html
+        """,
+        set={"action": "append"},
     )
-    parser.add_argument(
-        "--data", metavar="DIR", help="other rows of the set, in a folder laid out like it, or one file of it"
-    )
-    parser.add_argument(
-        "--cluster", metavar="C", help="nccl-tests: where the logs were taken (default: azure-nd-a100-v4)"
-    )
-    parser.add_argument(
-        "--calibration",
-        metavar="FILE",
-        help="transformers: what 'stepcast profile' measured of its GPU, an H200",
-    )
-    parser.add_argument(
-        "-o", "--output", type=new_file, metavar="FILE", help="every row, measured and predicted, as csv"
-    )
-    add_page_argument(parser)
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
 
 

@@ -6,162 +6,112 @@
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-# Other names of options that take a value.
-SAME: Mapping[str, tuple[str, ...]] = {
-    "tp": ("tensor-parallel", "tensor-parallel-size", "tensor-model-parallel-size", "tensor-parallelism"),
-    "pp": ("pipeline-parallel", "pipeline-parallel-size", "pipeline-model-parallel-size", "pipeline-stages"),
-    "cp": ("context-parallel", "context-parallel-size", "ring-size"),
-    "ep": ("expert-parallel", "expert-parallel-size", "expert-model-parallel-size"),
-    "dp": ("data-parallel", "data-parallel-size", "data-parallelism", "replicas"),
-    "vpp": ("virtual-pipeline", "virtual-pipeline-model-parallel-size", "model-chunks", "vp", "interleave"),
-    "expert-tp": ("etp", "expert-tensor-parallel", "expert-tensor-parallel-size"),
-    "gpus": ("num-gpus", "ngpus", "n-gpus", "gpu-count", "world-size", "nproc", "devices", "num-devices"),
-    "nodes": ("nnodes", "num-nodes", "hosts", "servers"),
-    "gpu": ("gpu-type", "gpu-name", "accelerator", "device"),
-    "cluster": ("system", "machine", "hardware", "platform", "cluster-name"),
-    "model": ("model-name", "arch", "architecture", "model-name-or-path", "hf-model", "model-id"),
-    "seq": (
-        "seq-length",
-        "seq-len",
-        "sequence-length",
-        "seqlen",
-        "sequence",
-        "max-seq-len",
-        "context-length",
-        "ctx",
-    ),
-    "micro-batch": (
-        "micro-batch-size",
-        "mbs",
-        "microbatch",
-        "microbatch-size",
-        "per-device-train-batch-size",
-    ),
-    "global-batch": ("global-batch-size", "gbs", "batch-size", "batch", "train-batch-size", "globalbatch"),
-    "precision": ("dtype", "mixed-precision", "data-type", "compute-dtype", "number-format"),
-    "sharding": (
-        "zero",
-        "zero-stage",
-        "shard-states",
-        "sharding-strategy",
-        "data-parallel-sharding-strategy",
-    ),
-    "recompute": (
-        "recompute-granularity",
-        "activation-recompute",
-        "activation-recomputation",
-        "recomputation",
-    ),
-    "framework": ("software", "backend", "stack", "trainer", "library"),
-    "schedule": ("pipeline-schedule", "pp-schedule"),
-    "optimizer": ("optim",),
-    "gradients": ("grad-dtype", "gradient-dtype", "grad-reduce-dtype"),
-    "lora-rank": ("lora", "lora-r", "lora-dim"),
-    "tokens": ("train-tokens", "total-tokens", "num-tokens", "training-tokens"),
-    "price": ("cost-per-gpu-hour", "gpu-price", "price-per-gpu-hour", "gpu-hour-price", "usd-per-gpu-hour"),
-    "trace": ("timeline", "perfetto", "chrome-trace"),
-    "output": ("out", "outfile", "output-file"),
-    "what-if": ("whatif",),
-    "calibration": ("calibrate", "calib"),
-    "set": ("override", "overrides"),
-    "failures": ("failure-profile", "failure-model"),
-    "checkpoint-every": ("checkpoint-interval", "save-interval"),
-    "top": ("top-k", "limit", "best"),
-    "objective": ("minimize", "optimize-for", "goal"),
-    "data": ("data-dir", "rows"),
-    "size": ("bytes", "message-size"),
-    "ranks": ("nranks", "num-ranks"),
-}
+
+def _by_word(words: Mapping[str, str]) -> dict[str, str]:
+    """Each of the words behind ours, which blanks separate, as the key of ours."""
+    return {other: ours for ours, others in words.items() for other in others.split()}
+
+
+# Other names of options.
+OTHER = _by_word(
+    {
+        "tp": "tensor-parallel tensor-parallel-size tensor-model-parallel-size tensor-parallelism",
+        "pp": "pipeline-parallel pipeline-parallel-size pipeline-model-parallel-size pipeline-stages",
+        "cp": "context-parallel context-parallel-size ring-size",
+        "ep": "expert-parallel expert-parallel-size expert-model-parallel-size",
+        "dp": "data-parallel data-parallel-size data-parallelism replicas",
+        "vpp": "virtual-pipeline virtual-pipeline-model-parallel-size model-chunks vp interleave",
+        "expert-tp": "etp expert-tensor-parallel expert-tensor-parallel-size",
+        "gpus": "num-gpus ngpus n-gpus gpu-count world-size nproc devices num-devices",
+        "nodes": "nnodes num-nodes hosts servers",
+        "gpu": "gpu-type gpu-name accelerator device",
+        "cluster": "system machine hardware platform cluster-name",
+        "model": "model-name arch architecture model-name-or-path hf-model model-id",
+        "seq": "seq-length seq-len sequence-length seqlen sequence max-seq-len context-length ctx",
+        "micro-batch": "micro-batch-size mbs microbatch microbatch-size per-device-train-batch-size",
+        "global-batch": "global-batch-size gbs batch-size batch train-batch-size globalbatch",
+        "precision": "dtype mixed-precision data-type compute-dtype number-format",
+        "sharding": "zero zero-stage shard-states sharding-strategy data-parallel-sharding-strategy",
+        "recompute": "recompute-granularity activation-recompute activation-recomputation recomputation",
+        "framework": "software backend stack trainer library",
+        "schedule": "pipeline-schedule pp-schedule",
+        "optimizer": "optim",
+        "gradients": "grad-dtype gradient-dtype grad-reduce-dtype",
+        "lora-rank": "lora lora-r lora-dim",
+        "tokens": "train-tokens total-tokens num-tokens training-tokens",
+        "price": "cost-per-gpu-hour gpu-price price-per-gpu-hour gpu-hour-price usd-per-gpu-hour",
+        "trace": "timeline perfetto chrome-trace",
+        "output": "out outfile output-file",
+        "what-if": "whatif",
+        "calibration": "calibrate calib",
+        "set": "override overrides",
+        "failures": "failure-profile failure-model",
+        "checkpoint-every": "checkpoint-interval save-interval",
+        "top": "top-k limit best",
+        "objective": "minimize optimize-for goal",
+        "data": "data-dir rows",
+        "size": "bytes message-size",
+        "ranks": "nranks num-ranks",
+        "sequence-parallel": "sp",
+        "flash-attention": "use-flash-attn flash-attn",
+        "explain-memory": "memory why-memory",
+        "require-fit": "check-fit must-fit fail-if-oom",
+    }
+)
 # Options that carry their value in their name.
-MEANT: Mapping[str, tuple[str, str]] = {
-    "fsdp": ("sharding", "fsdp"),
-    "fsdp2": ("sharding", "fsdp"),
-    "hsdp": ("sharding", "hybrid-fsdp"),
-    "ddp": ("sharding", "none"),
-    "zero1": ("sharding", "zero-1"),
-    "zero2": ("sharding", "zero-2"),
-    "zero3": ("sharding", "zero-3"),
-    "zero-1": ("sharding", "zero-1"),
-    "zero-2": ("sharding", "zero-2"),
-    "zero-3": ("sharding", "zero-3"),
-    "distributed-optimizer": ("sharding", "zero-1"),
-    "use-distributed-optimizer": ("sharding", "zero-1"),
-    "bf16": ("precision", "bf16"),
-    "fp16": ("precision", "fp16"),
-    "fp32": ("precision", "fp32"),
-    "tf32": ("precision", "tf32"),
-    "fp8": ("precision", "fp8"),
-    "mxfp8": ("precision", "mxfp8"),
-    "nvfp4": ("precision", "nvfp4"),
-    "fp4": ("precision", "nvfp4"),
-    "amp": ("precision", "autocast-bf16"),
-    "activation-checkpointing": ("recompute", "full"),
-    "gradient-checkpointing": ("recompute", "full"),
-    "checkpoint-activations": ("recompute", "full"),
-    "full-recompute": ("recompute", "full"),
-    "recompute-activations": ("recompute", "selective"),
-    "selective-recompute": ("recompute", "selective"),
-    "compile": ("kernels", "compiled"),
-    "torch-compile": ("kernels", "compiled"),
-    "eager": ("execution", "eager"),
-    "cuda-graphs": ("execution", "graphs"),
-    "cpu-offload": ("offload", "optimizer"),
-    "offload-optimizer": ("offload", "optimizer"),
-    "interleaved": ("schedule", "interleaved"),
-    "dualpipe": ("schedule", "dualpipe"),
+MEANT = {
+    other: (ours, value)
+    for ours, values in {
+        "sharding": {
+            "fsdp": "fsdp fsdp2",
+            "hybrid-fsdp": "hsdp",
+            "none": "ddp",
+            "zero-1": "zero1 zero-1 distributed-optimizer use-distributed-optimizer",
+            "zero-2": "zero2 zero-2",
+            "zero-3": "zero3 zero-3",
+        },
+        "precision": {
+            "bf16": "bf16",
+            "fp16": "fp16",
+            "fp32": "fp32",
+            "tf32": "tf32",
+            "fp8": "fp8",
+            "mxfp8": "mxfp8",
+            "nvfp4": "nvfp4 fp4",
+            "autocast-bf16": "amp",
+        },
+        "recompute": {
+            "full": "activation-checkpointing gradient-checkpointing checkpoint-activations full-recompute",
+            "selective": "recompute-activations selective-recompute",
+        },
+        "kernels": {"compiled": "compile torch-compile"},
+        "execution": {"eager": "eager", "graphs": "cuda-graphs"},
+        "offload": {"optimizer": "cpu-offload offload-optimizer"},
+        "schedule": {"interleaved": "interleaved", "dualpipe": "dualpipe"},
+    }.items()
+    for other, value in _by_word(values).items()
 }
-SWITCHES: Mapping[str, str] = {
-    "sp": "sequence-parallel",
-    "use-flash-attn": "flash-attention",
-    "flash-attn": "flash-attention",
-    "memory": "explain-memory",
-    "why-memory": "explain-memory",
-    "check-fit": "require-fit",
-    "must-fit": "require-fit",
-    "fail-if-oom": "require-fit",
-}
-OTHER = {other: ours for ours, others in SAME.items() for other in others} | dict(SWITCHES)
 
 # Verbs that are spelt in two ways.
 SPELT: Mapping[str, str] = {"analyse": "analyze"}
 # Verbs of other tools and of everyday speech.
-VERBS: Mapping[str, str] = {
-    "estimate": "predict",
-    "forecast": "predict",
-    "run-model": "predict",
-    "optimize": "search",
-    "optimise": "search",
-    "tune": "search",
-    "autotune": "search",
-    "find": "search",
-    "best": "search",
-    "recommend": "search",
-    "cost": "plan",
-    "budget": "plan",
-    "inspect": "show",
-    "info": "show",
-    "describe": "show",
-    "cat": "show",
-    "diff": "compare",
-    "what-if": "replay",
-    "whatif": "replay",
-    "export": "convert",
-    "accuracy": "validate",
-    "verify": "validate",
-    "measure": "profile",
-    "benchmark": "profile",
-    "ls": "list",
-    "models": "list",
-    "gpus": "list",
-    "clusters": "list",
-    "allreduce": "collective",
-    "nccl": "collective",
-    "matmul": "op",
-    "gemm": "op",
-    "example": "demo",
-    "quickstart": "demo",
-}
-
+VERBS: Mapping[str, str] = _by_word(
+    {
+        "predict": "estimate forecast run-model",
+        "search": "optimize optimise tune autotune find best recommend",
+        "plan": "cost budget",
+        "show": "inspect info describe cat",
+        "compare": "diff",
+        "replay": "what-if whatif",
+        "convert": "export",
+        "validate": "accuracy verify",
+        "profile": "measure benchmark",
+        "list": "ls models gpus clusters",
+        "collective": "allreduce nccl",
+        "op": "matmul gemm",
+        "demo": "example quickstart",
+    }
+)
 
 # Choices that 'search' makes; a value given to one is fixed.
 SEARCHED = ("tp", "cp", "ep", "expert-tp", "pp", "vpp", "micro-batch", "schedule", "recompute", "sharding")
@@ -222,65 +172,43 @@ def known_words(options: Collection[str]) -> list[str]:
 
 # ---- values --------------------------------------------------------------------------------------------
 
-PRECISIONS: Mapping[str, str] = {
-    "bfloat16": "bf16",
-    "bf-16": "bf16",
-    "brain-float": "bf16",
-    "bf16-mixed": "bf16",
-    "float16": "fp16",
-    "fp16-mixed": "fp16",
-    "half": "fp16",
-    "float32": "fp32",
-    "float": "fp32",
-    "single": "fp32",
-    "full": "fp32",
-    "32": "fp32",
-    "16": "fp16",
-    "float8": "fp8",
-    "e4m3": "fp8",
-    "fp8-hybrid": "fp8",
-    "hybrid": "fp8",
-    "fp4": "nvfp4",
-    "amp": "autocast-bf16",
-    "autocast": "autocast-bf16",
-}
-SHARDINGS: Mapping[str, str] = {
-    "fsdp2": "fsdp",
-    "fsdp1": "fsdp",
-    "full-shard": "fsdp",
-    "shard-grad-op": "zero-2",
-    "hybrid-shard": "hybrid-fsdp",
-    "hsdp": "hybrid-fsdp",
-    "no-shard": "none",
-    "no": "none",
-    "off": "none",
-    "ddp": "none",
-    "0": "none",
-    "optim": "zero-1",
-    "optim-grads": "zero-2",
-    "optim-grads-params": "zero-3",
-    "distributed-optimizer": "zero-1",
-}
-SCHEDULES: Mapping[str, str] = {
-    "1f1b-interleaved": "interleaved",
-    "interleaved-1f1b": "interleaved",
-    "interleaved1f1b": "interleaved",
-    "vpp": "interleaved",
-    "zero-bubble": "zb-h1",
-    "zb": "zb-h1",
-    "zbh1": "zb-h1",
-    "zbh2": "zb-h2",
-    "zbv": "zb-v",
-    "zbvzerobubble": "zb-v",
-    "dual-pipe": "dualpipe",
-    "afab": "gpipe",
-    "fill-drain": "gpipe",
-}
-RECOMPUTES: Mapping[str, str] = {
-    **dict.fromkeys(("no", "off", "false", "never"), "none"),
-    **dict.fromkeys(("yes", "on", "true", "all", "uniform"), "full"),
-    **dict.fromkeys(("attention", "core-attn", "core_attn"), "selective"),
-}
+PRECISIONS: Mapping[str, str] = _by_word(
+    {
+        "bf16": "bfloat16 bf-16 brain-float bf16-mixed",
+        "fp16": "float16 fp16-mixed half 16",
+        "fp32": "float32 float single full 32",
+        "fp8": "float8 e4m3 fp8-hybrid hybrid",
+        "nvfp4": "fp4",
+        "autocast-bf16": "amp autocast",
+    }
+)
+SHARDINGS: Mapping[str, str] = _by_word(
+    {
+        "fsdp": "fsdp2 fsdp1 full-shard",
+        "zero-2": "shard-grad-op optim-grads",
+        "hybrid-fsdp": "hybrid-shard hsdp",
+        "none": "no-shard no off ddp 0",
+        "zero-1": "optim distributed-optimizer",
+        "zero-3": "optim-grads-params",
+    }
+)
+SCHEDULES: Mapping[str, str] = _by_word(
+    {
+        "interleaved": "1f1b-interleaved interleaved-1f1b interleaved1f1b vpp",
+        "zb-h1": "zero-bubble zb zbh1",
+        "zb-h2": "zbh2",
+        "zb-v": "zbv zbvzerobubble",
+        "dualpipe": "dual-pipe",
+        "gpipe": "afab fill-drain",
+    }
+)
+RECOMPUTES: Mapping[str, str] = _by_word(
+    {
+        "none": "no off false never",
+        "full": "yes on true all uniform",
+        "selective": "attention core-attn core_attn",
+    }
+)
 STAGE = re.compile(r"(?:zero|stage|zero-stage|z)?-?([123])")
 
 

@@ -114,11 +114,10 @@ def priced_once(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Pr
     compare those takes longer. What draws little power is priced once for all steps.
     """
     known: dict[int, tuple[Compute, Price]] = {}
+    cool = priced_once(gpu, fit, SUSTAINED) if load.busy_s > 0 and load != SUSTAINED else None
 
     @lru_cache(maxsize=65536)
     def equal(work: Compute) -> Price:
-        if isinstance(work, COOL) and load.busy_s > 0 and load != SUSTAINED:
-            return priced_once(gpu, fit, SUSTAINED)(work)
         return compute_price(work, gpu, fit, load)
 
     def price(work: Compute) -> Price:
@@ -126,7 +125,7 @@ def priced_once(gpu: Gpu, fit: ComputeFit, load: Load) -> Callable[[Compute], Pr
         if found is None:
             if len(known) >= MOST_KNOWN:
                 known.clear()
-            found = known[id(work)] = (work, equal(work))
+            found = known[id(work)] = (work, cool(work) if cool and isinstance(work, COOL) else equal(work))
         return found[1]
 
     return price

@@ -7,7 +7,6 @@ A captured graph or a compiled step issues everything at once.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
@@ -22,20 +21,14 @@ EXPERT_ISSUE_S = 9e-6
 # linear layer of 1,024 x 1,024 on an H100, whose kernels take a few microseconds.
 SCALED_ISSUE_S = 0.5e-3
 # Further host seconds of any product of Megatron-LM's and Transformer Engine's modules, more Python than
-# PyTorch's own: at most 0.15 ms, since that issue has 0.57 for three in bf16, of which PyTorch's take 0.12.
-# Of 0, 35, 80 and 150 us the best on the eager rows of the sets published and mlperf, 29 of which wait for
-# their hosts.
-MODULE_ISSUE_S = 35e-6
-
+# PyTorch's own: Transformer Engine's pull request 1191 (2024) measures 74 us of host for a forward of
+# Megatron's ColumnParallelLinear in bf16 and 115 us for its own, 50 us of which are heavy_s; halfway between.
+MODULE_ISSUE_S = 45e-6
+# Host seconds of each copy that PyTorch makes of what it gathered into a list, one for each rank
+# (ProcessGroupNCCL::allgather): tools/measure_part_copies.py on the host of an H200.
+PART_ISSUE_S = 6e-6
 
 FUSED_UPDATES = (ElementwiseKind.OPTIMIZER, ElementwiseKind.IDLE_OPTIMIZER)
-
-
-class Dispatch(StrEnum):
-    """How kernels reach the GPU."""
-
-    EAGER = "eager"
-    GRAPH = "graph"  # captured or compiled: no host time per kernel
 
 
 @dataclass(frozen=True, slots=True)

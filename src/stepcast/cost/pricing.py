@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 
 from stepcast.cost.collectives import (
     Algorithm,
@@ -24,6 +25,7 @@ from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import (
+    COMPUTING,
     Collective,
     CollectiveKind,
     Communication,
@@ -69,30 +71,34 @@ class Pricer:
     place: Place = Place.EVEN
     # Each group as if the others of its family were still: who shares links with whom is found later.
     alone: bool = False
-    _known: dict[Work, Price] = field(default_factory=dict, repr=False)
-    _computed: dict[int, tuple[Compute, Price]] = field(default_factory=dict, repr=False)
+    _known: dict[int, tuple[Work, Price]] = field(default_factory=dict, repr=False)
     """By the identity of works: what prices computation compares them where that is needed."""
+    _equal: dict[Work, Price] = field(default_factory=dict, repr=False)
+    """Of communication, and of all that travelled."""
     _routes: dict[Group, Route] = field(default_factory=dict, repr=False)
 
     def __getstate__(self) -> dict[str, object]:
         """Pickled with the prices that are known: models of computation are functions, and stay behind."""
-        return {**self.__dict__, "compute": unpriced, "_known": dict(self.known()), "_computed": {}}
+        return {**self.__dict__, "compute": unpriced, "_known": {}, "_equal": dict(self.known())}
 
     def known(self) -> Iterator[tuple[Work, Price]]:
-        """What was priced, equal computations perhaps more than once."""
-        yield from self._known.items()
-        yield from self._computed.values()
+        """What was priced, equal works perhaps more than once."""
+        yield from self._equal.items()
+        yield from self._known.values()
 
     def price(self, work: Work) -> Price:
-        if isinstance(work, Compute):
-            computed = self._computed.get(id(work))
-            if computed is None:
-                travelled = self._known.get(work) if self.compute is unpriced else None
-                computed = self._computed[id(work)] = work, travelled or self.compute(work)
-            return computed[1]
-        found = self._known.get(work)
+        found = self._known.get(id(work))
         if found is None:
-            found = self._known[work] = self._priced(work)
+            computes = type(work) in COMPUTING and self.compute is not unpriced
+            price = self.compute(work) if computes else self._compared(work)  # type: ignore[arg-type]
+            found = self._known[id(work)] = work, price
+        return found[1]
+
+    def _compared(self, work: Work) -> Price:
+        found = self._equal.get(work)
+        if found is None:
+            price = self.compute if type(work) in COMPUTING else self._priced
+            found = self._equal[work] = price(work)  # type: ignore[arg-type]
         return found
 
     def seconds(self, work: Work) -> float:
@@ -117,15 +123,13 @@ class Pricer:
     def _priced(self, work: Communication | HostUpdate) -> Price:
         match work:
             case Collective():
-                route = self.route(work.group)
-                if self.ideal:
-                    return _communication(ideal_s(work, route) * work.times, spread=0.0)
-                return _communication(self.chosen(work).seconds * work.times)
+                route, algorithm = self._route_for(work), self.algorithms.get(work.kind)
+                make = partial(_collective, work, route, algorithm, self.ideal)
+                return _PRICES.get((route,), make, work, algorithm, self.ideal)
             case Transfer():
                 route = self.neighbour_route(work.group)
-                if self.ideal:
-                    return _communication(work.size_bytes / _slowest_bytes_per_s(route), spread=0.0)
-                return _communication(send_receive_s(work.size_bytes, route))
+                make = partial(_transfer, work, route, self.ideal)
+                return _PRICES.get((route,), make, work, self.ideal)
             case HostCopy():
                 return copy_price(work, host_of(self.cluster), self.node_gpus)
             case HostUpdate():
@@ -133,12 +137,16 @@ class Pricer:
 
     def chosen(self, work: Collective) -> CollectivePrice:
         """One of *work*, with the algorithm that is taken for it."""
+        return price(work.kind, work.size_bytes, self._route_for(work), self.algorithms.get(work.kind))
+
+    def _route_for(self, work: Collective) -> Route:
         route = self.route(work.group)
         if work.kind is CollectiveKind.ALL_TO_ALL and work.group is Group.EP:
             route = replace(route, exchange_share=self.cluster.communication.expert_share)
             if self.once_per_node:
                 route = forwarding_route(route, self.once_per_node)
-        return price(work.kind, work.size_bytes, route, self.algorithms.get(work.kind))
+            route = _one(route)
+        return route
 
     def start_share(self, work: Collective | Transfer) -> float:
         """The share of the time of *work* that does not depend on its bytes: its latency."""
@@ -163,13 +171,19 @@ class Pricer:
 
     def _route(self, group: Group, path: Callable[..., GroupPath]) -> Route:
         """Of layouts that differ in their chunks alone, one object."""
-        layout = self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
+        layout = self._unchunked
 
         def make() -> Route:
             active = 0 if self.alone else None
-            return route_of(path(self.cluster, grid_of(layout), str(group), self.place, active), self.cluster)
+            found = path(self.cluster, grid_of(layout), str(group), self.place, active)
+            return _one(route_of(found, self.cluster))
 
         return _ROUTES.get((self.cluster, path), make, layout, group, self.place, self.alone)
+
+    @cached_property
+    def _unchunked(self) -> Layout:
+        """Chunks of the model are no matter to links."""
+        return self.layout if self.layout.vpp == 1 else replace(self.layout, vpp=1)
 
     def neighbour_route(self, group: Group) -> Route:
         """The links between neighbours in *group*, at their slowest."""
@@ -192,6 +206,12 @@ class Pricer:
 
 
 _ROUTES: ByIdentity[Route] = ByIdentity(4096)
+
+
+@lru_cache(maxsize=4096)
+def _one(route: Route) -> Route:
+    """One object for equal routes, whatever layouts they come from: what they cost is found by it."""
+    return route
 
 
 def forwarding_route(route: Route, experts: int) -> Route:
@@ -225,6 +245,22 @@ def ideal_s(work: Collective, route: Route) -> float:
 def _slowest_bytes_per_s(route: Route) -> float:
     between = route.inter_bytes_per_s if route.nodes > 1 else math.inf
     return min(route.intra_bytes_per_s, between)
+
+
+def _collective(work: Collective, route: Route, algorithm: Algorithm | None, ideal: bool) -> Price:
+    if ideal:
+        return _communication(ideal_s(work, route) * work.times, spread=0.0)
+    return _communication(price(work.kind, work.size_bytes, route, algorithm).seconds * work.times)
+
+
+def _transfer(work: Transfer, route: Route, ideal: bool) -> Price:
+    if ideal:
+        return _communication(work.size_bytes / _slowest_bytes_per_s(route), spread=0.0)
+    return _communication(send_receive_s(work.size_bytes, route))
+
+
+_PRICES: ByIdentity[Price] = ByIdentity(65536)
+"""Of communication over a route, which tells all that it depends on: layouts of many strategies have few."""
 
 
 def _communication(seconds: float, spread: float = COLLECTIVE_SPREAD) -> Price:

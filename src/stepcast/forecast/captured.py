@@ -13,7 +13,8 @@ from stepcast.forecast.exchanges import reduced, sharded
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import _issue_s, compute_pricer, memory_facts
 from stepcast.forecast.simulate import Prediction, simulate
-from stepcast.forecast.splits import split_captured, updated_share
+from stepcast.forecast.splits import split_captured, updated_share, with_idle_weights
+from stepcast.forecast.ties import held_parts, summed
 from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, Part
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
@@ -40,6 +41,12 @@ class Spread:
     sharding: CapturedSharding = CapturedSharding.NONE
     schedule: str | None = None
     tp: int = 1
+    zero_gradients: float = 0.0  # of all weights, the share whose gradients are zero
+
+    @property
+    def ways(self) -> int:
+        """Ranks that share parameters, gradients and states."""
+        return self.dp if self.sharding is CapturedSharding.FSDP else 1
 
     @property
     def layout(self) -> Layout:
@@ -50,8 +57,14 @@ def framework_of(captured: Captured) -> Framework:
     """How the host issues what was captured."""
     modules = Modules.TRANSFORMERS if "transformers" in dict(captured.facts) else Modules.TORCH
     kernels = Kernels.COMPILED if captured.compiled else Kernels.PLAIN
+    # Where the program looks at a result, the op that makes it says so; elsewhere the host goes on.
     return replace(
-        MEGATRON_CORE, name="captured", modules=modules, kernels=kernels, execution=Execution.EAGER
+        MEGATRON_CORE,
+        name="captured",
+        modules=modules,
+        kernels=kernels,
+        execution=Execution.EAGER,
+        runs_ahead=True,
     )
 
 
@@ -65,7 +78,8 @@ def predict_captured(
     """One step of *captured* on *cluster*, spread so."""
     framework, whole = framework_of(captured), captured
     captured = split_captured(captured, spread.tp)
-    compute = compute_pricer(captured.workload, cluster, calibration, framework.attention)
+    idle = spread.zero_gradients == 1
+    compute = compute_pricer(captured.workload, cluster, calibration, framework.attention, idle)
     workload, begins = spread_out(captured, spread, compute)
     issue_s = _issue_s(framework)
     options = Options(
@@ -90,11 +104,11 @@ def spread_out(captured: Captured, spread: Spread, compute: ComputePrice) -> tup
     layers = written(captured.stage.body)
     price = {id(layer): _seconds(layer, compute) for layer in layers}
     begins = cuts(captured, [price[id(layer)] for layer in layers], spread.pp)
+    held, sums = held_parts(captured, begins), summed(captured, begins, spread.ways)
     stages = []
-    for own in pieces(len(layers), begins):
-        units = _units(captured, own)
-        parts = [captured.parts[own.start : own.stop][at] for at in range(len(own))]
-        stages.append(_stage(captured, [layers[at] for at in own], parts, units, spread))
+    for own, added in zip(pieces(len(layers), begins), sums, strict=True):
+        units, parts = _units(captured, own), held[own.start : own.stop]
+        stages.append(_stage(captured, [layers[at] for at in own], parts, units, spread, added))
     sent = max((captured.parts[at].sent_bytes for at in begins), default=0)
     workload = replace(
         captured.workload,
@@ -112,10 +126,14 @@ def _stage(
     parts: Sequence[Part],
     units: Sequence[range],
     spread: Spread,
+    sums: tuple[Layer, ...],
 ) -> Stage:
     share = sum(part.parameter_bytes for part in parts) / max(1, captured_bytes(captured))
-    ways = spread.dp if spread.sharding is CapturedSharding.FSDP else 1
-    epilogue = tuple(updated_share(layer, share / ways) for layer in captured.stage.epilogue)
+    updates = [
+        with_idle_weights(updated_share(layer, share / spread.ways), spread.zero_gradients)
+        for layer in captured.stage.epilogue
+    ]
+    epilogue = (*sums, *updates)
     if spread.dp == 1:
         body = tuple(folded([(layer,) for layer in layers]))
         return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
@@ -154,10 +172,10 @@ def stage_memory(
         framework_of(captured).overhead,
     )
     kept = max(1, sum(part.kept_bytes for part in captured.parts))
-    ways = spread.dp if spread.sharding is CapturedSharding.FSDP else 1
+    ways, held_by = spread.ways, held_parts(captured, begins)
     found = []
     for stage, own in enumerate(pieces(len(captured.parts), begins)):
-        parts = captured.parts[own.start : own.stop]
+        parts = held_by[own.start : own.stop]
         share = sum(part.parameter_bytes for part in parts) / whole
         held = sum(part.kept_bytes for part in parts) / kept
         alone = spread.pp == 1 and spread.micro_batches == 1

@@ -12,7 +12,7 @@ from typing import Any
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import Load, counted_load, priced_once
-from stepcast.cost.dispatch import EXPERT_ISSUE_S, MODULE_ISSUE_S, SCALED_ISSUE_S
+from stepcast.cost.dispatch import EXPERT_ISSUE_S, MODULE_ISSUE_S, PART_ISSUE_S, SCALED_ISSUE_S
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
@@ -40,7 +40,16 @@ from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.work import Communication, Compute, GroupedMatmul, HostUpdate, Matmul, Work
+from stepcast.ir.work import (
+    Collective,
+    CollectiveKind,
+    Communication,
+    Compute,
+    GroupedMatmul,
+    HostUpdate,
+    Matmul,
+    Work,
+)
 from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
@@ -306,7 +315,16 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
 def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
     if framework.modules is Modules.TRANSFORMERS:
         return partial(_written_issue_s, "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
+    if framework.listed_gathers:
+        return _listed_issue_s
     return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
+
+
+def _listed_issue_s(work: Work, backward: bool) -> float:
+    """Modules of Megatron-LM, whose weights are gathered part by part."""
+    if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_GATHER:
+        return PART_ISSUE_S
+    return _engine_issue_s(work, backward)
 
 
 def _written_issue_s(kind: str, work: Work, backward: bool) -> float:

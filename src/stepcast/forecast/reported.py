@@ -71,6 +71,7 @@ def report_of(prediction: "Prediction") -> StepReport:
             *workload.warnings,
             *_body_warnings(workload, prediction.options),
             *pricer.placement_warnings(),
+            *(() if prediction.shared else prediction.cluster.topology.doubts),
         ),
         assumptions=(*prediction.assumptions, *_sharing(prediction)),
     )

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from stepcast.ir.captured import Captured, Part
+from stepcast.ir.captured import Captured, Part, Tie
 from stepcast.ir.group import Group
-from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, Matmul, Work
+from stepcast.ir.work import Attention, Collective, CollectiveKind, Elementwise, ElementwiseKind, Matmul, Work
 from stepcast.ir.workload import Block, Layer, Op, Phase
 
 WHOLE, SUMMED = "-", "+"
@@ -54,6 +54,7 @@ def split_captured(captured: Captured, ways: int) -> Captured:
         captured,
         workload=replace(captured.workload, stages=(stage,)),
         parts=parts,
+        ties=tuple(_tie(tie, ways) for tie in captured.ties),
         memory=replace(
             memory,
             parameters=round(memory.parameters * held),
@@ -81,6 +82,10 @@ def _part(part: Part, ways: int) -> Part:
         split_kept_bytes=0,
         split="",
     )
+
+
+def _tie(tie: Tie, ways: int) -> Tie:
+    return replace(tie, size_bytes=tie.size_bytes - tie.split_bytes + tie.split_bytes // ways, split_bytes=0)
 
 
 def _layer(layer: Layer, split: str, ways: int) -> Layer:
@@ -141,15 +146,32 @@ def updated_share(layer: Layer, share: float) -> Layer:
     """The optimizer of a *share* of the parameters."""
     if share >= 1.0:
         return layer
+    return replace(layer, forward=tuple(replace(op, work=_smaller(op.work, share)) for op in layer.forward))
 
-    def smaller(work: Work) -> Work:
-        if not isinstance(work, Elementwise):
-            return work
-        return replace(
-            work,
-            columns=max(1, round(work.columns * share)),
-            read_bytes=work.read_bytes * share,
-            write_bytes=work.write_bytes * share,
-        )
 
-    return replace(layer, forward=tuple(replace(op, work=smaller(op.work)) for op in layer.forward))
+def _smaller(work: Work, share: float) -> Work:
+    if not isinstance(work, Elementwise):
+        return work
+    return replace(
+        work,
+        columns=max(1, round(work.columns * share)),
+        read_bytes=work.read_bytes * share,
+        write_bytes=work.write_bytes * share,
+    )
+
+
+def with_idle_weights(layer: Layer, share: float) -> Layer:
+    """The optimizer where a *share* of the weights has no gradient, which AdamW's fused kernel takes longer
+    over (``ElementwiseKind.IDLE_OPTIMIZER``).
+    """
+    ops: list[Op] = []
+    for op in layer.forward:
+        work = op.work
+        if not isinstance(work, Elementwise) or work.kind is not ElementwiseKind.OPTIMIZER or not share:
+            ops.append(op)
+            continue
+        kept = [replace(op, work=_smaller(work, 1.0 - share))] if share < 1.0 else []
+        idle = _smaller(replace(work, kind=ElementwiseKind.IDLE_OPTIMIZER), share)
+        kernels = 1 if kept else op.kernels
+        ops += [*kept, replace(op, name=f"idle {op.name}", work=idle, kernels=kernels)]
+    return replace(layer, forward=tuple(ops))

@@ -16,7 +16,7 @@ from stepcast.generate.sizes import Sizes
 from stepcast.generate.written_attention import WrittenCore
 from stepcast.ir.coded import fuses_attention, lies_by_heads, masks_window
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Modules
+from stepcast.ir.framework import Kernels, Modules
 from stepcast.ir.group import Group
 from stepcast.ir.model_parts import Block
 from stepcast.ir.role import Role
@@ -267,8 +267,15 @@ def _all_to_all(sizes: Sizes, window: int | None) -> Layer:
 
 
 def _all_gather(sizes: Sizes, window: int | None) -> Layer:
-    core = replace(_whole(sizes, window, sizes.heads, sizes.kv_heads), query_len=sizes.seq)
+    seq = sizes.strategy.seq
+    # Slices from either end of the sequence see half of all keys between them: as many pairs as a rectangle.
+    keys = window_keys(seq, window) or max(1, seq // 2)
+    core = _Core(sizes, sizes.seq, keys, False, sizes.heads, sizes.kv_heads)
     size = key_value_bytes(sizes) * sizes.cp
+    if sizes.framework.kernels is not Kernels.FUSED:
+        # PyTorch's context parallelism knows no heads that share keys: they are repeated before it is asked
+        # (pytorch/torchtitan, models/llama/model.py, repeat_kv).
+        size = size * sizes.heads // sizes.kv_heads
     gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
     return layer(
         Role.CORE,

@@ -20,7 +20,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.group import Group
 from stepcast.ir.role import Role
-from stepcast.ir.sharding import gathered_bytes, plan_of
+from stepcast.ir.sharding import gathered_bytes
 from stepcast.ir.trainable import Matrices
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import CollectiveKind, Elementwise
@@ -38,7 +38,7 @@ def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
     """The gradients of each bucket summed over the ranks that hold the same weights."""
     ops: list[Op] = []
     shard, times = filled
-    for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard):
+    for part, each in sizes.plan.kinds(shard):
         size = each.total * sizes.gradient
         if part.ways > 1:
             called = f"{part.within} reduce-scatter {name}"
@@ -52,17 +52,29 @@ def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
 def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
     """The parameters of each bucket collected from the ranks that share them."""
     strategy, ops = sizes.strategy, list[Op]()
+    tensors = _tensors_of_layer(sizes) if sizes.framework.listed_gathers else 1
     shard, times = filled
-    for part, each in plan_of(strategy, sizes.framework).kinds(shard):
+    for part, each in sizes.plan.kinds(shard):
         fetched = fetched_weights(sizes, name, part, each.total * times, blocking)
         ops += fetched
         if part.ways > 1:
-            size = gathered_bytes(strategy, each)
+            size = -(-gathered_bytes(strategy, each) // tensors)
             gather = collective(
-                f"{part.within} all-gather {name}", GATHER, size, part.within, blocking, times
+                f"{part.within} all-gather {name}", GATHER, size, part.within, blocking, times * tensors
             )
+            if sizes.framework.listed_gathers:
+                gather = replace(gather, kernels=times * tensors * part.ways, host_reads=True)
             ops.append(replace(gather, after=tuple(op.name for op in fetched)))
     return tuple(ops)
+
+
+def _tensors_of_layer(sizes: Sizes) -> int:
+    """Queries, keys and values are one where a product makes them all; norms have a weight, or two."""
+    model = sizes.model
+    names = [weight.name for weight in model.block_weights(model.blocks[0])]
+    joined = 0 if sizes.separate else sum(".key." in name or ".value." in name for name in names)
+    vectors = model.norm.elements(model.hidden) // model.hidden
+    return len(names) - joined + (vectors - 1) * sum("norm" in name for name in names)
 
 
 def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
@@ -75,7 +87,7 @@ def broadcast_ops(sizes: Sizes, shard: Shard) -> Ops:
             part.within,
             times=owners.times,
         )
-        for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard)
+        for part, each in sizes.plan.kinds(shard)
         if part.ways > 1
         for number, owners in enumerate(as_issued(sizes, [Buckets(each, part.ways)]))
     )

@@ -14,7 +14,7 @@ from stepcast.generate.update import own_parameters
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes, plan_of
+from stepcast.ir.sharding import Gathered, Reduced, gathered_bytes
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import Elementwise
 from stepcast.ir.workload import Layer, Op, Phase, Variation
@@ -37,8 +37,10 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
 
     Overlapped, they are gathered while the unit before runs, so that only the first wait is exposed.
     """
-    ahead, end = sizes.strategy.overlap.parameters, len(units) - 1
-    again = plan_of(sizes.strategy, sizes.framework).gathered is Gathered.EACH_PASS
+    # DeepSpeed of 2021 fetches a module's tensors when it begins, and then waits for the GPU (stage3.py,
+    # fetch_sub_module, _synchronize_communication); what it prefetches, 5e7 elements, holds no large weight.
+    ahead, end = sizes.strategy.overlap.parameters and not sizes.framework.listed_gathers, len(units) - 1
+    again = sizes.plan.gathered is Gathered.EACH_PASS
     requests: dict[tuple[str, Shard], Ops] = {}
 
     def request(phase: str, index: int, first: int) -> Ops:
@@ -63,34 +65,46 @@ def gathering(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
         return replace(units[index], layers=tuple(layers))
 
     # Units between others of their kind are alike.
-    known: dict[tuple[object, ...], Unit] = {}
+    known: dict[tuple[int, ...], Unit] = {}
     found = []
+    numbers = [-1, *map(id, units), -1]
     for index in range(len(units)):
-        near = [units[at] if 0 <= at <= end else None for at in (index - 1, index, index + 1)]
-        key = tuple((id(unit.layers), unit.held, unit.trained) if unit else None for unit in near)
-        if key not in known:
-            known[key] = gathered(index)
-        found.append(known[key])
+        near = tuple(numbers[index : index + 3])
+        if near not in known:
+            known[near] = gathered(index)
+        found.append(known[near])
     return found
 
 
 def reducing(sizes: Sizes, units: Sequence[Unit]) -> list[Unit]:
     """ZeRO 2 and 3, FSDP: gradients reduced with every micro-batch, when a unit's backward is done."""
-    known: dict[tuple[object, ...], Unit] = {}
-    found = []
+    known: dict[int, Unit] = {}
     for unit in units:
-        key = (id(unit.layers), unit.held, unit.trained)
-        if key not in known:
-            ending = _ending(unit.layers[0], _unit_reductions(sizes, unit))
-            known[key] = replace(unit, layers=(ending, *unit.layers[1:]))
-        found.append(known[key])
-    return found
+        if id(unit) not in known:
+            _, ending = _reduced(sizes, unit.layers[0], _own_buckets(sizes, unit))
+            known[id(unit)] = replace(unit, layers=(ending, *unit.layers[1:]))
+    return [known[id(unit)] for unit in units]
 
 
-def _unit_reductions(sizes: Sizes, unit: Unit) -> Ops:
+def _own_buckets(sizes: Sizes, unit: Unit) -> tuple[Buckets, ...]:
     """The gradients of one unit, in buckets of its own."""
     limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece=False)
-    return _reductions(sizes, [filled for _, filled in buckets(limit, (unit.trained,))])
+    return tuple([filled for _, filled in buckets(limit, (unit.trained,))])
+
+
+def _reduced(sizes: Sizes, layer: Layer, filled: tuple[Buckets, ...]) -> tuple[Ops, Layer]:
+    """What reduces the gradients in *filled* buckets, and *layer* that ends with it."""
+
+    def make() -> tuple[Ops, Layer]:
+        ops = _reductions(sizes, filled)
+        return ops, _ending(layer, ops)
+
+    return _REDUCED.get((sizes, layer), make, filled)
+
+
+# Of one strategy, whose stages have most of their units in common.
+_REDUCED: ByIdentity[tuple[Ops, Layer]] = ByIdentity(512)
+_GATHERED: ByIdentity[tuple[Ops, Layer]] = ByIdentity(512)
 
 
 def _reductions(sizes: Sizes, filled: Sequence[Buckets]) -> Ops:
@@ -109,7 +123,7 @@ def _made_whole(sizes: Sizes, shard: Shard) -> Ops:
     shares with nobody casts its fp32 weights.
     """
     strategy, ops = sizes.strategy, []
-    for part, each in plan_of(strategy, sizes.framework).kinds(shard):
+    for part, each in sizes.plan.kinds(shard):
         size = float(gathered_bytes(strategy, each))
         whose = "expert parameters" if each.experts else "parameters"
         if part.ways > 1 and sizes.framework.kernels is Kernels.COMPILED:
@@ -126,7 +140,7 @@ def _copied_in(sizes: Sizes, filled: Buckets) -> Ops:
     """FSDP2: gradients into one buffer in the format of their sum, part by part for each rank (chunk_cat)."""
     if sizes.framework.kernels is not Kernels.COMPILED:
         return ()
-    split = plan_of(sizes.strategy, sizes.framework).unreduced(filled.shard).total * filled.times
+    split = sizes.plan.unreduced(filled.shard).total * filled.times
     if not split:
         return ()
     read, write = float(split * sizes.element), float(split * sizes.gradient)
@@ -137,13 +151,7 @@ def once_per_step(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Onc
     """Gradients that are reduced once go beside the last backward, parameters that are gathered once beside
     the first forward, bucket by bucket or unit by unit; or both beside nothing.
     """
-    plan = plan_of(sizes.strategy, sizes.framework)
-    # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
-    limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not plan.splits_gradients)
-    filled: dict[int, tuple[Buckets, ...]] = {}
-    for index, each in buckets(limit, tuple([unit.trained for unit in reversed(units)])):
-        unit = len(units) - 1 - index
-        filled[unit] = (*filled.get(unit, ()), each)
+    plan, filled = sizes.plan, _filled(sizes, units, first_piece)
     first: dict[int, Layer] = {}
     last: dict[int, Layer] = {}
     reduce: Ops = ()
@@ -183,21 +191,27 @@ Filled = Mapping[int, tuple[Buckets, ...]]
 """The buckets that a unit's backward completes, and with which its forward begins."""
 
 
+def _filled(sizes: Sizes, units: Sequence[Unit], first_piece: bool) -> Filled:
+    """Each unit's own, or those that gradients fill from the last unit to the first."""
+    if sizes.plan.by_unit:
+        own = {id(unit): _own_buckets(sizes, unit) for unit in units}
+        return {index: own[id(unit)] for index, unit in enumerate(units)}
+    # Parameters are gathered in the buckets of their gradients; what is split is reduced layer by layer.
+    limit = sizes.framework.bucket_parameters(sizes.strategy, first_piece and not sizes.plan.splits_gradients)
+    filled: dict[int, tuple[Buckets, ...]] = {}
+    for index, each in buckets(limit, tuple([unit.trained for unit in reversed(units)])):
+        unit = len(units) - 1 - index
+        filled[unit] = (*filled.get(unit, ()), each)
+    return filled
+
+
 def _reduced_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple[dict[int, Layer], Ops]:
     """The units that end with reductions, or what is reduced after all of them."""
-    places, by_unit = _places(units), plan_of(sizes.strategy, sizes.framework).by_unit
+    places = _places(units)
     last: dict[int, Layer] = {}
     alone: Ops = ()
-    known: dict[tuple[object, ...], tuple[Ops, Layer]] = {}
-    for index in reversed(range(len(units))):
-        unit = units[index]
-        if not by_unit and index not in filled:
-            continue
-        key = (id(unit.layers[0]), unit.trained if by_unit else filled[index])
-        if key not in known:
-            ops = _unit_reductions(sizes, unit) if by_unit else _reductions(sizes, filled[index])
-            known[key] = (ops, _ending(unit.layers[0], ops))
-        ops, ending = known[key]
+    for index in sorted(filled, reverse=True):
+        ops, ending = _reduced(sizes, units[index].layers[0], filled[index])
         if sizes.strategy.overlap.gradients and ops:
             last[places[index]] = ending
         else:
@@ -216,18 +230,18 @@ def _gathered_once(sizes: Sizes, units: Sequence[Unit], filled: Filled) -> tuple
     beside, places = sizes.strategy.overlap.parameters, _places(units)
     first: dict[int, Layer] = {}
     alone: Ops = ()
-    known: dict[tuple[object, ...], tuple[Ops, Layer]] = {}
+
+    def begun(layer: Layer, buckets: tuple[Buckets, ...]) -> tuple[Ops, Layer]:
+        ops = tuple(
+            replace(op, early=beside)
+            for number, each in enumerate(as_issued(sizes, reversed(buckets)))
+            for op in gather_ops(sizes, f"parameters {number}", each, blocking=not beside)
+        )
+        return ops, _beginning(layer, (), ops, (), True)
+
     for index in sorted(filled):
-        layer = units[index].layers[0]
-        key = (id(layer), filled[index])
-        if key not in known:
-            ops = tuple(
-                replace(op, early=beside)
-                for number, each in enumerate(as_issued(sizes, reversed(filled[index])))
-                for op in gather_ops(sizes, f"parameters {number}", each, blocking=not beside)
-            )
-            known[key] = (ops, _beginning(layer, (), ops, (), True))
-        ops, beginning = known[key]
+        layer, own = units[index].layers[0], filled[index]
+        ops, beginning = _GATHERED.get((sizes, layer), partial(begun, layer, own), own)
         if beside and ops:
             first[places[index]] = beginning
         else:
@@ -261,4 +275,4 @@ def _ending(layer: Layer, ops: Ops) -> Layer:
 
 def _places(units: Sequence[Unit]) -> list[int]:
     """Where each unit's first layer stands among all."""
-    return [0, *accumulate(len(unit.layers) for unit in units)][:-1]
+    return [0, *accumulate([len(unit.layers) for unit in units])][:-1]

@@ -73,8 +73,9 @@ class Linear:
     groups: int = 0
     # Whether LoRA puts adapters beside it.
     adapted: bool = True
-    # Ranks that each hold a share of the input, which is quantised before it is gathered.
+    # Ranks that each hold a share of the input, or of the output's gradient, quantised before it is gathered.
     gathered: int = 1
+    gathered_gradient: int = 1
     bias: bool = False
     # Whether its operands are turned into a scaled format here, or by the matmuls that they come from.
     quantises_input: bool = True
@@ -90,7 +91,7 @@ class Linear:
         own = Op(self.name, product, part=OpPart.PRODUCT)
         cast: Ops = ()
         if self.quantises_input:
-            cast = self._quantised(sizes, "input", self.rows // self.gathered, self.inputs)
+            cast = self._quantised(sizes, "input", self.gathered, self.inputs)
         weights = self._weights_cast(sizes, "weight cast", sizes.strategy.weights, sizes.stored)
         return (*cast, *weights, own, *self._adapters(sizes, "forward"))
 
@@ -98,13 +99,14 @@ class Linear:
         own = Op(f"{self.name} input gradient", self.product(self.rows, self.inputs, self.outputs))
         cast: Ops = ()
         if self.quantises_gradient:
-            cast = self._quantised(sizes, "gradient", self.rows, self.outputs)
+            cast = self._quantised(sizes, "gradient", self.gathered_gradient, self.outputs)
         return (*cast, own, *self._adapters(sizes, "input gradient"))
 
-    def _quantised(self, sizes: Sizes, what: str, rows: int, width: int) -> Ops:
-        """The operand in the format of the matmul; weights are turned once a step and not counted."""
+    def _quantised(self, sizes: Sizes, what: str, ranks: int, width: int) -> Ops:
+        """The share of *ranks* in the format of the matmul; weights are turned once a step, not counted."""
         if self.dtype not in QUANTISED:
             return ()
+        rows = self.rows // ranks
         elements = rows * width
         frozen = sizes.strategy.training is TrainingKind.LORA
         read, write = (size * elements for size in (QUANTISED_ROWS if frozen else QUANTISED)[self.dtype])
@@ -121,9 +123,25 @@ class Linear:
             if self.groups
             else Matmul(self.inputs, self.outputs, self.rows, 1, self.dtype)
         )
-        own = Op(f"{self.name} weight gradient", work)
+        own = (*self._turned(sizes), Op(f"{self.name} weight gradient", work))
         widened = self._weights_cast(sizes, "weight gradient cast", sizes.stored, sizes.strategy.weights)
-        return (own, *self._bias_gradient(sizes), *widened, *self._accumulated(sizes))
+        return (*own, *self._bias_gradient(sizes), *widened, *self._accumulated(sizes))
+
+    def _turned(self, sizes: Sizes) -> Ops:
+        """Gathered operands in fp8, of which the weight gradient takes the columns: those of one scale are
+        gathered by rows and turned (Transformer Engine's Float8Tensor), others are gathered in both ways.
+        """
+        if self.dtype is not DType.FP8:
+            return ()
+        widths = (self.inputs, self.gathered), (self.outputs, self.gathered_gradient)
+        return tuple(
+            Op(
+                f"{self.name} turn gathered {what}",
+                Elementwise(K.CAST, self.rows, width, elements, elements, dtype=sizes.stored),
+            )
+            for what, (width, ranks) in zip(("input", "gradient"), widths, strict=True)
+            if ranks > 1 and (elements := float(self.rows * width))
+        )
 
     def _weights_cast(self, sizes: Sizes, what: str, before: DType, after: DType) -> Ops:
         """Autocast turns a weight into the format of its product once in a forward, and its gradient back."""

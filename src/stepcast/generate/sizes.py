@@ -1,10 +1,11 @@
 """What one rank sees of a model under a strategy: tokens, heads and widths after every split."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Modules
 from stepcast.ir.model import Model
+from stepcast.ir.sharding import Plan, plan_of
 from stepcast.ir.strategy import Strategy
 
 
@@ -15,6 +16,11 @@ class Sizes:
     model: Model
     strategy: Strategy
     framework: Framework = MEGATRON_CORE
+    plan: Plan = field(init=False, compare=False)
+    """How states are split, gathered and reduced."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", plan_of(self.strategy, self.framework))
 
     @property
     def tp(self) -> int:

@@ -26,7 +26,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block as Kind
 from stepcast.ir.model_parts import FeedForward, Mixer
 from stepcast.ir.role import OpPart, Role
-from stepcast.ir.sharding import Gathered, Reduced, plan_of
+from stepcast.ir.sharding import Gathered, Reduced
 from stepcast.ir.stages import Piece
 from stepcast.ir.strategy import NO_OFFLOAD, RecomputeKind, ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.ir.trainable import held_shard, trained_matrices, trained_shard
@@ -84,7 +84,7 @@ class StageMaker:
             units = offloading(units)
         if self.sizes.gathers_boundary:
             units = _arriving(self.sizes, piece, units)
-        plan = plan_of(self.strategy, self.framework)
+        plan = self.sizes.plan
         if plan.gathered in (Gathered.EACH_PASS, Gathered.EACH_MICRO_BATCH):
             units = gathering(self.sizes, units)
         if plan.reduced is Reduced.EACH_MICRO_BATCH:
@@ -159,13 +159,7 @@ class StageMaker:
         model, strategy, layout = self.model, self.strategy, self.strategy.layout
         optimizer = self.framework.optimizer
         full = strategy.training is TrainingKind.FULL
-        blocks = Counter(model.blocks[piece.layers.start : piece.layers.stop])
-        norms = sum(
-            count * weight.elements
-            for block, count in blocks.items()
-            for weight in model.block_weights(block)
-            if weight.part is Part.NORM
-        )
+        norms = _norms(model, piece.layers.start, piece.layers.stop)
         apart = model.tied and layout.pp > 1 and piece.embedding != piece.head
         width = model.embedding_width or model.hidden
         return StepEnd(
@@ -175,6 +169,17 @@ class StageMaker:
             tied_embedding=self.sizes.vocab * width if apart and full else 0,
             matrices=trained_matrices(model, strategy, piece) if optimizer.knows_matrices else (),
         )
+
+
+@lru_cache(maxsize=1024)
+def _norms(model: Model, start: int, stop: int) -> int:
+    """Parameters of the norms of some layers."""
+    return sum(
+        count * weight.elements
+        for block, count in Counter(model.blocks[start:stop]).items()
+        for weight in model.block_weights(block)
+        if weight.part is Part.NORM
+    )
 
 
 def layer_view(strategy: Strategy) -> Strategy:
@@ -233,24 +238,41 @@ def _read(ops: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def _halves(sizes: Sizes, kind: Kind) -> tuple[Layer, ...]:
-    layers: tuple[Layer, ...] = ()
-    match kind.mixer:
-        case Mixer.ATTENTION:
-            layers += attention_layers(sizes, kind)
-        case Mixer.MAMBA:
-            layers += mamba_layers(sizes)
-        case Mixer.SELECTIVE:
-            layers += selective_layers(sizes)
-        case Mixer.DELTA:
-            layers += delta_layers(sizes)
-    match kind.feed_forward:
-        case FeedForward.DENSE:
-            layers += dense_layers(sizes)
-        case FeedForward.EXPERTS:
-            layers += expert_layers(sizes)
-    if sizes.model.shared_norm and kind.mixer is Mixer.ATTENTION:
+    """Mixer and feed-forward, each made once for all kinds of blocks that have it."""
+    model, view, framework = sizes.model, sizes.strategy, sizes.framework
+    # How experts are spread does not change what mixes tokens.
+    alone = view if view.layout.ep == 1 else replace(view, layout=replace(view.layout, ep=1, expert_tp=0))
+    layers = _mixing(model, alone, framework, replace(kind, feed_forward=FeedForward.DENSE))
+    layers += _feeding(model, view, framework, kind.feed_forward)
+    if model.shared_norm and kind.mixer is Mixer.ATTENTION:
         layers = tuple(layer for layer in layers if layer.role not in (Role.MLP_NORM, Role.EXPERTS_NORM))
     return layers
+
+
+@lru_cache(maxsize=4096)
+def _mixing(model: Model, view: Strategy, framework: Framework, kind: Kind) -> tuple[Layer, ...]:
+    sizes = Sizes(model, view, framework)
+    match kind.mixer:
+        case Mixer.ATTENTION:
+            return attention_layers(sizes, kind)
+        case Mixer.MAMBA:
+            return mamba_layers(sizes)
+        case Mixer.SELECTIVE:
+            return selective_layers(sizes)
+        case Mixer.DELTA:
+            return delta_layers(sizes)
+    return ()
+
+
+@lru_cache(maxsize=4096)
+def _feeding(model: Model, view: Strategy, framework: Framework, kind: FeedForward) -> tuple[Layer, ...]:
+    sizes = Sizes(model, view, framework)
+    match kind:
+        case FeedForward.DENSE:
+            return dense_layers(sizes)
+        case FeedForward.EXPERTS:
+            return expert_layers(sizes)
+    return ()
 
 
 def _recomputed(sizes: Sizes, layers: tuple[Layer, ...], whole: bool) -> tuple[Layer, ...]:

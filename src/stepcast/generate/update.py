@@ -16,7 +16,7 @@ from stepcast.generate.sizes import Sizes
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Modules
 from stepcast.ir.optimizer import ADAM, ITERATIONS, Optimizer, OptimizerKind
-from stepcast.ir.sharding import Partition, gathered_bytes, plan_of
+from stepcast.ir.sharding import Partition, gathered_bytes
 from stepcast.ir.trainable import Matrices
 from stepcast.ir.weight import Part
 from stepcast.ir.weights import Shard
@@ -26,9 +26,7 @@ from stepcast.ir.workload import Op
 
 def own_parameters(sizes: Sizes, shard: Shard) -> int:
     """Parameters whose optimizer states this rank keeps."""
-    return sum(
-        -(-each.total // part.ways) for part, each in plan_of(sizes.strategy, sizes.framework).kinds(shard)
-    )
+    return sum(-(-each.total // part.ways) for part, each in sizes.plan.kinds(shard))
 
 
 def update_ops(sizes: Sizes, trained: Shard, matrices: Sequence[Matrices]) -> Ops:
@@ -136,5 +134,4 @@ def _orthogonalised(sizes: Sizes, matrices: Sequence[Matrices]) -> Iterator[Op]:
 
 
 def _partition(sizes: Sizes, matrices: Matrices) -> Partition:
-    plan = plan_of(sizes.strategy, sizes.framework)
-    return plan.experts if matrices.part is Part.EXPERTS else plan.dense
+    return sizes.plan.experts if matrices.part is Part.EXPERTS else sizes.plan.dense

@@ -34,12 +34,13 @@ def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
 
 def _stage_view(strategy: Strategy) -> Strategy:
     """*strategy* as far as what one stage runs depends on it: not on how stages follow one another."""
+    layout, overlap = strategy.layout, strategy.overlap
+    if layout.pp > 2 or layout.vpp > 1:
+        layout = replace(layout, pp=min(2, layout.pp), vpp=1)
+    if overlap.experts or not overlap.transfers:
+        overlap = replace(overlap, transfers=True, experts=False)
     return replace(
-        strategy,
-        layout=replace(strategy.layout, pp=min(2, strategy.layout.pp), vpp=1),
-        schedule=ScheduleKind.ONE_F_ONE_B,
-        stage_layers=(),
-        overlap=replace(strategy.overlap, transfers=True, experts=False),
+        strategy, layout=layout, schedule=ScheduleKind.ONE_F_ONE_B, stage_layers=(), overlap=overlap
     )
 
 

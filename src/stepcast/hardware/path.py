@@ -8,13 +8,14 @@ GPU's share of its node's NICs is nics / gpus.
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from stepcast.hardware.cluster import Cluster
 from stepcast.hardware.link import Link
 from stepcast.hardware.placement import FILLED, Place, Placement, Region, placed
 from stepcast.hardware.slowdown import alike_domains, slowdown
 from stepcast.hardware.topology import NetworkKind
+from stepcast.ir.identity import ByIdentity
 from stepcast.ir.ranks import Copies, RankGrid
 
 
@@ -121,8 +122,17 @@ def _slowest_path(
     layout = grid.layout
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = placed(place, cluster, layout.gpus, whole)
-    distinct = _distinct(groups, cluster, placement)
-    return max((resolve(cluster, ranks, active, placement) for ranks in distinct), key=_slowness)
+    paths = [
+        _RESOLVED.get(
+            (cluster,), partial(resolve, cluster, ranks, active, placement), ranks, active, placement
+        )
+        for ranks in _distinct(groups, cluster, placement)
+    ]
+    return max(paths, key=_slowness)
+
+
+# Layouts of one job have many groups of ranks in common.
+_RESOLVED: ByIdentity[GroupPath] = ByIdentity(2048)
 
 
 def _distinct(groups: Iterable[Copies], cluster: Cluster, placement: Placement) -> list[tuple[int, ...]]:

@@ -47,6 +47,15 @@ class Topology:
     failed: tuple[str, ...] = ()  # links, by their names or patterns of them
     slow: tuple[str, ...] = ()  # the same with the share that is left, such as "node 3 NIC 2 up: 0.5"
 
+    @property
+    def doubts(self) -> list[str]:
+        """What prices of collectives one by one leave out, as a warning; flows over the links know it."""
+        said = {"routing": self.routing is not Routing.SPRAY, "failed": self.failed, "slow": self.slow}
+        names = " and ".join(f"network.{name}" for name, given in said.items() if given)
+        return (
+            [f"{names}: the fast engine leaves it out of account; --engine fluid does not"] if names else []
+        )
+
     def __post_init__(self) -> None:
         require_amount(self, "switch_latency_s")
         require_positive(self, "oversubscription")

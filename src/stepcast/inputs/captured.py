@@ -7,19 +7,19 @@ import msgspec
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.ir.captured import Captured, CapturedMemory, Part
+from stepcast.ir.captured import Captured, CapturedMemory, Part, Tie
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED, LAYERS
 from stepcast.ir.role import Role
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded, Work
 from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
 
-FORMAT, VERSION = "stepcast-captured", 1
+FORMAT, VERSION = "stepcast-captured", 2
 WORKS = {each.__name__.lower(): each for each in (Matmul, GroupedMatmul, Attention, Elementwise, Recorded)}
 ENUMS: dict[str, Any] = {"dtype": DType, "kind": ElementwiseKind}
 
 
-Row = list[Any]  # name, number of its work, and its kernels where they are several
+Row = list[Any]  # name, number of its work, its kernels, and 1 where the host waits for them
 
 
 class _Layer(msgspec.Struct):
@@ -44,6 +44,7 @@ class _File(msgspec.Struct):
     body: list[tuple[list[int], int]]
     epilogue: list[int]
     parts: list[list[int | str]]
+    ties: list[tuple[list[int], int, int]] = []
     facts: dict[str, str] = {}
     warnings: list[str] = []
 
@@ -58,7 +59,10 @@ def read(source: Source) -> Captured:
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"no captured program: {error}", source.path) from None
     if found.version != VERSION:
-        raise FormatError(f"version {found.version}; this stepcast reads version {VERSION}", source.path)
+        raise FormatError(
+            f"version {found.version}; this stepcast reads version {VERSION}: capture the program again",
+            source.path,
+        )
     LAYERS.check(sum(len(numbers) * max(1, times) for numbers, times in found.body) // 100)
     works = [_work(row) for row in found.works]
     layers = [_layer(each, works) for each in found.layers]
@@ -85,6 +89,7 @@ def read(source: Source) -> Captured:
         precision=found.precision,
         compiled=found.compiled,
         facts=tuple(found.facts.items()),
+        ties=tuple(Tie(tuple(parts), size, split) for parts, size, split in found.ties),
     )
 
 
@@ -115,12 +120,13 @@ def _layer(found: _Layer, works: list[Work]) -> Layer:
 
 def _op(row: list[Any], works: list[Work]) -> Op:
     if (
-        len(row) not in (2, 3)
+        len(row) not in (2, 3, 4)
         or not isinstance(row[0], str)
         or not all(type(each) is int for each in row[1:])
     ):
         raise FormatError(f"no op: {row}")
-    return Op(row[0], _at(works, row[1]), kernels=row[2] if len(row) > 2 else 1)
+    kernels, *reads = row[2:] or [1]
+    return Op(row[0], _at(works, row[1]), kernels=kernels, host_reads=reads == [1])
 
 
 def _at(values: list[Any], at: int) -> Any:

@@ -8,7 +8,6 @@ from stepcast.ir.steplog import LoggedStep, StepLog
 from stepcast.units import MIB, MS
 
 ITERATION = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|")
-PAIR = re.compile(r"([A-Za-z][A-Za-z /()\-]*?):\s*([-+0-9.eE]+)\s*(?=\||$)")
 MEMORY = re.compile(r"\[Rank (\d+)\].*memory \(MB\)(.*)")
 TIME, RATE = "elapsed time per iteration (ms)", "throughput per GPU (TFLOP/s/GPU)"
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
-from stepcast.ir.role import Role
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Stage, Workload
 
@@ -36,6 +35,21 @@ class Part:
         require_counts(self, 0, *names)
         require(self.split_bytes <= self.parameter_bytes, "no more can be split than there is")
         require(self.split_kept_bytes <= self.kept_bytes, "no more can be split than is kept")
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Parameters that several layers read; the first of them has them."""
+
+    parts: tuple[int, ...]
+    size_bytes: int
+    split_bytes: int = 0  # of these, what tensor parallelism splits
+
+    def __post_init__(self) -> None:
+        require_counts(self, 0, "size_bytes", "split_bytes")
+        require(self.split_bytes <= self.size_bytes, "no more can be split than there is")
+        distinct = tuple(sorted(set(self.parts)))
+        require(len(distinct) > 1 and self.parts == distinct, "layers of a tie differ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +85,7 @@ class Captured:
     precision: DType = DType.BF16
     compiled: bool = False
     facts: tuple[tuple[str, str], ...] = ()
+    ties: tuple[Tie, ...] = ()
 
     def __post_init__(self) -> None:
         require_counts(self, 0, "parameters")
@@ -78,6 +93,8 @@ class Captured:
         require(len(self.workload.stages) == 1, "a captured program has one stage")
         layers = self.stage.body_layer_count
         require(len(self.parts) == layers, f"{layers} layers need as many parts, not {len(self.parts)}")
+        known = all(0 <= part < layers for tie in self.ties for part in tie.parts)
+        require(known, f"a tie is of one of {layers} layers")
 
     @property
     def stage(self) -> Stage:
@@ -108,6 +125,3 @@ class Captured:
             for op in layer.all_ops
             if isinstance(op.work, kinds)
         )
-
-
-OPTIMIZER_LAYER = Role.OPTIMIZER

@@ -167,6 +167,10 @@ class Framework:
     # ZeRO 1 and 2: each rank owns whole tensors and sends them to the others after its update, one rank after
     # the other and beside nothing (InternEvo's HybridZeroOptimizer), or all are split and gathered.
     owners_broadcast: bool = False
+    # ZeRO 3: each tensor is gathered by itself when it is needed, and the part of each rank copied to its
+    # place by a kernel of its own (DeepSpeed of 2021, whose partition_parameters.py calls
+    # torch.distributed.all_gather with lists), or those of a layer together, ahead and into one buffer.
+    listed_gathers: bool = False
     # Whether the experts' matmuls add the bias, apply the activation and quantise its result and gradient
     # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or further kernels do.
     fused_experts: bool = False

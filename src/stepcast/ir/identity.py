@@ -1,9 +1,11 @@
 """What was worked out for some objects, found again by their identity: to compare them would cost more."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 Value = TypeVar("Value")
+Thing = TypeVar("Thing")
+Key = TypeVar("Key", bound=Hashable)
 
 
 class ByIdentity(Generic[Value]):
@@ -21,6 +23,16 @@ class ByIdentity(Generic[Value]):
             if len(self._known) >= self._most:
                 self._known.clear()
             found = self._known[place] = (made_of, make())
+        return found[1]
+
+    def of(self, one: Thing, make: Callable[[Thing, Key], Value], key: Key) -> Value:
+        """The same for a single object, of which most ask: ``make(one, key)``."""
+        place = (key, id(one))
+        found = self._known.get(place)
+        if found is None:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            found = self._known[place] = ((one,), make(one, key))
         return found[1]
 
     def cache_clear(self) -> None:

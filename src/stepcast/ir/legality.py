@@ -239,9 +239,10 @@ def _experts(model: Model, strategy: Strategy) -> str:
         return f"expert tp {expert_tp} does not divide the experts' ffn {experts.ffn}: the nearest is {near}"
     if ranks % (layout.ep * expert_tp):
         near = nearest_divisor(max(ranks // expert_tp, 1), layout.ep)
+        whole = ", or keep experts whole with expert tp 1" if expert_tp > 1 and ranks % layout.ep == 0 else ""
         return (
             f"ep x expert tp = {layout.ep} x {expert_tp} does not divide tp x cp x dp = {ranks}: "
-            f"the nearest legal ep is {near}"
+            f"the nearest legal ep is {near}{whole}"
         )
     return ""
 

@@ -88,14 +88,17 @@ JITTERED = Limit("tasks of a step times its runs with jitter", 100_000_000, "a h
 NODES = Limit("nodes of the stages of a Chakra set", 500_000, "a stage has some ten thousand")
 CANDIDATES = Limit("candidates of a search", 5_000_000, "a table of 2 GB; a wide search has a million")
 PRICED = Limit(
-    "kinds of layers that a search prices", 10_000, "milliseconds each; GPT-3 has 292, DeepSeek-V3 9,604"
+    "kinds of layers that a search prices", 10_000, "milliseconds each; Qwen3-Next on 64 GPUs has 1,966"
 )
 STEPS = Limit("steps of a run", 10**12, "runs have up to some millions")
 RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")
 INTERRUPTIONS = Limit("interruptions of all runs drawn", 100_000_000, "a run of months has some thousand")
 COLUMNS = Limit("columns of a table", 1_000, "tables have some ten")
 BASES = Limit("chain of files that build on each other", 32, "people write chains of two or three")
-POINTS = Limit("points of a sweep", 10_000_000, "a million take a day on one machine")
+POINTS = Limit("points of a sweep", 10_000_000, "a million take an hour and more on two cores")
+UNASKED = Limit("points of a sweep without --limit", 1_000_000, "it says how long they would take")
+SEARCHES = Limit("searches of a sweep without --limit", 1_000, "each takes seconds to minutes")
+SCRIPT = Limit("characters of a launch script", 200_000, "scripts have some thousand")
 EXPRESSION = Limit("characters of an expression", 10_000, "a filter has some ten")
 BACKGROUND = Limit("jobs and patterns beside a run", 1_000, "clusters run some tens of jobs at once")
 KEY_PARTS = Limit("parts of a TOML key", 64, "keys have two or three; the parser takes their square")

@@ -15,9 +15,11 @@ repeated layers are stored once.
 
 import math
 from abc import abstractmethod
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.group import Group
@@ -80,10 +82,8 @@ class Layer:
             raise ValueError(f"process_s must be a finite number, zero or more, not {self.process_s!r}")
 
     def op_name(self, op: Op) -> str:
-        """The op's name in timelines and reports, which says no word twice."""
-        if not op.name or self.name.endswith(op.name):
-            return self.name
-        return op.name if op.name.startswith(self.name) else f"{self.name} {op.name}"
+        """The op's name in timelines and reports."""
+        return op_label(self.name, op.name)
 
     @property
     def all_ops(self) -> tuple[Op, ...]:
@@ -98,6 +98,16 @@ class Layer:
                 return self.input_gradient
             case Phase.WEIGHT_GRADIENT:
                 return self.weight_gradient
+
+
+def op_label(layer: str, op: str) -> str:
+    """The names of a layer and of its op as one that says no word twice."""
+    if not op or layer.endswith(op):
+        return layer
+    if op.startswith(layer):
+        return op
+    first, _, rest = op.partition(" ")
+    return f"{layer} {rest}" if layer.endswith(f" {first}") else f"{layer} {op}"
 
 
 class LayerTable(Sequence[Layer]):
@@ -138,7 +148,10 @@ class Variation:
     layer: Layer
 
     def __post_init__(self) -> None:
-        require_counts(self, 0, "micro_batch", "position")
+        # Asked again only to tell what is wrong: a long stage has many.
+        which, where = self.micro_batch, self.position
+        if not (type(which) is type(where) is int and which >= 0 <= where):
+            require_counts(self, 0, "micro_batch", "position")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +176,37 @@ class Stage:
 
     def varied_bodies(self) -> dict[int, tuple[Layer, ...]]:
         """The same for every micro-batch that differs from the usual one, in one go."""
-        return {micro_batch: written(body) for micro_batch, body in self.varied_blocks().items()}
-
-    def varied_blocks(self) -> dict[int, tuple[Block, ...]]:
-        """The body of every micro-batch that differs from the usual one, still folded."""
-        changes: dict[int, dict[int, Layer]] = {}
+        usual, bodies = written(self.body), dict[int, list[Layer]]()
         for variation in self.variations:
-            changes.setdefault(variation.micro_batch, {})[variation.position] = variation.layer
-        return {micro_batch: _varied(self.body, changed) for micro_batch, changed in changes.items()}
+            bodies.setdefault(variation.micro_batch, list(usual))[variation.position] = variation.layer
+        return {micro_batch: tuple(body) for micro_batch, body in bodies.items()}
+
+    def varied_blocks(self, parts: Sequence[Sequence[Phase]]) -> list[dict[int, tuple[Block, ...]]]:
+        """For each of some *parts* of a step, told by their phases, the body of every micro-batch that
+        differs from the usual one in it, still folded.
+        """
+        changes: list[dict[int, dict[int, Layer]]] = [{} for _ in parts]
+        differs: dict[tuple[int, int], list[int]] = {}
+        for micro_batch, position, layer, usual in self._varied_layers():
+            pair = id(layer), id(usual)
+            if pair not in differs:
+                differs[pair] = [
+                    number
+                    for number, phases in enumerate(parts)
+                    if any(layer.ops(phase) is not usual.ops(phase) for phase in phases)
+                ]
+            for number in differs[pair]:
+                changes[number].setdefault(micro_batch, {})[position] = layer
+        return [{which: _varied(self.body, changed) for which, changed in each.items()} for each in changes]
+
+    def _varied_layers(self) -> Iterator[tuple[int, int, Layer, Layer]]:
+        """Each variation with the layer that it stands for."""
+        starts = [0, *accumulate([len(block.layers) * block.repeat for block in self.body])]
+        for each in self.variations:
+            at = bisect_right(starts, each.position) - 1
+            layers = self.body[at].layers
+            usual = layers[(each.position - starts[at]) % len(layers)]
+            yield each.micro_batch, each.position, each.layer, usual
 
     @property
     def body_layer_count(self) -> int:
@@ -202,32 +238,22 @@ def written(blocks: Iterable[Block]) -> tuple[Layer, ...]:
 def _varied(body: tuple[Block, ...], changed: Mapping[int, Layer]) -> tuple[Block, ...]:
     """*body* with other layers at some positions, repeats written out as far as they differ."""
     found: list[Block] = []
+    known: dict[tuple[int, int, int], tuple[Layer, ...]] = {}
     start = 0
     for block in body:
         length, stop = len(block.layers), start + len(block.layers) * block.repeat
-        touched: dict[int, list[tuple[int, Layer]]] = {}
-        for place, layer in changed.items():
-            if start <= place < stop:
-                at, index = divmod(place - start, length)
-                touched.setdefault(at, []).append((index, layer))
-        found += folded(_replaced(block, touched)) if touched else [block]
+        inside = [place for place in changed if start <= place < stop]
+        times = [block.layers] * block.repeat if inside else []
+        for place in inside:
+            at, index = divmod(place - start, length)
+            before, layer = times[at], changed[place]
+            key = (id(before), index, id(layer))
+            if key not in known:
+                known[key] = (*before[:index], layer, *before[index + 1 :])
+            times[at] = known[key]
+        found += folded(times) if inside else [block]
         start = stop
     return tuple(found)
-
-
-def _replaced(block: Block, touched: Mapping[int, Sequence[tuple[int, Layer]]]) -> list[Sequence[Layer]]:
-    """The layers of each repeat, one object for those in which the same is replaced."""
-    times: list[Sequence[Layer]] = [block.layers] * block.repeat
-    known: dict[tuple[tuple[int, int], ...], tuple[Layer, ...]] = {}
-    for at, others in touched.items():
-        key = tuple([(index, id(layer)) for index, layer in others])
-        if key not in known:
-            layers = list(block.layers)
-            for index, layer in others:
-                layers[index] = layer
-            known[key] = tuple(layers)
-        times[at] = known[key]
-    return times
 
 
 # The longest run of units looked for as one repeating pattern: Gemma 3 has six, Jamba-like models eight.

@@ -146,7 +146,10 @@ def _model_of_file(path: Path) -> Model:
         path = path / "config.json"
     if path.suffix == ".toml":
         table = read_toml(path)
-        return model_of(str(table.pop("name", path.stem)), table)
+        try:
+            return model_of(str(table.pop("name", path.stem)), table)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
     try:
         return read(Source(path))
     except FormatError as error:
@@ -157,7 +160,9 @@ def _unknown(text: str) -> str:
     from difflib import get_close_matches
 
     spellings, families = _index()
-    near = get_close_matches(_plain(text), [word for word in spellings if " " not in word], n=5, cutoff=0.6)
+    plain, words = _plain(text), [word for word in spellings if " " not in word]
+    begun = sorted(word for word in words if plain and word.startswith(plain))  # left off before its end
+    near = [*begun, *get_close_matches(plain, words, n=5, cutoff=0.6)]
     names = list(dict.fromkeys(spellings[word] for word in near))[:3]
     hint = f"did you mean {' or '.join(names)}?" if names else f"'stepcast list models' has {len(families)}"
     return f"unknown model {text!r}, and no such file; {hint}"

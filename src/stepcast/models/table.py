@@ -26,6 +26,7 @@ NORMS = {
     "layer": Norm(NormKind.LAYER),
     "layer+bias": Norm(NormKind.LAYER, bias=True),
 }
+SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # no model is without
 PARTS: dict[str, type[Window | Experts | Latent | Hybrid | Delta | Selective]] = {
     "window": Window,
     "experts": Experts,
@@ -54,16 +55,21 @@ def model_of(name: str, table: Mapping[str, Any]) -> Model:
 
 
 def _build(name: str, table: dict[str, Any]) -> Model:
-    unknown = sorted(set(table) - set(FIELDS))
-    require(not unknown, f"unknown key {', '.join(unknown)}; known: {', '.join(FIELDS)}")
+    for key in sorted(set(table) - set(FIELDS)):
+        from difflib import get_close_matches
+
+        near = get_close_matches(key, FIELDS, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
+        require(False, f"unknown key {key}; {hint}")
     values = {key: _value(key, value) for key, value in table.items()}
     positions = values.pop("positions", None)
     if "hybrid" in values:
         values.setdefault("layers", len(values["hybrid"].pattern))
         values.setdefault("ffn", 0)
-    for key in ("layers", "hidden", "heads", "vocab", "max_seq"):
-        require(key in values, f"lacks {key}")
+    for key in (key for key in SIZES if key in values):
         require(type(values[key]) is int and values[key] > 0, f"{key} must be a positive whole number")
+    missing = [key for key in SIZES if key not in values]
+    require(not missing, f"lacks {', '.join(missing)}")
     hidden, heads = values["hidden"], values["heads"]
     if "position" in values:
         kind = PositionKind(values["position"])

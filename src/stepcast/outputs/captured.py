@@ -9,7 +9,7 @@ from stepcast.ir.captured import Captured, Part
 from stepcast.ir.work import Work
 from stepcast.ir.workload import Layer, Op, Phase
 
-FORMAT, VERSION = "stepcast-captured", 1
+FORMAT, VERSION = "stepcast-captured", 2
 PLAIN_PART = 4  # numbers of a part that nothing splits
 
 
@@ -20,6 +20,8 @@ def write(captured: Captured) -> bytes:
 
     def op_row(op: Op) -> list[Any]:
         row = [op.name, works.setdefault(op.work, len(works))]
+        if op.host_reads:
+            return [*row, op.kernels, 1]
         return [*row, op.kernels] if op.kernels > 1 else row
 
     def number(layer: Layer) -> int:
@@ -51,6 +53,7 @@ def write(captured: Captured) -> bytes:
         "body": body,
         "epilogue": epilogue,
         "parts": [_part_row(part) for part in captured.parts],
+        "ties": [[list(tie.parts), tie.size_bytes, tie.split_bytes] for tie in captured.ties],
     }
     return msgspec.json.encode(found) + b"\n"
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 NOUNS = {
@@ -26,6 +27,9 @@ class Target:
     takes: str
     module: str
 
+    def load(self) -> ModuleType:
+        return import_module(f"stepcast.outputs.{self.module}")
+
     def files(self, document: Any, output: str) -> Iterable[tuple[str, bytes]]:
         """The files to write, by name: *output* alone, or as many as the format takes, named after it."""
         kind = NOUNS.get(type(document).__name__, type(document).__name__.lower())
@@ -34,7 +38,7 @@ class Target:
             raise ValueError(
                 f"{self.name} is written from a {self.takes}, and this file holds a {kind}{remedy}"
             )
-        module = import_module(self.module)
+        module = self.load()
         if hasattr(module, "files"):
             files: Iterable[tuple[str, bytes]] = module.files(document, output)
             return files
@@ -42,19 +46,17 @@ class Target:
 
     def losses(self, document: Any) -> tuple[str, ...]:
         """What of *document* the format cannot hold."""
-        lost: Callable[[Any], tuple[str, ...]] | None = getattr(import_module(self.module), "losses", None)
+        lost: Callable[[Any], tuple[str, ...]] | None = getattr(self.load(), "losses", None)
         return lost(document) if lost else ()
 
 
 TARGETS: tuple[Target, ...] = (
-    Target("simai", "SimAI / AICB workload text", "workload", "stepcast.outputs.simai"),
-    Target("optable", "operator table (tab separated)", "workload", "stepcast.outputs.optable"),
-    Target(
-        "chakra", "Chakra execution traces (protobuf), one per rank", "workload", "stepcast.outputs.chakra"
-    ),
-    Target("perfetto", "Perfetto / Chrome trace JSON", "timeline", "stepcast.outputs.perfetto"),
-    Target("cluster", "cluster description (TOML)", "wiring", "stepcast.outputs.cluster"),
-    Target("json", "everything read, as JSON", "", "stepcast.outputs.plain"),
+    Target("simai", "SimAI / AICB workload text", "workload", "simai"),
+    Target("optable", "operator table (tab separated)", "workload", "optable"),
+    Target("chakra", "Chakra execution traces (protobuf), one per rank", "workload", "chakra"),
+    Target("perfetto", "Perfetto / Chrome trace JSON", "timeline", "perfetto"),
+    Target("cluster", "cluster description (TOML)", "wiring", "cluster"),
+    Target("json", "everything read, as JSON", "", "plain"),
 )
 
 

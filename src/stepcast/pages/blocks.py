@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepcast.pages.charts import Piece, Row, bars, legend
-from stepcast.pages.markup import Child, Markup, tag
+from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.report.cells import Column, cells, keys
 from stepcast.units import format_percent, format_seconds
 
 Facts = Mapping[str, Any]
@@ -20,6 +21,19 @@ def answer(words: str, unit: str, about: Child, band: Markup | None = None, card
         band,
         tag("ul", cards, class_="cards") if cards else None,
     )
+
+
+def timed_answer(
+    seconds: float, words: str, about: Child, band: Markup | None = None, cards: Child = None
+) -> Markup:
+    """The same of a time, whose unit *words* go on from."""
+    number, unit = format_seconds(seconds).split(" ")
+    return answer(number, f"{unit} {words}", about, band, cards)
+
+
+def about_line(first: Child, *further: Child) -> Markup:
+    """What an answer is of: its *first* word strong."""
+    return join((tag("strong", first), *(tag("span", each) for each in further)))
 
 
 def band(low: float, value: float, high: float, words: Sequence[str], sure: str) -> Markup:
@@ -102,17 +116,15 @@ def table(
     heads: Sequence[str],
     rows: Iterable[Sequence[Child]],
     caption: str,
-    keys: Iterable[Sequence[object]] | None = None,
+    sort_by: Iterable[Sequence[object]] | None = None,
     sortable: bool = False,
     ids: Iterable[object] | None = None,
 ) -> Markup:
-    """A table; *keys* are what its cells are sorted by, where that is not what they show."""
-    cells = list(rows)
-    sorts: list[list[object]] = [[None] * len(heads)] * len(cells)
-    if keys is not None:
-        sorts = [list(each) for each in keys]
-    numbers = list(ids) if ids is not None else [None] * len(cells)
-    numeric = [bool(cells) and all(_is_number(row[at]) for row in cells) for at in range(len(heads))]
+    """A table; *sort_by* are what its cells are sorted by, where that is not what they show."""
+    lines = list(rows)
+    sorts = [[None] * len(heads)] * len(lines) if sort_by is None else list(sort_by)
+    numbers = [None] * len(lines) if ids is None else list(ids)
+    numeric = [bool(lines) and all(_is_number(row[at]) for row in lines) for at in range(len(heads))]
     head = [
         tag(
             "th",
@@ -132,7 +144,7 @@ def table(
             ],
             data_row=number,
         )
-        for row, sort, number in zip(cells, sorts, numbers, strict=True)
+        for row, sort, number in zip(lines, sorts, numbers, strict=True)
     ]
     made = tag(
         "table",
@@ -142,6 +154,17 @@ def table(
         class_="sortable" if sortable else None,
     )
     return tag("div", made, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def sortable_table(
+    heads: Sequence[str],
+    rows: Sequence[Facts],
+    columns: Sequence[Column],
+    caption: str,
+    ids: Iterable[object] | None = None,
+) -> Markup:
+    """A table whose heads sort it by the values of *rows*."""
+    return table(heads, cells(rows, *columns), caption, keys(rows, *columns), sortable=True, ids=ids)
 
 
 def _is_number(cell: Child) -> bool:
@@ -156,6 +179,15 @@ def pairs(items: Iterable[tuple[str, Child]]) -> Markup:
         for name, value in items
     ]
     return tag("dl", listed, class_="pairs")
+
+
+def plain_pairs(found: Facts) -> list[tuple[str, Child]]:
+    """What is neither a table nor a list, by its name in words."""
+    return [
+        (name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
+        for name, value in found.items()
+        if not isinstance(value, dict | list)
+    ]
 
 
 def signed(seconds: float) -> str:

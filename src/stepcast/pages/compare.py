@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.ir.timeline import Timeline
-from stepcast.pages.blocks import SMALLEST_SHARE, answer, card, paired, signed, signed_percent, table
+from stepcast.pages.blocks import (
+    SMALLEST_SHARE,
+    answer,
+    card,
+    paired,
+    signed,
+    signed_percent,
+    table,
+)
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Markup, join, tag
 from stepcast.pages.timeline import timeline_section
@@ -19,7 +27,7 @@ def compare_page(
     found: Facts, about: About, names: tuple[str, str], timeline: Timeline | None = None
 ) -> Page:
     """Of the facts of a Comparison; *names* say what its sides are."""
-    sections = []
+    sections: list[Section | None] = []
     if found["parts"]:
         rows = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in found["parts"]]
         sections.append(Section("Parts of the step", _paired(rows, found, names), "Both on one scale."))
@@ -38,8 +46,7 @@ def compare_page(
         sections.append(
             Section("Not the same run", made, "A difference between two runs is no error of either.")
         )
-    if timeline is not None and len(timeline):
-        sections.append(timeline_section(timeline, about.links, "both runs, aligned at their start"))
+    sections.append(timeline_section(timeline, about.links, "both runs, aligned at their start"))
     title = f"{format_seconds(found['step_s'])} beside {format_seconds(found['measured_step_s'])}"
     return Page(title, _headline(found, names), sections, about, found, warnings=found["warnings"])
 

@@ -42,11 +42,16 @@ class Page:
 
     title: str
     headline: Child
-    sections: Sequence[Section]
+    parts: Sequence[Section | None]
     about: About
     facts: Mapping[str, Any] = field(default_factory=dict)
     assumptions: Sequence[str] = ()
     warnings: Sequence[str] = ()
+
+    @property
+    def sections(self) -> list[Section]:
+        """The parts that there is something to see in."""
+        return [part for part in self.parts if part]
 
 
 def render(page: Page) -> bytes:

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepcast.ir.timeline import Timeline
-from stepcast.pages.blocks import answer
+from stepcast.pages.blocks import about_line, answer
 from stepcast.pages.document import About, Page, Section
-from stepcast.pages.markup import join, tag
+from stepcast.pages.markup import tag
 from stepcast.pages.timeline import timeline_section
 from stepcast.report import jobs
 from stepcast.units import format_seconds
@@ -29,10 +29,11 @@ def job_page(found: Facts, about: About, timeline: Timeline | None = None) -> Pa
     title, told = TEXTS[found["format"]]
     step_s = found.get("step_s")
     number, unit = format_seconds(step_s).split(" ") if step_s else (f"{found.get('calls', 0):,}", "calls")
-    what = join((tag("strong", title), tag("span", str(found.get("source", "")))))
-    sections = [Section("What it tells", tag("pre", told(found, WIDTH)), wide=True)]
-    if timeline is not None and len(timeline):
-        sections.append(timeline_section(timeline, about.links))
+    what = about_line(title, str(found.get("source", "")))
+    sections = [
+        Section("What it tells", tag("pre", told(found, WIDTH)), wide=True),
+        timeline_section(timeline, about.links),
+    ]
     return Page(
         f"{title}: {number} {unit}",
         answer(number, f"{unit} per step, measured" if step_s else unit, what),

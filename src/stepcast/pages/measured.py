@@ -6,23 +6,27 @@ from typing import Any
 from stepcast.ir.timeline import Timeline
 from stepcast.pages.blocks import (
     SMALLEST_SHARE,
-    answer,
+    about_line,
     card,
     paired,
     pairs,
+    plain_pairs,
     signed,
     signed_percent,
+    sortable_table,
     stacked,
     table,
+    timed_answer,
     waterfall,
 )
 from stepcast.pages.charts import Piece, Row, bars
 from stepcast.pages.communication import exposed_section
 from stepcast.pages.document import About, Page, Section
-from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.pages.markup import Child, Markup, tag
 from stepcast.pages.timeline import timeline_section
-from stepcast.report.analysis import PART_NAMES
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.report.analysis import PART_NAMES, PATH, PATH_HEADS, sent_name
+from stepcast.report.cells import cells
+from stepcast.units import format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 MOST_ROWS = 32
@@ -73,14 +77,12 @@ def megatron_page(found: Facts, about: About, timeline: Timeline | None = None) 
         _traffic(found),
         _critical(found),
         _configuration(found),
+        timeline_section(timeline, about.links),
     ]
-    if timeline is not None and len(timeline):
-        sections.append(timeline_section(timeline, about.links))
     title = (
         f"{format_seconds(found['step_s'])} measured: tp {found['tp']}, dp {found['dp']}, pp {found['pp']}"
     )
-    shown = [each for each in sections if each]
-    return Page(title, _headline(found), shown, about, found, warnings=found["warnings"])
+    return Page(title, _headline(found), sections, about, found, warnings=found["warnings"])
 
 
 def _headline(found: Facts) -> Markup:
@@ -93,15 +95,7 @@ def _headline(found: Facts) -> Markup:
     layout = f"tp {found['tp']} · dp {found['dp']} · pp {found['pp']}"
     said = {name: known.get(name, "?") for name in ("layers", "hidden", "seq", "dtype")}
     model = "{layers} layers, hidden {hidden}, sequence {seq}, {dtype}".format(**said)
-    about = join(
-        (
-            tag("strong", f"Megatron run on {found['gpus']:,} GPUs"),
-            tag("span", layout),
-            tag("span", model),
-            tag("span", given),
-        )
-    )
-    number, unit = format_seconds(found["step_s"]).split(" ")
+    about = about_line(f"Megatron run on {found['gpus']:,} GPUs", layout, model, given)
     step_s = found["step_s"] or 1.0
     cards = [
         card("Bubble", format_percent(found["bubble_share"]), format_seconds(found["bubble_s"])),
@@ -119,7 +113,7 @@ def _headline(found: Facts) -> Markup:
     cards.append(_slow_card(found))
     if len(found["stages"]) > 1:
         cards.append(card("Busiest stage", f"+{format_percent(found['imbalance'])}", "above the mean"))
-    return answer(number, f"{unit} per step, measured", about, cards=cards)
+    return timed_answer(found["step_s"], "per step, measured", about, cards=cards)
 
 
 def _slow_card(found: Facts) -> Markup:
@@ -152,9 +146,7 @@ def _stages(found: Facts) -> Section | None:
     return Section("Stages", stacked(rows, STAGES, found["step_s"], format_seconds))
 
 
-def times_section(
-    title: str, times_s: Mapping[str, float], kind: str = "compute", lead: str = ""
-) -> Section | None:
+def times_section(title: str, times_s: Mapping[str, float], lead: str) -> Section | None:
     """A bar for each name, longest first."""
     listed = sorted(times_s.items(), key=lambda each: -each[1])[:MOST_ROWS]
     if not listed:
@@ -163,7 +155,7 @@ def times_section(
     rows = [
         Row(
             name,
-            (Piece(kind, 0, seconds, f"{name}: {format_seconds(seconds)}"),),
+            (Piece("compute", 0, seconds, f"{name}: {format_seconds(seconds)}"),),
             (format_seconds(seconds), tag("small", format_percent(seconds / whole))),
         )
         for name, seconds in listed
@@ -172,49 +164,21 @@ def times_section(
 
 
 def _operations(found: Facts) -> Section | None:
-    return times_section(
-        "Operations",
-        {**found["operations_s"], "(between operations)": found["gaps_s"]},
-        lead="Mean of ranks.",
-    )
+    times_s = {**found["operations_s"], "(between operations)": found["gaps_s"]}
+    return times_section("Operations", times_s, "Mean of ranks.")
 
 
 def _traffic(found: Facts) -> Section | None:
     rows = found["communication"][:MOST_ROWS]
     if not rows:
         return None
-    cells = [
-        (
-            f"{row['operation']}: {row['name']}" if row["name"] != row["operation"] else row["name"],
-            row["group"],
-            "-" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
-            f"{row['count']:,}",
-            format_seconds(row["total_s"]),
-            "-" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
-            "-"
-            if row["cluster_busbw_bytes_per_s"] is None
-            else format_rate(row["cluster_busbw_bytes_per_s"]),
-        )
-        for row in rows
-    ]
-    keys = [
-        (
-            row["name"],
-            row["group"],
-            row["size_bytes"],
-            row["count"],
-            row["total_s"],
-            row["busbw_bytes_per_s"],
-            row["cluster_busbw_bytes_per_s"],
-        )
-        for row in rows
-    ]
     heads = ("communication", "group", "size", "count", "total", "bus bandwidth", "cluster")
-    return Section(
-        "What was sent",
-        table(heads, cells, "By operation; bandwidth where nothing ran beside it", keys, sortable=True),
-        wide=True,
+    columns = (
+        ("name", sent_name),
+        "group size_bytes count, total_s busbw_bytes_per_s cluster_busbw_bytes_per_s",
     )
+    caption = "By operation; bandwidth where nothing ran beside it"
+    return Section("What was sent", sortable_table(heads, rows, columns, caption), wide=True)
 
 
 def _stragglers(found: Facts) -> Section | None:
@@ -238,40 +202,14 @@ def _critical(found: Facts) -> Section | None:
     path = [one for one in found["critical_path"] if one["duration_s"] >= 0.01 * found["step_s"]]
     if not path:
         return None
-    cells = [
-        (
-            format_seconds(one["start_s"]),
-            "rank " + ", ".join(map(str, one["ranks"][:4])),
-            one["operation"],
-            "-" if one["micro_batch"] is None else one["micro_batch"],
-            format_seconds(one["duration_s"]),
-        )
-        for one in path[:MOST_ROWS]
-    ]
     shortest = format_seconds(found["critical_path_s"])
     lead = f"{shortest} with every collective, message and optimizer at its shortest."
-    return Section(
-        "Critical path",
-        table(
-            ("at", "where", "operation", "micro-batch", "time"),
-            cells,
-            "As it ran; what takes less than a hundredth of the step is left out",
-        ),
-        lead,
-    )
+    caption = "As it ran; what takes less than a hundredth of the step is left out"
+    return Section("Critical path", table(PATH_HEADS, cells(path[:MOST_ROWS], *PATH), caption), lead)
 
 
 def _configuration(found: Facts) -> Section:
-    items: list[tuple[str, Child]] = []
-    for name, value in found["configuration"].items():
-        if not isinstance(value, dict | list):
-            items.append(
-                (
-                    name.replace("_", " "),
-                    f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value),
-                )
-            )
-    return Section("What ran", pairs(items), "Read or solved from the traces.")
+    return Section("What ran", pairs(plain_pairs(found["configuration"])), "Read or solved from the traces.")
 
 
 def replay_page(found: Facts, about: About, timeline: Timeline | None = None) -> Page:
@@ -308,13 +246,11 @@ def replay_page(found: Facts, about: About, timeline: Timeline | None = None) ->
                 "An average rank.",
             )
         )
-    if timeline is not None and len(timeline):
-        sections.append(
-            timeline_section(timeline, about.links, "measured, replayed and changed, one below the other")
-        )
+    sections.append(
+        timeline_section(timeline, about.links, "measured, replayed and changed, one below the other")
+    )
     title = f"{format_seconds(found['step_s'])} replayed"
-    shown = [each for each in sections if each]
-    return Page(title, _replayed(found), shown, about, found, found["assumptions"], found["warnings"])
+    return Page(title, _replayed(found), sections, about, found, found["assumptions"], found["warnings"])
 
 
 def _replayed(found: Facts) -> Markup:
@@ -322,7 +258,6 @@ def _replayed(found: Facts) -> Markup:
         f"tp {found['tp']} · dp {found['dp']} · pp {found['pp']} · {found['micro_batches']} micro-batches"
     )
     words = ", ".join(found["changes"]) or "as it was measured"
-    about = join((tag("strong", words), tag("span", layout)))
     cards = [
         card("Measured", format_seconds(found["measured_step_s"])),
         card(
@@ -331,7 +266,6 @@ def _replayed(found: Facts) -> Markup:
             f"{signed_percent(found['error'])} of the measured",
         ),
     ]
-    number, unit = format_seconds(found["step_s"]).split(" ")
     if found["changes"]:
         if found["speedup"] is not None:
             cards.append(
@@ -342,6 +276,5 @@ def _replayed(found: Facts) -> Markup:
                 )
             )
         cards.append(card("Change", signed(found["change_s"]), "of the step"))
-    return answer(
-        number, f"{unit} per step{', if changed so' if found['changes'] else ''}", about, cards=cards
-    )
+    said = f"per step{', if changed so' if found['changes'] else ''}"
+    return timed_answer(found["step_s"], said, about_line(words, layout), cards=cards)

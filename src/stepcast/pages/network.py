@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepcast.pages.blocks import answer, card, table
+from stepcast.pages.blocks import about_line, answer, card, table
 from stepcast.pages.charts import Piece, Row, axis_row, bars, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.network import Kind, kind_cells, kinds_of, shade, slower, tier_cells, used_tiers
+from stepcast.report.cells import cells
+from stepcast.report.network import TIER, Kind, kind_cells, kinds_of, shade, slower, used_tiers
 from stepcast.units import format_bytes, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
@@ -45,7 +46,7 @@ def _headline(found: Facts) -> Markup:
         note = f"{format_percent(first['share'])} used; full for {full} of the step"
         cards.append(card("Hottest link", first["link"], note, "bad" if first["full_s"] else ""))
     what = found.get("model") or found.get("workload") or ""
-    about = join((tag("strong", what), tag("span", f"{found['gpus']:,} GPUs of {found['cluster']}")))
+    about = about_line(what, f"{found['gpus']:,} GPUs of {found['cluster']}")
     return answer(format_seconds(found["step_s"]), "a step, its links shared", about, cards=cards)
 
 
@@ -72,14 +73,14 @@ def _shade_key(at: int) -> Markup:
 
 
 def _map_row(name: str, shares: Sequence[float], step_s: float) -> Markup:
-    cells: list[Child] = []
+    drawn_cells: list[Child] = []
     wide = 100 / len(shares)
     for start, stop in _runs([shade(share, STEPS) for share in shares]):
         most = max(shares[start:stop])
         if most <= 0:
             continue
         times = [format_seconds(step_s * at / len(shares)) for at in (start, stop)]
-        cells.append(
+        drawn_cells.append(
             tag(
                 "rect",
                 x=f"{start * wide:.3f}%",
@@ -90,7 +91,7 @@ def _map_row(name: str, shares: Sequence[float], step_s: float) -> Markup:
                 data_tip=f"{name}, {times[0]} to {times[1]}: {format_percent(most)} used",
             )
         )
-    drawn = tag("svg", cells, class_="bar", width="100%", height=CELL_HEIGHT, aria_hidden="true")
+    drawn = tag("svg", drawn_cells, class_="bar", width="100%", height=CELL_HEIGHT, aria_hidden="true")
     mean = format_percent(sum(shares) / len(shares))
     return tag("li", tag("span", name, class_="label"), drawn, tag("span", mean, class_="value"))
 
@@ -104,10 +105,9 @@ def _runs(values: Sequence[int]) -> list[tuple[int, int]]:
 def _tiers(tiers: Sequence[Facts]) -> list[Section]:
     if not tiers:
         return []
-    cells = [tier_cells(each) for each in tiers]
     heads = ("Tier", "Links", "Each", "Carried", "Used", "Busiest link at most")
     caption = "Used: on average over all links of the tier and the whole step"
-    return [Section("Tiers", table(heads, cells, caption), wide=True)]
+    return [Section("Tiers", table(heads, cells(tiers, TIER), caption), wide=True)]
 
 
 def _hottest(links: Sequence[Facts], step_s: float) -> list[Section]:
@@ -141,11 +141,11 @@ def kind_of(group: str) -> str:
 def _operations(kinds: Sequence[Kind]) -> list[Section]:
     if not kinds:
         return []
-    cells = [kind_cells(each, "×") for each in kinds]
+    lines = [kind_cells(each, "×") for each in kinds]
     keys = [
         [each.what, each.group, each.times, each.alone_s, each.took_s, each.slowdown, each.slowest]
         for each in kinds
     ]
     heads = ("Communication", "Group", "Times", "Alone", "Here", "Slower", "Worst")
     caption = "Most time lost first; a head sorts by its column"
-    return [Section("Slower than alone", table(heads, cells, caption, keys, True), wide=True)]
+    return [Section("Slower than alone", table(heads, lines, caption, keys, True), wide=True)]

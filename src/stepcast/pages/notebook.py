@@ -6,17 +6,17 @@ from typing import Any
 from stepcast import __version__
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.timeline import Timeline
-from stepcast.pages.blocks import answer, card, table
+from stepcast.pages.blocks import about_line, answer, card, sortable_table, timed_answer
 from stepcast.pages.charts import Frame
 from stepcast.pages.compare import compare_page
 from stepcast.pages.document import About, Page, Section, render
-from stepcast.pages.markup import join, tag
+from stepcast.pages.markup import tag
 from stepcast.pages.measured import megatron_page, replay_page
 from stepcast.pages.plan import plan_page
 from stepcast.pages.step import step_page
 from stepcast.pages.traces import kineto_page, optimus_page
 from stepcast.report.search import row_words, strategy_words
-from stepcast.units import GIB, format_bytes, format_seconds
+from stepcast.units import GIB, format_seconds
 
 Facts = Mapping[str, Any]
 HEIGHT = 720
@@ -86,27 +86,20 @@ def found_html(counts: Facts, found: Sequence[Found], on_front: Sequence[Found])
     if not best:
         head = answer("Nothing", "fits", tag("strong", "search"), cards=cards)
         return framed(Page("nothing fits", head, (), About("search", version=__version__)))
-    cells = [
-        (
-            at,
-            f"{row['gpus']:,}",
-            strategy_words(row),
-            format_seconds(row["step_s"]),
-            format_bytes(row["memory_bytes"]),
-        )
-        for at, row in enumerate(best, 1)
-    ]
-    keys = [(at, row["gpus"], "", row["step_s"], row["memory_bytes"]) for at, row in enumerate(best, 1)]
     heads = ("rank", "GPUs", "strategy", "step", "memory")
-    ranked = table(heads, cells, "The best first", keys, sortable=True, ids=range(1, len(best) + 1))
-    number, unit = format_seconds(best[0]["step_s"]).split(" ")
-    about = join((tag("strong", f"{best[0]['gpus']:,} GPUs"), tag("span", strategy_words(best[0]))))
+    rows = [{**row, "rank": at} for at, row in enumerate(best, 1)]
+    columns = ("rank gpus,", ("strategy", strategy_words), "step_s memory_bytes")
+    ranked = sortable_table(heads, rows, columns, "The best first", range(1, len(best) + 1))
+    step_s = best[0]["step_s"]
+    about = about_line(f"{best[0]['gpus']:,} GPUs", strategy_words(best[0]))
     sections = [
         Section("Strategies", ranked, wide=True),
         Section("Time against memory", _front(best, front), wide=True),
     ]
-    head = answer(number, f"{unit} per step, the best found", about, cards=cards)
-    return framed(Page(f"{number} {unit} per step", head, sections, About("search", version=__version__)))
+    head = timed_answer(step_s, "per step, the best found", about, cards=cards)
+    return framed(
+        Page(f"{format_seconds(step_s)} per step", head, sections, About("search", version=__version__))
+    )
 
 
 def _front(best: Sequence[Facts], front: Sequence[Facts]) -> str:

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from math import sqrt
 from typing import Any
 
-from stepcast.pages.blocks import answer, band, card, table, waterfall
+from stepcast.pages.blocks import about_line, answer, band, card, table, waterfall
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
-from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.pages.markup import Child, Markup
 from stepcast.report.plan import CHOICE_HEADS, PART_NAMES, STAGE_HEADS, choice_row, stage_rows
 from stepcast.units import (
     DAY,
@@ -38,17 +38,15 @@ def plan_page(found: Facts, about: About) -> Page:
     sections = [_split(found), _lost(found), _fan(found), _choices(found), _phases(found)]
     days = format_duration(found["days"]["median"] * DAY)
     title = f"{days} on {found['phases'][-1]['gpus']:,} GPUs"
-    shown = [each for each in sections if each]
-    return Page(title, _headline(found), shown, about, found, found["assumptions"], found["warnings"])
+    return Page(title, _headline(found), sections, about, found, found["assumptions"], found["warnings"])
 
 
 def _headline(found: Facts) -> Markup:
     days, last = found["days"], found["phases"][-1]
     tokens = f"{format_short_count(found['tokens'])} tokens, " if found["tokens"] else ""
     words = f"{tokens}{found['steps']:,} steps of {format_seconds(last['step_s'])} on {last['gpus']:,} GPUs"
-    about = join((tag("strong", words), tag("span", f"failures: {found['failures']}")))
-    if found.get("until"):
-        about = join((about, tag("span", f"until {found['until']}")))
+    until = [f"until {found['until']}"] if found.get("until") else []
+    about = about_line(words, f"failures: {found['failures']}", *until)
     low, high, sure = days["p10"], days["p90"], "eight runs of ten end within"
     if step := found["step_band_days"]:
         low, high, sure = step["low"], step["high"], "as uncertain as the step is: within"

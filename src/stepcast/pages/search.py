@@ -4,11 +4,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.ir.facts import CandidateFacts, band_of
-from stepcast.pages.blocks import answer, band, card, pairs, signed, stacked, table
+from stepcast.pages.blocks import (
+    about_line,
+    answer,
+    band,
+    card,
+    pairs,
+    signed,
+    sortable_table,
+    stacked,
+    timed_answer,
+)
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.search import strategy_words
+from stepcast.report.search import ranked_columns, strategy_words
 from stepcast.report.step import PART_NAMES
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds
 
@@ -35,7 +45,7 @@ def search_page(found: Facts, about: About, simulated: Sequence[CandidateFacts] 
 def _headline(found: Facts) -> Markup:
     counts, rows = found["counts"], found["rows"]
     batch = f"{found['global_batch']:,} sequences of {found['seq']:,} tokens, least {found['objective']}"
-    about = join((tag("strong", f"{found['model']} on {found['cluster']}"), tag("span", batch)))
+    about = about_line(f"{found['model']} on {found['cluster']}", batch)
     cards = [
         card("Candidates", f"{counts['considered']:,}", f"{counts['illegal']:,} are not legal"),
         card("Do not fit", f"{counts['too_large']:,}"),
@@ -55,7 +65,6 @@ def _headline(found: Facts) -> Markup:
         card("MFU", format_percent(best["mfu"]), f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU"),
         *cards,
     ]
-    number, unit = format_seconds(best["step_s"]).split(" ")
     drawn = band(
         told.low_s,
         best["step_s"],
@@ -64,7 +73,7 @@ def _headline(found: Facts) -> Markup:
         told.words,
     )
     words = join((about, tag("span", f"{best['gpus']:,} GPUs: {strategy_words(best)}", class_="layout")))
-    return answer(number, f"{unit} per step, the best found", words, drawn, cards)
+    return timed_answer(best["step_s"], "per step, the best found", words, drawn, cards)
 
 
 def _why(found: Facts) -> Section:
@@ -186,39 +195,10 @@ def _tip(each: Mapping[str, Any]) -> str:
 
 def _ranked(found: Facts) -> Section:
     rows = found["rows"]
-    trained, priced = rows[0]["days"] is not None, rows[0]["cost"] is not None
-    heads = ["rank", "GPUs", "strategy", "step", "tokens/s/GPU", "MFU", "memory", "free"]
-    heads += ["days", "GPU-hours"] if trained else []
-    heads += ["cost"] if priced else []
-    cells, keys = [], []
-    for row in rows:
-        line: list[Child] = [
-            f"{row['rank']}{'=' if row['equal'] else ''}",
-            f"{row['gpus']:,}",
-            strategy_words(row),
-            format_seconds(row["step_s"]),
-            f"{row['tokens_per_s_per_gpu']:,.0f}",
-            format_percent(row["mfu"]),
-            format_bytes(row["memory_bytes"]),
-            format_bytes(row["free_bytes"]),
-        ]
-        names = ["rank", "gpus", "", "step_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes", "free_bytes"]
-        if trained:
-            line += [f"{row['days']:,.1f}", f"{row['gpu_hours']:,.0f}"]
-            names += ["days", "gpu_hours"]
-        if priced:
-            line.append(f"{row['cost']:,.0f}")
-            names.append("cost")
-        cells.append(line)
-        keys.append([row.get(name) for name in names])
-    made = table(
-        heads,
-        cells,
-        "Sorted by rank; a head sorts by its column",
-        keys,
-        sortable=True,
-        ids=[row["rank"] for row in rows],
-    )
+    columns = ranked_columns(rows)
+    caption = "Sorted by rank; a head sorts by its column"
+    ids = [row["rank"] for row in rows]
+    made = sortable_table(list(columns), rows, list(columns.values()), caption, ids)
     return Section("Strategies", made, wide=True)
 
 

@@ -6,13 +6,13 @@ from typing import Any
 from stepcast.ir.facts import ChangeFacts, RooflineFacts, band_of
 from stepcast.ir.timeline import Timeline
 from stepcast.pages.advice import advice_section
-from stepcast.pages.blocks import answer, band, card, pairs, stacked, waterfall
+from stepcast.pages.blocks import band, card, pairs, plain_pairs, stacked, timed_answer, waterfall
 from stepcast.pages.communication import exposed_section
 from stepcast.pages.document import About, Page, Section
-from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.pages.markup import Markup, join, tag
 from stepcast.pages.roofline import roofline_section
 from stepcast.pages.timeline import timeline_section
-from stepcast.report.step import PART_NAMES
+from stepcast.report.step import micro_batches, told_parts
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
@@ -40,6 +40,10 @@ GROUP_NAMES = {
     "ep": "expert parallel",
     "dp": "data parallel",
     "pp": "pipeline messages",
+    "expert-tp": "tensor parallel of experts",
+    "expert-dp": "data parallel of experts",
+    "expert-shard": "sharded experts",
+    "expert-replica": "replicas of sharded experts",
     "world": "all GPUs",
     "embedding": "shared embedding",
     "shard": "sharded weights",
@@ -64,16 +68,14 @@ def step_page(
         _memory(found),
         _communication(found),
         _asked(found),
+        timeline_section(timeline, about.links),
+        roofline_section(roofline) if roofline is not None else None,
     ]
-    if timeline is not None and len(timeline):
-        sections.append(timeline_section(timeline, about.links))
-    if roofline is not None:
-        sections.append(roofline_section(roofline))
     title = f"{format_seconds(found['step_s'])} per step: {subject(found)}"
     return Page(
         title,
         _headline(found),
-        [section for section in sections if section],
+        sections,
         about,
         found,
         found["assumptions"],
@@ -104,15 +106,14 @@ def _headline(found: Facts) -> Markup:
             tag("span", _batch_words(found), class_="batch"),
         )
     )
-    number, unit = format_seconds(step_s).split(" ")
     drawn = band(
         told.low_s, step_s, told.high_s, (format_seconds(told.low_s), format_seconds(told.high_s)), told.words
     )
-    return answer(number, f"{unit} per step", about, drawn, _cards(found))
+    return timed_answer(step_s, "per step", about, drawn, _cards(found))
 
 
 def _batch_words(found: Facts) -> str:
-    run, words = found["run"], [f"{found['schedule']}, {found['micro_batches']:,} micro-batch(es)"]
+    run, words = found["run"], [f"{found['schedule']}, {micro_batches(found['micro_batches'])}"]
     if "global_batch" in run:
         words.insert(0, f"{run['global_batch']:,} sequences of {run['seq']:,} tokens")
     words += [str(run[name]) for name in ("precision", "framework") if run.get(name)]
@@ -167,11 +168,10 @@ def _cards(found: Facts) -> list[Markup]:
 
 
 def _goes(found: Facts) -> Section:
-    parts = [(part, PART_NAMES[part], seconds) for part, seconds in found["breakdown_s"].items()]
     lead = (
         "An average stage. Communication counts as far as no computation hides it; the parts sum to the step."
     )
-    return Section("Where the step goes", waterfall(parts, found["step_s"]), lead)
+    return Section("Where the step goes", waterfall(told_parts(found), found["step_s"]), lead)
 
 
 def _stages(found: Facts) -> Section | None:
@@ -252,8 +252,7 @@ def _communication(found: Facts) -> Section | None:
 
 
 def _asked(found: Facts) -> Section:
-    run = {name: value for name, value in found["run"].items() if not isinstance(value, dict | list)}
-    items: list[tuple[str, Child]] = [(name.replace("_", " "), _value(value)) for name, value in run.items()]
+    items = plain_pairs(found["run"])
     sources = ", ".join(f"{kind}: {source}" for kind, source in found["sources"].items())
     if sources:
         items.append(("prices", sources))
@@ -262,7 +261,3 @@ def _asked(found: Facts) -> Section:
         pairs(items),
         "From measured to roofline: where each price comes from, the least trusted of its kind.",
     )
-
-
-def _value(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

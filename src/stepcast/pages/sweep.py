@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from stepcast.pages.blocks import answer, card, pairs, table
+from stepcast.pages.blocks import answer, card, pairs, sortable_table
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.report.cells import Column
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
@@ -140,6 +141,10 @@ def _short(name: str) -> str:
     return name.replace("_", "-")
 
 
+def _word(name: str) -> Column:
+    return name, lambda row: _cell(row.get(name))
+
+
 def _cell(value: object) -> str:
     return "-" if value is None else str(value)
 
@@ -197,27 +202,11 @@ def _tip(row: Mapping[str, Any], words: Sequence[str]) -> str:
 def _ranked(rows: Rows, words: Sequence[str]) -> list[Section]:
     if not rows:
         return []
-    heads = [*(_short(name) for name in words), "step", "tokens/s/GPU", "MFU", "memory"]
-    cells = [
-        [
-            *(_cell(row.get(name)) for name in words),
-            format_seconds(row["step_s"]),
-            f"{row['tokens_per_s_per_gpu']:,.0f}",
-            format_percent(row["mfu"]) if row["mfu"] is not None else "-",
-            format_bytes(row["memory_bytes"]),
-        ]
-        for row in rows
-    ]
-    names = [*words, "step_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes"]
-    keys = [[row.get(name) for name in names] for row in rows]
-    made = table(
-        heads,
-        cells,
-        "Fastest first; a head sorts by its column",
-        keys,
-        True,
-        [row["position"] for row in rows],
-    )
+    heads = [*map(_short, words), "step", "tokens/s/GPU", "MFU", "memory"]
+    caption = "Fastest first; a head sorts by its column"
+    ids = [row["position"] for row in rows]
+    columns = (*map(_word, words), "step_s tokens_per_s_per_gpu, mfu memory_bytes")
+    made = sortable_table(heads, rows, columns, caption, ids)
     return [Section("The fastest that fit", made, wide=True)]
 
 

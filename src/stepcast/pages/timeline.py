@@ -27,8 +27,12 @@ WORDS = {
 HELP = "Drag to move, Ctrl and wheel or + and - to zoom, arrows to move, / to search, Enter to fold a rank."
 
 
-def timeline_section(timeline: Timeline, links: Sequence[tuple[str, str]] = (), what: str = "") -> Section:
+def timeline_section(
+    timeline: Timeline | None, links: Sequence[tuple[str, str]] = (), what: str = ""
+) -> Section | None:
     """Every span on a canvas; *what* says whose they are."""
+    if timeline is None or not len(timeline):
+        return None
     data = packed(timeline)
     usual = "as it was measured" if timeline.measured else "as simulated, one rank for all that do the same"
     lead = f"{data['of']:,} spans, {what or usual}."

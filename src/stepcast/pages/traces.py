@@ -4,11 +4,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepcast.ir.timeline import Timeline
-from stepcast.pages.blocks import answer, card, signed_percent, stacked, table, waterfall
+from stepcast.pages.blocks import (
+    about_line,
+    answer,
+    card,
+    signed_percent,
+    sortable_table,
+    stacked,
+    timed_answer,
+    waterfall,
+)
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.communication import exposed_section
 from stepcast.pages.document import About, Page, Section
-from stepcast.pages.markup import Markup, join, tag
+from stepcast.pages.markup import Markup, tag
 from stepcast.pages.measured import KINDS, parts_of, times_section
 from stepcast.pages.timeline import timeline_section
 from stepcast.report.optimus import PART_TITLES
@@ -37,13 +46,7 @@ def kineto_page(found: Facts, about: About, timeline: Timeline | None = None) ->
                 f"{ranks[0]['launches_per_step']:,} launches per step",
             )
         )
-    number, unit = format_seconds(found["step_s"]).split(" ")
-    what = join(
-        (
-            tag("strong", f"PyTorch profiler trace of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}"),
-            tag("span", found["source"]),
-        )
-    )
+    traced = f"PyTorch profiler trace of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}"
     names = {name: name for rank in ranks for name in rank["breakdown_s"]}
     rows = []
     for rank in ranks[:64]:
@@ -63,16 +66,15 @@ def kineto_page(found: Facts, about: About, timeline: Timeline | None = None) ->
     sections = [
         Section("Where the step went", stacked(rows, kinds, most, format_seconds), "Each rank, per step."),
         Section("Slow ranks", tag("ul", slow, class_="advice")) if slow else None,
-        times_section("Kinds of kernels", found["operations_s"], lead="Per step, mean of ranks."),
+        times_section("Kinds of kernels", found["operations_s"], "Per step, mean of ranks."),
         exposed_section(found["communication_by_group_s"]),
         _kernels(found),
+        timeline_section(timeline, about.links),
     ]
-    if timeline is not None and len(timeline):
-        sections.append(timeline_section(timeline, about.links))
     return Page(
         f"{format_seconds(found['step_s'])} measured: {found['source']}",
-        answer(number, f"{unit} per step, measured", what, cards=cards),
-        [each for each in sections if each],
+        timed_answer(found["step_s"], "per step, measured", about_line(traced, found["source"]), cards=cards),
+        sections,
         about,
         found,
         warnings=found["warnings"],
@@ -80,33 +82,18 @@ def kineto_page(found: Facts, about: About, timeline: Timeline | None = None) ->
 
 
 def _kernels(found: Facts) -> Section:
-    rows = [
-        (
-            each["name"],
-            each["class"],
-            f"{each['count']:,}",
-            format_seconds(each["total_s"]),
-            format_percent(each["share"]),
-        )
-        for each in found["kernels"]
-    ]
-    keys = [
-        (each["name"], each["class"], each["count"], each["total_s"], each["share"])
-        for each in found["kernels"]
-    ]
-    made = table(
-        ("kernel", "class", "runs", "total", "share"), rows, "Over all ranks and steps", keys, sortable=True
-    )
+    heads = ("kernel", "class", "runs", "total", "share")
+    columns = ("name class count, total_s share",)
+    made = sortable_table(heads, found["kernels"], columns, "Over all ranks and steps")
     return Section("Kernels", made, wide=True)
 
 
 def optimus_page(found: Facts, about: About, timeline: Timeline | None = None) -> Page:
     """Of the facts of an OptimusAnalysis."""
     layout = found["layout"]
-    number, unit = format_seconds(found["step_s"]).split(" ")
     batch = f"{found['micro_batches']} micro-batches of {found['micro_batch']}"
     words = f"tp {layout['tp']} · dp {layout['dp']} · pp {layout['pp']} · {batch}"
-    what = join((tag("strong", str(found["model"])), tag("span", words), tag("span", found["source"])))
+    what = about_line(str(found["model"]), words, found["source"])
     step_s = found["step_s"] or 1.0
     cards = [
         card("The model says", format_seconds(found["predicted_step_s"]), signed_percent(found["error"])),
@@ -131,12 +118,12 @@ def optimus_page(found: Facts, about: About, timeline: Timeline | None = None) -
     sections = [
         Section("Where the step went", waterfall(parts_of(parts, PART_TITLES), found["step_s"]), lead),
         Section("Stages", stacked(rows, kinds, max(sum(each[1].values()) for each in rows), format_seconds)),
-        times_section("Timed modules", found["operations_s"], lead="Forward of one micro-batch."),
+        times_section("Timed modules", found["operations_s"], "Forward of one micro-batch."),
     ]
     return Page(
         f"{format_seconds(found['step_s'])} measured: {found['model']}",
-        answer(number, f"{unit} per step, measured", what, cards=cards),
-        [each for each in sections if each],
+        timed_answer(found["step_s"], "per step, measured", what, cards=cards),
+        sections,
         about,
         found,
         warnings=found["warnings"],
@@ -147,16 +134,8 @@ def sweep_page(found: Facts, about: About, timeline: Timeline | None = None) -> 
     """Of the facts of a measured sweep of a collective beside its prediction."""
     rows = [row for row in found["rows"] if row["size_bytes"] > 0 and row["measured_busbw_bytes_per_s"] > 0]
     nodes = found["nodes"]
-    what = join(
-        (
-            tag(
-                "strong",
-                f"{found['collective']} on {found['ranks']} ranks, {nodes} node{'s' if nodes != 1 else ''}",
-            ),
-            tag("span", found["cluster"]),
-            tag("span", found["device"] or ""),
-        )
-    )
+    ran = f"{found['collective']} on {found['ranks']} ranks, {nodes} node{'s' if nodes != 1 else ''}"
+    what = about_line(ran, found["cluster"], found["device"] or "")
     number, unit = format_percent(found["mean_abs_error"]).split(" ")
     cards = [
         card(
@@ -230,27 +209,9 @@ def _findings(found: Facts) -> Section:
 
 
 def _sizes(found: Facts) -> Section:
-    cells = [
-        (
-            format_bytes(row["size_bytes"]),
-            format_seconds(row["measured_s"]),
-            format_seconds(row["predicted_s"]),
-            format_rate(row["measured_busbw_bytes_per_s"]),
-            format_percent(row["reached"]),
-            f"{row['algorithm']} {row['protocol']}",
-        )
-        for row in found["rows"]
-    ]
-    keys = [
-        (
-            row["size_bytes"],
-            row["measured_s"],
-            row["predicted_s"],
-            row["measured_busbw_bytes_per_s"],
-            row["reached"],
-            row["algorithm"],
-        )
-        for row in found["rows"]
-    ]
     heads = ("size", "measured", "predicted", "busbw", "reached", "predicted with")
-    return Section("Sizes", table(heads, cells, "Size by size", keys, sortable=True), wide=True)
+    columns = (
+        "size_bytes measured_s predicted_s measured_busbw_bytes_per_s reached",
+        ("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
+    )
+    return Section("Sizes", sortable_table(heads, found["rows"], columns, "Size by size"), wide=True)

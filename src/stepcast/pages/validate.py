@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.ir.facts import PointFacts
-from stepcast.pages.blocks import answer, card, signed_percent, table
+from stepcast.pages.blocks import about_line, answer, card, signed_percent, sortable_table, table
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.report.cells import cells
 from stepcast.units import format_bytes, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
@@ -42,12 +43,7 @@ def _headline(sets: Facts, rows: int) -> Markup:
         for name, each in sets.items()
         if each["rows"]
     ]
-    about = join(
-        (
-            tag("strong", "How far off predictions are"),
-            tag("span", "mean absolute error, as a share of what was measured"),
-        )
-    )
+    about = about_line("How far off predictions are", "mean absolute error, as a share of what was measured")
     if len(errors) == 1:
         number, unit = format_percent(errors[0]["mean_abs_error"]).split(" ")
         return answer(number, f"{unit} mean error over {rows:,} rows", about, cards=cards)
@@ -110,39 +106,20 @@ def _table(found: Facts) -> Markup:
     lines = [("all", found), *found["selections"].items()]
     for group, each in found["groups"].items():
         lines += [(f"{group}: {name}", one) for name, one in each.items()]
-    names = ("rows", "mean_abs_error", "median_abs_error", "p90_abs_error", "worst_abs_error", "mean_error")
-    cells = [
-        (
-            name,
-            f"{one['rows']:,}",
-            *(format_percent(one[key]) for key in names[1:5]),
-            signed_percent(one["mean_error"]),
-        )
-        for name, one in lines
-    ]
-    keys = [(name, *(one[key] for key in names)) for name, one in lines]
-    return table(
-        heads,
-        cells,
-        "Absolute errors; signed is above zero where predictions are too slow",
-        keys,
-        sortable=True,
+    columns = (
+        "name rows, mean_abs_error median_abs_error p90_abs_error worst_abs_error",
+        ("mean_error", lambda one: signed_percent(one["mean_error"])),
     )
+    rows = [{**one, "name": name} for name, one in lines]
+    caption = "Absolute errors; signed is above zero where predictions are too slow"
+    return sortable_table(heads, rows, columns, caption)
 
 
 def _worst(found: Facts, unit: str) -> Markup | None:
     if not found["worst"]:
         return None
-    words = format_bytes if unit == "bytes" else format_seconds
-    rows = [
-        (
-            each["name"],
-            words(each[f"measured_{unit}"]),
-            words(each[f"predicted_{unit}"]),
-            signed_percent(each["error"]),
-        )
-        for each in found["worst"]
-    ]
+    columns = f"name measured_{unit} predicted_{unit}", lambda each: signed_percent(each["error"])
+    rows = cells(found["worst"], *columns)
     return tag(
         "details",
         tag("summary", f"The {len(rows)} worst"),

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepcast.report.text import bullet, facts, table
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.report.cells import Column, cells, shown
+from stepcast.report.step import micro_batches
+from stepcast.report.text import bullet, facts, parts_table, table
+from stepcast.units import format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 MOST_ROWS = 16
-BAR_WIDTH = 24
 SMALLEST_SHARE = 5e-4
 # Even routers differ by a few per cent from exchange to exchange.
 UNEVEN_FACTOR = 1.15
@@ -50,6 +51,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     layers = f"{known['layers']} layers, " if "layers" in known else ""
     hidden = f"hidden {known['hidden']}, " if "hidden" in known else ""
     ranks = found["ranks"]
+    count = micro_batches(known["micro_batches"]) if "micro_batches" in known else "? micro-batches"
     experts = f", experts over {found['ep']}" if found["ep"] > 1 else ""
     given = f"{len(ranks)} of {found['gpus']} ranks" if len(ranks) > 1 else f"rank {ranks[0]}"
     return [
@@ -59,7 +61,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         (
             "model",
             f"{layers}{hidden}sequence {known.get('seq', '?')}, "
-            f"{known.get('micro_batches', '?')} micro-batch(es) of {known.get('micro_batch', '?')}, "
+            f"{count} of {known.get('micro_batch', '?')}, "
             f"{known.get('dtype', '?')}",
         ),
         ("bubble", _bubble(found)),
@@ -81,17 +83,12 @@ def _imbalance(found: Facts) -> list[tuple[str, object]]:
 
 
 def breakdown_text(parts: Facts, step_s: float, width: int) -> str:
-    rows = [
-        (
-            PART_NAMES.get(name, name),
-            format_seconds(seconds),
-            format_percent(seconds / step_s),
-            "#" * round(seconds / step_s * BAR_WIDTH),
-        )
+    large = [
+        (PART_NAMES.get(name, name), seconds)
         for name, seconds in parts.items()
         if step_s and seconds / step_s >= SMALLEST_SHARE
     ]
-    return table(("an average rank spends", "time", "share", ""), rows, width)
+    return parts_table("an average rank spends", large, step_s, format_seconds, width)
 
 
 def _operations(found: Facts, width: int) -> str:
@@ -103,48 +100,32 @@ def _operations(found: Facts, width: int) -> str:
 def _stages(found: Facts, width: int) -> str:
     if len(found["stages"]) < 2:
         return ""
-    rows = [
-        (
-            row["stage"],
-            format_seconds(row["compute_s"]),
-            format_seconds(row["optimizer_s"]),
-            format_seconds(row["wait_s"]),
-            format_seconds(row["bubble_s"]),
-        )
-        for row in found["stages"][:MOST_ROWS]
-    ]
+    rows = cells(found["stages"][:MOST_ROWS], "stage compute_s optimizer_s wait_s bubble_s")
     return table(("stage", "compute", "optimizer", "wait within", "bubble"), rows, width)
 
 
 def _communication(found: Facts, width: int) -> str:
-    rows = []
-    for row in found["communication"][:MOST_ROWS]:
-        rate = row["busbw_bytes_per_s"]
-        limit = row["cluster_busbw_bytes_per_s"]
-        rows.append(
-            (
-                f"{row['operation']}: {row['name']}" if row["name"] != row["operation"] else row["name"],
-                row["group"],
-                "-" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
-                row["count"],
-                format_seconds(row["total_s"]),
-                "-" if row["transfer_s"] is None else format_seconds(row["transfer_s"]),
-                "with work" if row["overlapped"] else "-" if rate is None else format_rate(rate),
-                "-" if limit is None else format_rate(limit),
-            )
-        )
+    rows = cells(
+        found["communication"][:MOST_ROWS],
+        sent_name,
+        "group size_bytes count total_s transfer_s",
+        lambda row: "with work" if row["overlapped"] else shown("_bytes_per_s", row["busbw_bytes_per_s"]),
+        "cluster_busbw_bytes_per_s",
+    )
     headers = ("communication", "group", "size", "count", "total", "transfer", "bus bandwidth", "cluster")
-    drop = all(row[-1] == "-" for row in rows)
-    if drop:
+    if all(row[-1] == "-" for row in rows):
         return table(headers[:-1], [row[:-1] for row in rows], width) if rows else ""
     return table(headers, rows, width)
 
 
+def sent_name(row: Facts) -> str:
+    """What was sent within what."""
+    name: str = row["name"]
+    return name if name == row["operation"] else f"{row['operation']}: {name}"
+
+
 def _layers(found: Facts, width: int) -> str:
-    rows = [
-        (row["stage"], row["layers"], format_seconds(row["forward_s"]), format_seconds(row["backward_s"]))
-        for row in found["layers"][:MOST_ROWS]
-    ]
+    rows = cells(found["layers"][:MOST_ROWS], "stage layers forward_s backward_s")
     return table(("stage", "layers", "forward per layer", "backward per layer"), rows, width) if rows else ""
 
 
@@ -182,31 +163,28 @@ def _stragglers(found: Facts, width: int) -> str:
     return "\n".join(lines)
 
 
+PATH_HEADS = ("at", "where", "operation", "micro-batch", "time")
+PATH: tuple[Column, ...] = (
+    "start_s",
+    lambda one: "rank " + ", ".join(map(str, one["ranks"][:4])),
+    "operation micro_batch duration_s",
+)
+
+
 def _critical_path(found: Facts, width: int) -> str:
     """Long stretches of the path; small ones are summed."""
     path = found["critical_path"]
     if not path:
         return ""
     long = [one for one in path if one["duration_s"] >= 0.01 * found["step_s"]]
-    rows = [
-        (
-            format_seconds(one["start_s"]),
-            "rank " + ", ".join(map(str, one["ranks"][:4])),
-            one["operation"],
-            "-" if one["micro_batch"] is None else one["micro_batch"],
-            format_seconds(one["duration_s"]),
-        )
-        for one in long[: 2 * MOST_ROWS]
-    ]
+    rows = cells(long[: 2 * MOST_ROWS], *PATH)
     rest_s = sum(one["duration_s"] for one in path) - sum(one["duration_s"] for one in long)
     rows.append(("", "", f"{len(path) - len(long)} shorter ones", "", format_seconds(rest_s)))
     if len(long) > 2 * MOST_ROWS:
         rows.append(("", "", f"and {len(long) - 2 * MOST_ROWS} more (--json)", "", ""))
-    total = (
-        f"critical path: {format_seconds(found['critical_path_s'])} with every collective, message and "
-        "optimizer at its shortest; as it ran:"
-    )
-    return total + "\n" + table(("at", "where", "operation", "micro-batch", "time"), rows, width)
+    shortest = f"{format_seconds(found['critical_path_s'])} with every collective, message and optimizer"
+    total = bullet(f"{shortest} at its shortest; as it ran:", "critical path: ", width)
+    return total + "\n" + table(PATH_HEADS, rows, width)
 
 
 def replay_text(found: Facts, width: int) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
 
@@ -38,17 +39,12 @@ def step_log_text(found: Facts, width: int) -> str:
 
 def collective_log_text(found: Facts, width: int) -> str:
     pairs = [("program", found["program"]), ("ranks", len(found["ranks"])), ("calls", f"{found['calls']:,}")]
-    rows = [
-        (
-            row["kind"],
-            row["group"],
-            format_bytes(row["size_bytes"]),
-            row["calls"],
-            "" if row["median_s"] is None else format_seconds(row["median_s"]),
-            "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
-        )
-        for row in found["collectives"][:MOST_ROWS]
-    ]
+    rows = cells(
+        found["collectives"][:MOST_ROWS],
+        "kind group size_bytes calls",
+        lambda row: "" if row["median_s"] is None else format_seconds(row["median_s"]),
+        lambda row: "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
+    )
     stuck = [
         f"{row['kind']} {row['turn']} of group {row['group']}: ranks {row['waiting']} wait"
         + (f" for ranks {row['absent']}, which never came" if row["absent"] else "")
@@ -99,9 +95,7 @@ def stragglers_text(found: Facts, width: int) -> str:
         *((f"replica {at}", f"{value:.3f}") for at, value in enumerate(found["by_dp_rank"])),
         *((kind, f"{value:.3f}") for kind, value in found["by_kind"].items()),
     ]
-    workers = [
-        (row["rank"], row["dp_rank"], row["stage"], f"{row['factor']:.3f}") for row in found["stragglers"]
-    ]
+    workers = cells(found["stragglers"], "rank dp_rank stage", lambda row: f"{row['factor']:.3f}")
     return _joined(
         facts(pairs, width),
         table(("recorded times of this alone", "slow the step down"), parts[:40], width),

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.units import format_percent, format_seconds
 
 # Of the parts of a rank's window, so that a rank fits a line.
 HEADS = {
@@ -80,10 +81,7 @@ def _classes(found: dict[str, Any], width: int) -> str:
 
 
 def _kernels(found: dict[str, Any], width: int) -> str:
-    rows = [
-        (_short(kernel["name"]), kernel["class"], f"{kernel['count']:,}", format_seconds(kernel["total_s"]))
-        for kernel in found["kernels"][:MOST_ROWS]
-    ]
+    rows = cells(found["kernels"][:MOST_ROWS], lambda kernel: _short(kernel["name"]), "class count, total_s")
     return table(("kernel", "class", "runs", "total"), rows, width)
 
 
@@ -95,35 +93,18 @@ def _short(name: str) -> str:
 
 
 def _collectives(found: dict[str, Any], width: int) -> str:
-    rows = [
-        (
-            row["kind"],
-            row["group"],
-            "-" if row["size_bytes"] is None else format_bytes(row["size_bytes"]),
-            f"{row['count']:,}",
-            format_seconds(row["total_s"]),
-            "-" if row["transfer_s"] is None else format_seconds(row["transfer_s"]),
-            format_seconds(row["wait_s"]) if row["matched"] else "-",
-            "-" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
-        )
-        for row in found["collectives"][:MOST_ROWS]
-    ]
+    rows = cells(
+        found["collectives"][:MOST_ROWS],
+        "kind group size_bytes count, total_s transfer_s",
+        lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-",
+        "busbw_bytes_per_s",
+    )
     heads = ("collective", "group", "size", "runs", "total", "one transfer", "waits", "bus bandwidth")
     return table(heads, rows, width)
 
 
 def _streams(rank: dict[str, Any], width: int) -> str:
-    rows = [
-        (
-            stream["name"],
-            f"{stream['spans']:,}",
-            format_seconds(stream["busy_s"]),
-            format_seconds(stream["compute_s"]),
-            format_seconds(stream["communication_s"]),
-            format_seconds(stream["exposed_communication_s"]),
-        )
-        for stream in rank["streams"]
-    ]
+    rows = cells(rank["streams"], "name spans, busy_s compute_s communication_s exposed_communication_s")
     return table(("stream", "spans", "busy", "compute", "communication", "exposed"), rows, width)
 
 

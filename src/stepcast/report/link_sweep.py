@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from stepcast.report.cells import cells
 from stepcast.report.text import bullet, facts, table
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.units import format_bytes, format_percent, format_seconds
 
 Facts = dict[str, Any]
 
@@ -18,18 +19,12 @@ def sweep_text(found: Facts, width: int) -> str:
         ("mean error", f"{format_percent(found['mean_abs_error'])} of the measured times"),
         *((f"{name} sizes", _range(one)) for name, one in found["ranges"].items() if one),
     ]
-    rows = [
-        (
-            format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""),
-            format_seconds(row["measured_s"]),
-            format_seconds(row["predicted_s"]),
-            format_rate(row["measured_busbw_bytes_per_s"]),
-            format_rate(row["predicted_busbw_bytes_per_s"]),
-            format_percent(row["reached"]),
-            f"{row['algorithm']} {row['protocol']}",
-        )
-        for row in found["rows"]
-    ]
+    rows = cells(
+        found["rows"],
+        lambda row: format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""),
+        "measured_s predicted_s measured_busbw_bytes_per_s predicted_busbw_bytes_per_s reached",
+        lambda row: f"{row['algorithm']} {row['protocol']}",
+    )
     heads = ("size", "measured", "predicted", "busbw", "predicted", "reached", "predicted with")
     blocks = [facts(pairs, width), table(heads, rows, width)]
     if any(row["spike"] for row in found["rows"]):

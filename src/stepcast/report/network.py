@@ -5,8 +5,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from stepcast.report.asked import asked_pairs
+from stepcast.report.cells import cells
 from stepcast.report.text import GAP, bullet, facts, table
-from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.units import format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 MOST_LINKS = 10
@@ -79,20 +80,12 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     ]
 
 
-def tier_cells(tier: Facts) -> list[str]:
-    """Its name, links, the rate of one, bytes, how much was used, and at most of one link."""
-    return [
-        tier["tier"],
-        f"{tier['links']:,}",
-        format_rate(tier["capacity_bytes_per_s"]),
-        format_bytes(tier["bytes"]),
-        format_percent(tier["share"]),
-        format_percent(tier["busiest_share"]),
-    ]
+# Its name, links, the rate of one, bytes, how much was used, and at most of one link.
+TIER = "tier links, capacity_bytes_per_s bytes share busiest_share"
 
 
 def _tiers(tiers: Sequence[Facts], width: int) -> str:
-    return table(("tier", "links", "each", "carried", "used", "at most"), map(tier_cells, tiers), width)
+    return table(("tier", "links", "each", "carried", "used", "at most"), cells(tiers, TIER), width)
 
 
 def _over_time(tiers: Sequence[Facts], step_s: float, width: int) -> str:
@@ -120,16 +113,12 @@ def shade(share: float, steps: int) -> int:
 
 
 def _hottest(links: Sequence[Facts], step_s: float, width: int) -> str:
-    rows = [
-        (
-            each["link"],
-            f"{each['alike']:,}",
-            format_percent(each["share"]),
-            format_percent(each["full_s"] / step_s) if step_s else "-",
-            carried(each["users"]),
-        )
-        for each in links[:MOST_LINKS]
-    ]
+    rows = cells(
+        links[:MOST_LINKS],
+        "link alike, share",
+        lambda each: format_percent(each["full_s"] / step_s) if step_s else "-",
+        lambda each: carried(each["users"]),
+    )
     return table(("hottest links", "alike", "used", "full", "by"), rows, width)
 
 

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
 from stepcast.units import format_percent, format_seconds
 
@@ -51,28 +52,17 @@ def optimus_text(found: dict[str, Any], width: int) -> str:
     ]
     total = sum(found["breakdown_s"].values())
     parts.append(("step", format_seconds(total), format_percent(total / step_s)))
+    stages = cells(
+        found["stages"], "stage ends_with", lambda row: f"{row['layers']:g}", "forward_s busy_s bubble_s"
+    )
     blocks = [
         facts(head, width),
         table((f"stage {found['breakdown_stage']}, which waits least", "time", "share"), parts, width),
-        table(("stage", "ends with", "layers", "timed forward", "busy", "bubble"), _stages(found), width),
+        table(("stage", "ends with", "layers", "timed forward", "busy", "bubble"), stages, width),
     ]
     for one in found["stragglers"]:
         blocks.append(f"stage {one['stage']}: its timed modules take {one['factor']:.2f} times the usual")
     return "\n\n".join(blocks)
-
-
-def _stages(found: dict[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (
-            str(row["stage"]),
-            row["ends_with"],
-            f"{row['layers']:g}",
-            "-" if row["forward_s"] is None else format_seconds(row["forward_s"]),
-            format_seconds(row["busy_s"]),
-            format_seconds(row["bubble_s"]),
-        )
-        for row in found["stages"]
-    ]
 
 
 def calibration_text(found: dict[str, Any], width: int) -> str:
@@ -85,15 +75,7 @@ def calibration_text(found: dict[str, Any], width: int) -> str:
             "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
         )
         rows.append((found["titles"][name], shown, known))
-    runs = [
-        (
-            one["file"],
-            format_seconds(one["measured_s"]),
-            format_seconds(one["predicted_s"]),
-            _signed(one["error"]),
-        )
-        for one in found["runs"]
-    ]
+    runs = cells(found["runs"], "file measured_s predicted_s", lambda one: _signed(one["error"]))
     return "\n\n".join(
         [
             table(("constant", "value", "known"), rows, width),

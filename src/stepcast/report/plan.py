@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepcast.report.text import bullet, facts, table
+from stepcast.report.text import bullet, facts, parts_table, table
 from stepcast.units import (
     DAY,
     format_bytes,
@@ -14,7 +14,6 @@ from stepcast.units import (
 )
 
 Facts = Mapping[str, Any]
-BAR_WIDTH = 24
 PART_NAMES = {
     "steps": "steps",
     "stragglers": "slow nodes",
@@ -34,7 +33,8 @@ def plan_text(found: Facts, width: int) -> str:
         parts.append(_stages(found, width))
     if any(row["interval_s"] for row in found["choices"]):
         parts.append(_choices(found, width))
-    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    if found["assumptions"]:
+        parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
     return "\n\n".join(parts)
 
 
@@ -82,17 +82,8 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
 
 def _split(found: Facts, width: int) -> str:
     total_s = sum(found["split_s"].values()) or 1.0
-    rows = [
-        (
-            PART_NAMES[name],
-            format_duration(seconds),
-            format_percent(seconds / total_s),
-            "#" * round(seconds / total_s * BAR_WIDTH),
-        )
-        for name, seconds in found["split_s"].items()
-        if seconds > 0
-    ]
-    return table(("the mean run spends", "time", "share", ""), rows, width)
+    parts = [(PART_NAMES[name], seconds) for name, seconds in found["split_s"].items() if seconds > 0]
+    return parts_table("the mean run spends", parts, total_s, format_duration, width)
 
 
 STAGE_HEADS = ("stage", "GPUs", "steps", "step", "days", "interruptions")

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
 from stepcast.units import format_percent, format_seconds
 
@@ -21,15 +22,10 @@ def ran_text(found: Mapping[str, Any], width: int) -> str:
     error = found["mean_abs_error"]
     if error is not None:
         pairs.append(("mean error by kind", format_percent(error)))
-    rows = [
-        (
-            row["kind"],
-            row["ops"],
-            format_seconds(row["measured_s"]),
-            format_seconds(row["predicted_s"]),
-            "" if row["error"] is None else f"{row['error']:+.1%}",
-        )
-        for row in found["kinds"]
-    ]
+    rows = cells(
+        found["kinds"],
+        "kind ops measured_s predicted_s",
+        lambda row: "" if row["error"] is None else f"{row['error']:+.1%}",
+    )
     heads = ("kind of op", "ops", "measured", "predicted", "error")
     return "\n\n".join((facts(pairs, width), table(heads, rows, width)))

@@ -1,11 +1,12 @@
 """Found strategies as text: the ranked table, why the first is first, and how to see each again."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from stepcast.ir.strategy import Strategy
 from stepcast.report.asked import asked_pairs
+from stepcast.report.cells import Column, cells
 from stepcast.report.text import bullet, facts, table
 from stepcast.units import format_bytes, format_percent, format_seconds
 
@@ -29,7 +30,8 @@ def search_text(found: Facts, width: int) -> str:
         parts.append("to see one of them:\n" + commands)
     elif found["change"]:
         parts.append("to see it:\n" + found["change"]["command"])
-    parts += [bullet(note, "assumed: ", width) for note in found["assumptions"]]
+    if found["assumptions"]:
+        parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
     return "\n\n".join(parts)
 
 
@@ -89,8 +91,10 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
     )
     pairs: list[tuple[str, object]] = [("searched", told)]
     if not counts["complete"]:
-        pairs.append(("incomplete", "interrupted: a better one may be among those that were not simulated"))
-    if not found["rows"]:
+        pairs.append(("incomplete", _left(found)))
+        if not found["rows"]:
+            pairs.append(("found", "nothing yet"))
+    elif not found["rows"]:
         pairs.append(("found", "nothing fits"))
         if found["smallest_bytes"]:
             needed, has = format_bytes(found["smallest_bytes"]), format_bytes(found["capacity_bytes"])
@@ -102,37 +106,45 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
     return pairs
 
 
+def _left(found: Facts) -> str:
+    """What a search that ended early has not seen, and how much better it may be."""
+    counts, least_s = found["counts"], found["least_s"]
+    ended = "out of time" if counts["out_of_time"] else "interrupted"
+    if not counts["unseen"]:
+        return f"{ended}: the best are found, and not what is near them"
+    told = f"{ended}: {counts['unseen']:,} candidates left"
+    if least_s is None or not found["rows"]:
+        return f"{told}, which may be better"
+    gain = 1.0 - least_s / found["rows"][0]["step_s"]
+    if gain <= 0:
+        return f"{told}, none of them better than the best"
+    return f"{told}, none of them below {format_seconds(least_s)}, {format_percent(gain)} less than the best"
+
+
+def ranked_columns(rows: Sequence[Facts]) -> dict[str, Column]:
+    """What is told of each strategy, by its head."""
+    columns: dict[str, Column] = {
+        "rank": ("rank", lambda row: f"{row['rank']}{'=' if row['equal'] else ''}"),
+        "GPUs": "gpus,",
+        "strategy": strategy_words,
+        "step": "step_s",
+        "tokens/s/GPU": "tokens_per_s_per_gpu,",
+        "MFU": "mfu",
+        "memory": "memory_bytes",
+        "free": "free_bytes",
+    }
+    if rows[0]["days"] is not None:
+        columns |= {"days": ("days", lambda row: f"{row['days']:,.1f}"), "GPU-hours": "gpu_hours,"}
+    return columns | ({"cost": "cost,"} if rows[0]["cost"] is not None else {})
+
+
 def _ranked(found: Facts, width: int) -> str:
-    rows, several = found["rows"], len({row["gpus"] for row in found["rows"]}) > 1
-    trained = rows[0]["days"] is not None
-    heads = [
-        "rank",
-        *(["GPUs"] if several else []),
-        "strategy",
-        "step",
-        "tokens/s/GPU",
-        "MFU",
-        "memory",
-        "free",
-    ]
-    heads += ["days", "GPU-hours"] if trained else []
-    heads += ["cost"] if rows[0]["cost"] is not None else []
-    lines = []
-    for row in rows:
-        line: list[object] = [f"{row['rank']}{'=' if row['equal'] else ''}"]
-        line += [row["gpus"]] if several else []
-        line += [
-            strategy_words(row),
-            format_seconds(row["step_s"]),
-            f"{row['tokens_per_s_per_gpu']:,.0f}",
-            format_percent(row["mfu"]),
-            format_bytes(row["memory_bytes"]),
-            format_bytes(row["free_bytes"]),
-        ]
-        line += [f"{row['days']:,.1f}", f"{row['gpu_hours']:,.0f}"] if trained else []
-        line += [f"{row['cost']:,.0f}"] if row["cost"] is not None else []
-        lines.append(line)
-    return table(heads, lines, width, whole=[heads.index("strategy")])
+    rows = found["rows"]
+    columns = ranked_columns(rows) | {"GPUs": "gpus"}
+    if len({row["gpus"] for row in rows}) == 1:
+        del columns["GPUs"]
+    whole = [list(columns).index("strategy")]
+    return table(list(columns), cells(rows, *columns.values()), width, whole=whole)
 
 
 def _why(found: Facts) -> list[tuple[str, object]]:
@@ -167,10 +179,7 @@ def _why(found: Facts) -> list[tuple[str, object]]:
 
 
 def _front(found: Facts, width: int) -> str:
-    lines = [
-        (row["gpus"], strategy_words(row), format_seconds(row["step_s"]), format_bytes(row["memory_bytes"]))
-        for row in found["front"][:MOST_OF_FRONT]
-    ]
+    lines = cells(found["front"][:MOST_OF_FRONT], "gpus", strategy_words, "step_s memory_bytes")
     return "less memory, more time, of those simulated:\n" + table(
         ["GPUs", "strategy", "step", "memory"], lines, width
     )

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
 from stepcast.units import format_bytes, format_count, format_rate, format_seconds
 
@@ -55,17 +56,10 @@ def _workload(found: Facts, width: int) -> list[str]:
         pairs.append(("communicated", f"{format_count(found['communication_elements'])} elements"))
     if set(found["ops"]) - {"recorded"}:
         pairs.append(("ops", ", ".join(f"{count} {kind}" for kind, count in found["ops"].items())))
-    rows = [
-        (
-            row["kind"],
-            row["group"],
-            row["phase"],
-            format_count(row["count"]),
-            format_bytes(row["largest_bytes"]),
-            format_bytes(row["total_bytes"]),
-        )
-        for row in sorted(found["collectives"], key=lambda row: -row["total_bytes"])
-    ]
+    rows = cells(
+        sorted(found["collectives"], key=lambda row: -row["total_bytes"]),
+        "kind group phase count, largest_bytes total_bytes",
+    )
     shown, more = _cut(rows)
     headers = ("communication", "group", "phase", "count", "largest", "total per rank")
     return [facts(pairs, width), table(headers, shown, width) if rows else "", more]
@@ -102,28 +96,12 @@ def _timeline(found: Facts, width: int) -> list[str]:
                     ", ".join(map(str, value)) if isinstance(value, list | tuple) else value,
                 )
             )
-    operations = [
-        (
-            row["name"],
-            row["kind"],
-            format_count(row["count"]),
-            format_seconds(row["total_s"]),
-            format_seconds(row["longest_s"]),
-        )
-        for row in found["operations"]
-    ]
-    messages = [
-        (
-            row["kind"],
-            row["group"],
-            format_bytes(row["size_bytes"]),
-            format_count(row["count"]),
-            format_seconds(row["total_s"]),
-            format_seconds(row["shortest_s"]),
-            format_rate(row["size_bytes"] / row["shortest_s"]) if row["shortest_s"] else "-",
-        )
-        for row in found["communication"]
-    ]
+    operations = cells(found["operations"], "name kind count, total_s longest_s")
+    messages = cells(
+        found["communication"],
+        "kind group size_bytes count, total_s shortest_s",
+        lambda row: format_rate(row["size_bytes"] / row["shortest_s"]) if row["shortest_s"] else "-",
+    )
     shown, more = _cut(operations)
     shown_messages, more_messages = _cut(messages)
     return [
@@ -148,15 +126,7 @@ def _sweep(found: Facts, width: int) -> list[str]:
         ("device", found["device"] or "not stated"),
         ("element", found["dtype"] or "not stated"),
     ]
-    rows = [
-        (
-            format_bytes(row["size_bytes"]),
-            "-" if row["out_of_place_s"] is None else format_seconds(row["out_of_place_s"]),
-            "-" if row["in_place_s"] is None else format_seconds(row["in_place_s"]),
-            format_rate(row["algbw_bytes_per_s"]),
-        )
-        for row in found["rows"]
-    ]
+    rows = cells(found["rows"], "size_bytes out_of_place_s in_place_s algbw_bytes_per_s")
     return [facts(pairs, width), table(("size", "out of place", "in place", "size / time"), rows, width)]
 
 
@@ -165,16 +135,7 @@ def _operator_times(found: Facts, width: int) -> list[str]:
     if found["left_out"]:
         pairs.append(("not known", f"{sum(found['left_out'].values())} rows"))
     pairs.append(("use", "stepcast calibrate FILE --gpu G -o C.toml"))
-    rows = [
-        (
-            one["operator"],
-            one["dtype"],
-            format_count(one["points"]),
-            format_seconds(one["shortest_s"]),
-            format_seconds(one["longest_s"]),
-        )
-        for one in found["operators"]
-    ]
+    rows = cells(found["operators"], "operator dtype points, shortest_s longest_s")
     return [facts(pairs, width), table(("operator", "dtype", "points", "shortest", "longest"), rows, width)]
 
 
@@ -190,10 +151,7 @@ def _run_log(found: Facts, width: int) -> list[str]:
         ("batches", f"{found['batches']} lines"),
         ("median batch", format_seconds(found["median_batch_s"]) if found["median_batch_s"] else "not known"),
     ]
-    rows = [
-        (row["stage"], row["ends_with"] or "-", row["layers"], format_seconds(row["median_forward_s"]))
-        for row in found["stages"]
-    ]
+    rows = cells(found["stages"], "stage", lambda row: row["ends_with"] or "-", "layers median_forward_s")
     return [
         facts(pairs, width),
         table(("stage", "ends with", "layers", "forward per micro-batch"), rows, width),

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepcast.report.asked import asked_pairs, config_note
-from stepcast.report.text import GAP, bullet, facts, table
+from stepcast.report.cells import cells
+from stepcast.report.text import GAP, bullet, facts, parts_table, table
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 16
-BAR_WIDTH = 24
+LEAST_SHOWN = 0.001  # of the step, for a column of its own
 STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
 PART_NAMES = {
     "compute": "compute",
@@ -20,6 +21,7 @@ PART_NAMES = {
     "pp": "pipeline messages, exposed",
     "bubble": "pipeline bubble",
     "optimizer": "optimizer",
+    "host": "waiting for the host",
     "other": "other",
 }
 
@@ -38,7 +40,8 @@ def step_text(found: Facts, width: int) -> str:
     return "\n\n".join(parts)
 
 
-def _micro_batches(count: int) -> str:
+def micro_batches(count: int) -> str:
+    """As words."""
     return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
 
 
@@ -51,7 +54,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
             f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])} ({likely(band)})",
         ),
         ("GPUs", f"{found['gpus']:,}"),
-        ("schedule", f"{found['schedule']}, {_micro_batches(found['micro_batches'])}"),
+        ("schedule", f"{found['schedule']}, {micro_batches(found['micro_batches'])}"),
     ]
     if found["tokens_per_s"] is not None:
         pairs += [
@@ -110,16 +113,8 @@ def likely(band: Facts) -> str:
 
 def _breakdown(found: Facts, width: int) -> str:
     """Parts of the step with a bar; communication also shows what was hidden behind computation."""
-    step_s = found["step_s"] or 1.0
-    rows = []
-    for part, seconds in found["breakdown_s"].items():
-        if seconds <= 0:
-            continue
-        share = seconds / step_s
-        rows.append(
-            (PART_NAMES[part], format_seconds(seconds), format_percent(share), "#" * round(share * BAR_WIDTH))
-        )
-    text = table(("an average stage spends", "time", "share", ""), rows, width)
+    parts = [(name, seconds) for _, name, seconds in told_parts(found) if seconds > 0]
+    text = parts_table("an average stage spends", parts, found["step_s"] or 1.0, format_seconds, width)
     hidden = [
         (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
         for group, each in found["communication_s"].items()
@@ -129,6 +124,15 @@ def _breakdown(found: Facts, width: int) -> str:
     return text
 
 
+def told_parts(found: Facts) -> list[tuple[str, str, float]]:
+    """Kind, words and seconds of each part of an average stage; of "other" the host stands apart."""
+    parts = dict(found["breakdown_s"])
+    stages, rest = found["stages"], parts.pop("other")
+    host = min(rest, sum(each["host_s"] for each in stages) / max(1, len(stages)))
+    parts |= {"host": host, "other": rest - host}
+    return [(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
+
+
 def _hidden(each: Mapping[str, float]) -> str:
     return format_percent(max(0.0, 1 - each["exposed"] / each["total"])) if each["total"] else "-"
 
@@ -136,17 +140,10 @@ def _hidden(each: Mapping[str, float]) -> str:
 def _stages(found: Facts, width: int) -> str:
     stages = found["stages"]
     shown = stages if len(stages) <= MOST_STAGES else [*stages[: MOST_STAGES - 1], stages[-1]]
-    rows = [
-        (
-            each["stage"],
-            format_seconds(each["busy_s"]),
-            format_seconds(each["exposed_s"]),
-            format_seconds(each["bubble_s"]),
-            each["peak_in_flight"],
-        )
-        for each in shown
-    ]
-    return table(("stage", "busy", "exposed", "bubble", "in flight"), rows, width)
+    waits = any(each["host_s"] > LEAST_SHOWN * found["step_s"] for each in stages)
+    parts = ("busy", "exposed", *(("host",) if waits else ()), "bubble")
+    rows = cells(shown, "stage", *(f"{part}_s" for part in parts), "peak_in_flight")
+    return table(("stage", *parts, "in flight"), rows, width)
 
 
 def path_text(rows: list[tuple[str, int, float]], step_s: float, width: int) -> str:

@@ -1,11 +1,12 @@
 """Plain-text building blocks: tables and fact lists that fit a terminal."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stepcast.report.visible import visible
 
 GAP = "  "
+BAR_WIDTH = 24
 # A number as people write it, with a unit: 1,024   3.5 GiB   -12 %   46.59 GB/s
 NUMBER = re.compile(r"[-+]?[\d,.]+(e[-+]?\d+)?( ?[A-Za-z%/]+)?")
 
@@ -31,6 +32,17 @@ def table(
 
     rule = GAP.join("-" * size for size in sizes)
     return "\n".join([line(list(headers)), rule, *(line(row) for row in cells)])
+
+
+def parts_table(
+    head: str, parts: Iterable[tuple[str, float]], total: float, words: Callable[[float], str], width: int
+) -> str:
+    """What each part takes of the *total*, in *words* and as a bar."""
+    rows = [
+        (name, words(part), f"{part / total * 100:.1f} %", "#" * round(part / total * BAR_WIDTH))
+        for name, part in parts
+    ]
+    return table((head, "time", "share", ""), rows, width)
 
 
 def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:

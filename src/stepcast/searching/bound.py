@@ -1,35 +1,16 @@
-"""The least time and memory that each candidate takes: for all of them at once.
-
-No candidate can be faster than this:
-
-- A stage computes all its micro-batches one after the other, with the exchanges that its kernels wait for.
-  Before the first of them, its forward has come through the stages before it, and after the last its backward
-  goes back through them.
-- Gradients are summed after the last backward of a stage has begun; or with each micro-batch, after the first
-  one has come through the whole model. What one group exchanges follows one another.
-- GPUs are as hot as the matrix kernels of the stage in the middle leave them.
-"""
+"""The least time and memory that each candidate takes: for all of them at once, or for those asked for."""
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from stepcast.cost.compute import cool_load
-from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
-from stepcast.ir.framework import Framework, Kernels
-from stepcast.ir.limits import PRICED
-from stepcast.ir.schedules import SCHEDULES, Pairs, Placement
-from stepcast.searching.columns import LAYER, LAYOUT, PIECES, STATES, Bools, Columns, Floats
-from stepcast.searching.exchanges import exchanges
+from stepcast.ir.framework import Framework
+from stepcast.searching.columns import Bools, Columns, Floats, Tick
 from stepcast.searching.fitting import Fitting
-from stepcast.searching.layers import TAKES, kinds_of, least_load, part_costs, part_layers, part_loads
-from stepcast.searching.legal import legal, pipeline_of
-from stepcast.searching.parts import counts_of
+from stepcast.searching.legal import legal
 from stepcast.searching.space import Ints, Space
-
-# What heats GPUs: the stage in the middle has neither end of the model, the last one, both; or nothing known.
-ALONE, WITH_HEAD, WITH_BOTH, COOL = range(4)
+from stepcast.searching.timing import Timing
 
 
 @dataclass(frozen=True)
@@ -46,170 +27,37 @@ def bounds(
     space: Space, cluster: Cluster, framework: Framework, most_bytes: float, workers: int = 1
 ) -> Bounds:
     """Legality and memory of all candidates, and the time of those that may fit into *most_bytes*."""
-    return Bounding(space, cluster, framework, workers).all(most_bytes)
+    bounding = Bounding(space, cluster, framework, workers)
+    allowed, memory = bounding.fitting()
+    rows = np.flatnonzero(allowed & (memory <= most_bytes))
+    time_s, computing_s = np.full(len(space), np.inf), np.full(len(space), np.inf)
+    if len(rows):
+        time_s[rows], computing_s[rows] = bounding.timing(rows).times(rows)
+    return Bounds(allowed, time_s, computing_s, memory)
 
 
 class Bounding:
-    def __init__(self, space: Space, cluster: Cluster, framework: Framework, workers: int = 1) -> None:
-        self.space, self.cluster, self.framework = space, cluster, framework
-        self.model, self.kinds = space.model, kinds_of(space.model)
-        self.columns = Columns(space, workers)
+    """Bounds of the candidates of *space*; *tick* is called while many are worked out."""
 
-    def all(self, most_bytes: float) -> Bounds:
-        space = self.space
+    def __init__(
+        self,
+        space: Space,
+        cluster: Cluster,
+        framework: Framework,
+        workers: int = 1,
+        tick: Tick | None = None,
+    ) -> None:
+        self.cluster, self.framework = cluster, framework
+        self.columns = Columns(space, workers, tick)
+
+    def fitting(self) -> tuple[Bools, Floats]:
+        """Which candidates are legal, and the least memory of those."""
         allowed = legal(self.columns, self.framework)
-        memory = np.full(len(space), np.inf)
+        memory = np.full(len(allowed), np.inf)
         if len(rows := np.flatnonzero(allowed)):
             memory[rows] = Fitting(self.columns, self.cluster, self.framework).bytes(rows)
-        rows = np.flatnonzero(allowed & (memory <= most_bytes))
-        time_s, computing_s = np.full(len(space), np.inf), np.full(len(space), np.inf)
-        time_s[rows], computing_s[rows] = self.times(rows)
-        return Bounds(allowed, time_s, computing_s, memory)
+        return allowed, memory
 
-    def times(self, rows: Ints) -> tuple[Floats, Floats]:
-        """The whole of each, and what kernels take on the average of its stages."""
-        if not len(rows):
-            return np.zeros(0), np.zeros(0)
-        costs, batches = self._costs(rows), self.space.micro_batches[rows].astype(np.float64)
-        self.columns.further["lies"] = self._lies(rows)
-        exchanged = self.columns.spread(rows, (*STATES, "copies", "lies"), self._exchanged)
-        found, mean = np.zeros(len(rows)), np.zeros(len(rows))
-        paired = self.columns.holds(rows, (*LAYOUT, "vpp", "schedule", "overlap"), self._is_paired)
-        pipelines: list[tuple[int, Ints]] = self.columns.several(rows, PIECES)
-        for first, here in pipelines:
-            counts = counts_of(self.space, first)
-            computing_s = costs[here, :, TAKES.computing] @ counts.sum(axis=0)
-            mean[here] = batches[here] * computing_s / self.space.columns["pp"][first]
-            for each in (False, True):
-                some = here[paired[here] == each]
-                if len(some):
-                    found[some] = self._pipeline_s(
-                        first, counts, costs[some], batches[some], exchanged[some], each
-                    )
-        return found, mean
-
-    # ---- layers --------------------------------------------------------------------------------------
-
-    def _costs(self, rows: Ints) -> Floats:
-        """rows x parts x takes."""
-        columns = self.columns
-        heat = np.full(len(self.space), COOL)
-        heat[rows] = self._heat(rows)
-        columns.further["heat"] = heat
-        columns.further["several"] = (self.space.micro_batches > 1).astype(np.int64)
-        names = (*LAYER, "several", "heat")
-        if len(columns.distinct(rows, names)[0]) > PRICED.most:
-            raise ValueError(f"{PRICED.said}: fix some choices, or ask for fewer numbers of GPUs")
-        return columns.spread(rows, names, self._cost)
-
-    def _heat(self, rows: Ints) -> Ints:
-        """What lies on the piece in the middle, which decides how hot GPUs run."""
-        space = self.space
-        many = space.columns["pp"][rows] * space.columns["vpp"][rows]
-        found = np.where(many > 2, ALONE, np.where(many == 2, WITH_HEAD, WITH_BOTH))
-        if space.common.get("further_tokens"):
-            found = np.where(many > 2, ALONE, COOL)
-        # Weights that are gathered, and gradients that are split, may be copied there, which cools it.
-        sharding = space.axes.sharding
-        copied = [
-            (each.splits_gradients and self.framework.kernels is Kernels.COMPILED)
-            or (each.splits_parameters and bool(self.model.experts))
-            for each in sharding
-        ]
-        lonely = [each.splits_parameters for each in sharding]
-        which = space.columns["sharding"][rows]
-        replicas = space.dp[rows] * space.columns["cp"][rows]
-        cool = np.array(copied)[which] | (np.array(lonely)[which] & (replicas == 1))
-        return np.where(cool, COOL, found)
-
-    def _cost(self, at: int) -> Floats:
-        strategy = self.space.strategy(at)
-        parts = part_layers(self.model, self.framework, strategy)
-        load, heat = cool_load(self.cluster.gpu, default_fit()), int(self.columns.further["heat"][at])
-        if heat != COOL:
-            loads = part_loads(self.cluster, parts)
-            # A mixture of kinds is no cooler than its coolest.
-            mixtures = loads[: len(self.kinds)] if heat == ALONE else counts_of(self.space, at)[-1:] @ loads
-            load = least_load(self.cluster, mixtures)
-        return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
-
-    # ---- pipelines -----------------------------------------------------------------------------------
-
-    def _is_paired(self, at: int) -> bool:
-        """Whether exchanges may hide behind kernels of another micro-batch."""
-        strategy = self.space.strategy(at)
-        own = SCHEDULES[strategy.schedule].pairs is Pairs.OWN and strategy.layout.pp > 1
-        return own or strategy.pairs_micro_batches
-
-    def _pipeline_s(
-        self, at: int, counts: Floats, costs: Floats, batches: Floats, exchanged: Floats, paired: bool
-    ) -> Floats:
-        """The bound of candidates with the pieces and the schedule of row *at*."""
-        strategy = pipeline_of(self.space, at)
-        facts, stages, chunks = SCHEDULES[strategy.schedule], strategy.layout.pp, strategy.layout.vpp
-        split, two_way = facts.splits_backward, facts.placement is Placement.TWO_WAY and stages > 1
-
-        def of_pieces(take: int) -> Floats:
-            return costs[:, :, take] @ counts.T
-
-        forward_s = of_pieces(TAKES.forward)
-        # Weight gradients that are put off may follow the last input gradient of a stage.
-        returned_s = of_pieces(TAKES.inputs) if split else of_pieces(TAKES.whole)
-        backward_s = returned_s + of_pieces(TAKES.weights) if split else returned_s
-        rounds = batches / 2 if two_way else batches
-        best = np.zeros(len(costs))
-        before_s, each_s, each_reduced_s, once_s = exchanged.T
-        for stage in range(stages):
-            own = list(facts.pieces_of_stage(stage, stages, chunks))
-            before = slice(0, min(stage, stages - 1 - stage) if two_way else stage)
-            there_s, back_s = forward_s[:, before].sum(axis=1), returned_s[:, before].sum(axis=1)
-            if paired:
-                single = stages + abs(stages // 2 - 1 - before.stop) if two_way else 0
-                best = np.maximum(best, there_s + _pairs_s(costs, counts[own], rounds, single))
-                continue
-            forwards_s, backwards_s = forward_s[:, own].sum(axis=1), backward_s[:, own].sum(axis=1)
-            work_s = rounds * (forwards_s + backwards_s)
-            if split:
-                straight_s = rounds * (forwards_s + returned_s[:, own].sum(axis=1))
-                best = np.maximum(best, there_s + np.maximum(work_s, straight_s + back_s))
-            else:
-                best = np.maximum(best, there_s + work_s + back_s)
-                best = np.maximum(best, work_s - backwards_s + once_s / chunks)
-        through_s = forward_s.sum(axis=1)
-        lane_s = np.maximum(before_s + batches * each_s, through_s + batches * each_reduced_s)
-        longest: Floats = np.maximum(best, lane_s)
-        return longest
-
-    # ---- exchanges -----------------------------------------------------------------------------------
-
-    def _lies(self, rows: Ints) -> Ints:
-        """A number for each content of the first stage; also how many copies of the model there are."""
-        found, copies = np.zeros(len(self.space), dtype=np.int64), np.ones(len(self.space), dtype=np.int64)
-        known: dict[bytes, int] = {}
-        for first, here in self.columns.several(rows, PIECES):
-            strategy = pipeline_of(self.space, first)
-            facts, layout = SCHEDULES[strategy.schedule], strategy.layout
-            own = list(facts.pieces_of_stage(0, layout.pp, layout.vpp))
-            lies = counts_of(self.space, first)[own].sum(axis=0)
-            found[rows[here]] = known.setdefault(lies.tobytes(), len(known))
-            copies[rows[here]] = facts.copies if layout.pp > 1 else 1
-        self.columns.further["copies"] = copies
-        return found
-
-    def _exchanged(self, at: int) -> Floats:
-        """Gradients of the first stage, and its weights, as one message: which is faster than in several."""
-        found = exchanges(self.model, self.cluster, self.framework, self.space.strategy(at))
-        return np.array(found.values())
-
-
-def _pairs_s(costs: Floats, own: Floats, rounds: Floats, single: int) -> Floats:
-    """Forwards and backwards side by side on a stage that holds pieces with *own* parts: kernels, each
-    group's exchanges, and backwards by themselves; *single* forwards and backwards have no partner, before
-    the first backward and after the last forward.
-    """
-    spent = np.einsum("rpt,p->rt", costs[:, :, TAKES.computing : TAKES.ahead], own.sum(axis=0))
-    side_by_side = rounds * spent.max(axis=1)
-    waits = costs[:, :, TAKES.ahead] + costs[:, :, TAKES.back] - costs[:, :, TAKES.computing]
-    alone = np.minimum(2 * rounds, single) * (waits @ own.T).min(axis=1)
-    longest: Floats = np.maximum(side_by_side, rounds * spent[:, 0] + alone)
-    return longest
+    def timing(self, rows: Ints) -> Timing:
+        """The times of *rows*."""
+        return Timing(self.columns, self.cluster, self.framework, rows)

@@ -1,6 +1,7 @@
 """What depends on a few columns, worked out once for each distinct row of them and spread over all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,19 +11,24 @@ from stepcast.searching.space import Ints, Space
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Found = TypeVar("Found")
 
 LAYOUT = ("gpus", "tp", "cp", "ep", "expert_tp", "pp")
 KEPT = ("tp", "cp", "ep", "expert_tp", "micro_batch", "recompute", "sequence_parallel", "precision")
 LAYER = ("gpus", *KEPT, "overlap")
 PIECES = ("pp", "vpp", "schedule")
 STATES = (*LAYOUT, "sharding", "precision")
+# So much is worked out before a search looks whether it is to end.
+AT_ONCE = 256
+
+Tick = Callable[[], None]
 
 
 class Columns:
-    """The columns of a space, and others that follow from them."""
+    """The columns of a space, and others that follow from them; *tick* is called while much is worked out."""
 
-    def __init__(self, space: Space, workers: int = 1) -> None:
-        self.space, self.workers = space, workers
+    def __init__(self, space: Space, workers: int = 1, tick: Tick | None = None) -> None:
+        self.space, self.workers, self.tick = space, workers, tick
         self.further: dict[str, Ints] = {}
 
     def column(self, name: str) -> Ints:
@@ -39,17 +45,60 @@ class Columns:
 
     def holds(self, rows: Ints, names: tuple[str, ...], of: Callable[[int], bool]) -> Bools:
         first, member = self.distinct(rows, names)
-        found: Bools = np.array(in_parallel(of, first.tolist(), self.workers), dtype=np.bool_)[member]
+        found: Bools = np.array(self.every(of, first), dtype=np.bool_)[member]
         return found
 
     def spread(self, rows: Ints, names: tuple[str, ...], of: Callable[[int], Floats]) -> Floats:
         """An array for each of *rows*: what *of* says of the first candidate with the same *names*."""
         first, member = self.distinct(rows, names)
-        return np.stack(in_parallel(of, first.tolist(), self.workers))[member]
+        return np.stack(self.every(of, first))[member]
+
+    def every(self, of: Callable[[int], Found], rows: Ints) -> Sequence[Found]:
+        """*of* each of *rows*, over all workers."""
+        if self.tick is None:
+            return in_parallel(of, rows.tolist(), self.workers)
+        found: list[Found] = []
+        for start in range(0, len(rows), AT_ONCE * self.workers):
+            found += in_parallel(of, rows[start : start + AT_ONCE * self.workers].tolist(), self.workers)
+            self.tick()
+        return found
 
     def several(self, rows: Ints, names: tuple[str, ...]) -> list[tuple[int, Ints]]:
         """The first candidate of each distinct row of *names*, and where in *rows* all of them are."""
+        if not len(rows):
+            return []
         first, member = self.distinct(rows, names)
         order = np.argsort(member, kind="stable")
         cuts = np.searchsorted(member[order], np.arange(1, len(first)))
         return list(zip(first.tolist(), np.split(order, cuts), strict=True))
+
+
+class Lazily:
+    """An array for each of some rows, worked out when first asked for, once for rows with like columns."""
+
+    def __init__(
+        self, columns: Columns, rows: Ints, names: tuple[str, ...], of: Callable[[int], Floats]
+    ) -> None:
+        self.columns, self.of = columns, of
+        self.first, member = columns.distinct(rows, names)
+        self.kind = np.full(len(columns.space), -1)
+        self.kind[rows] = member
+        self.known = np.zeros(len(self.first), dtype=np.bool_)
+        self.found: Floats | None = None
+
+    def get(self, row: int) -> Floats | None:
+        """That of *row* where it is known."""
+        kind = int(self.kind[row])
+        return self.found[kind] if self.found is not None and self.known[kind] else None
+
+    def at(self, rows: Ints) -> Floats:
+        kinds = self.kind[rows]
+        if len(new := np.unique(kinds[~self.known[kinds]])):
+            made = np.stack(self.columns.every(self.of, self.first[new]))
+            if self.found is None:
+                self.found = np.zeros((len(self.first), *made.shape[1:]))
+            self.found[new] = made
+            self.known[new] = True
+        assert self.found is not None
+        values: Floats = self.found[kinds]
+        return values

@@ -12,7 +12,7 @@ from stepcast.cost.compute import Load, cool_seconds, load_of, priced_once
 from stepcast.cost.fits import default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.pricing import Pricer
-from stepcast.cost.slowest import least_pace, paced
+from stepcast.cost.slowest import least_pace, paced_s
 from stepcast.generate.stage import block_layers, end_layers, layer_view
 from stepcast.hardware import Cluster
 from stepcast.ir.framework import Dispatcher, Framework
@@ -150,6 +150,8 @@ class _Seconds:
         self.pace = least_pace(strategy.layout, strategy.micro_batches)
         self.pricer = Pricer(cluster, strategy.layout, once_per_node=once_per_node)
         self.alone = {group for group in LANES if strategy.layout.size(group) == 1}
+        # By the objects: ops of a backward are walked twice, and layers are kept meanwhile.
+        self.known: dict[int, float] = {}
 
     def walk(self, ops: Iterable[Op]) -> _Walk:
         done_s = computing_s = last_s = 0.0
@@ -160,13 +162,19 @@ class _Seconds:
         for op in ops:
             work = op.work
             start_s = max([done_s, *(ended_s.get(name, 0.0) for name in op.after)]) if op.after else done_s
+            spent = self.known.get(id(work))
             if not isinstance(work, Communication):
-                spent_s = 0.0 if isinstance(work, HostUpdate) else self._computing(work)
+                if spent is None:
+                    spent = 0.0 if isinstance(work, HostUpdate) else self._computing(work)
+                    self.known[id(work)] = spent
+                spent_s = spent
                 ended_s[op.name] = done_s = last_s = start_s + spent_s
                 first_s = start_s if first_s is None else first_s
                 computing_s += spent_s
                 continue
-            spent_s = self._communicating(work)
+            if spent is None:
+                spent = self.known[id(work)] = self._communicating(work)
+            spent_s = spent
             if spent_s <= 0.0 or op.early:
                 continue
             group = work.group
@@ -186,4 +194,4 @@ class _Seconds:
     def _computing(self, work: Compute) -> float:
         as_it_runs = as_run(work, self.attention)
         price = slowed(self.price(as_it_runs), as_it_runs, self.attention, self.architecture)
-        return paced(price, as_it_runs, self.pace).seconds
+        return paced_s(price.seconds, as_it_runs, self.pace)

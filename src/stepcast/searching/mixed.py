@@ -6,6 +6,7 @@ what ranks exchange, by the slower links of both kinds. No step can be below the
 together, each at its own speed, get through the layers of all micro-batches.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nsmallest
@@ -73,11 +74,14 @@ def search_mixed(
     objective: str = "step",
     most_bytes: float | None = None,
     watch: Watch | None = None,
+    most_s: float | None = None,
 ) -> Result:
-    """The *top* best of *parts* on both kinds of *cluster*, with stages placed and layers split."""
+    """The *top* best of *parts* on both kinds of *cluster*, with stages placed and layers split; after
+    *most_s* seconds the best so far.
+    """
     if objective not in KNOWN:
         raise ValueError(f"two kinds of GPUs are searched for {', '.join(KNOWN)}, not for {objective}")
-    return _Mixing(parts, cluster, top, objective, most_bytes, watch).all()
+    return _Mixing(parts, cluster, top, objective, most_bytes, watch, most_s).all()
 
 
 class _Mixing:
@@ -89,8 +93,10 @@ class _Mixing:
         objective: str,
         most_bytes: float | None,
         watch: Watch | None,
+        most_s: float | None,
     ) -> None:
         assert cluster.other is not None
+        self.deadline = np.inf if most_s is None else time.monotonic() + most_s
         self.parts, self.cluster, self.top, self.watch = parts, cluster, top, watch
         self.joined, self.objective = joined(cluster), OBJECTIVES[objective]
         self.gpus = (cluster, cluster.other)
@@ -104,10 +110,13 @@ class _Mixing:
 
     def all(self) -> Result:
         order = sorted(self._layouts(), key=lambda each: (each.bound_s, each.at, each.kinds))
-        left, complete = len(order), True
+        left, complete, out_of_time = len(order), True, False
         try:
             for each in order:
                 if len(self.kept) == self.top and each.bound_s > self.kept[-1].step_s:
+                    break
+                if out_of_time := time.monotonic() > self.deadline:
+                    complete = False
                     break
                 left -= 1
                 self._try(each)
@@ -115,7 +124,10 @@ class _Mixing:
                     self.watch(self._counts(left, False), self.kept[0] if self.kept else None)
         except KeyboardInterrupt:
             complete = False
-        return Result(tuple(self.kept), tuple(self.simulated), self._counts(left, complete))
+        counts = self._counts(left, complete)
+        if not complete:
+            counts = replace(counts, pruned=0, unseen=left, out_of_time=out_of_time)
+        return Result(tuple(self.kept), tuple(self.simulated), counts)
 
     def _counts(self, left: int, complete: bool) -> Counts:
         """Each candidate that is legal counts twice, with either kind first."""

@@ -52,6 +52,9 @@ class Counts:
     pruned: int  # their bound is no better than what is kept
     simulated: int
     complete: bool = True
+    unseen: int = 0  # of a search that ended early: they may be better than what is kept
+    priced: int = 0  # kinds of layers, for the bounds
+    out_of_time: bool = False
 
     def facts(self) -> dict[str, int | bool]:
         return {name: getattr(self, name) for name in self.__slots__}
@@ -76,6 +79,7 @@ class Result:
     missed: Missed | None = None  # with a lower bound than the best has
     smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
     roomier: Found | None = None  # the best of those that would fit into 16 GiB more
+    least_s: float | None = None  # of a search that ended early: no step that is left can be below
 
     def __repr__(self) -> str:
         best = f"best {format_seconds(self.best[0].step_s)} a step" if self.best else "nothing fits"

@@ -34,17 +34,18 @@ def search(
     watch: Watch | None = None,
     workers: int = 1,
     refine: int = FEW,
+    most_s: float | None = None,
 ) -> Result:
     """The *top* best strategies; *axes* restrict choices by their names in Axes, as ``{"tp": (4, 8)}``.
 
     *workers* processes give the same answer as one. Of the best, the first *refine* are tried with uneven
-    splits of layers and other placements too.
+    splits of layers and other placements too. After *most_s* seconds the search ends with the best so far.
     """
     numbers = (gpus,) if isinstance(gpus, int) else tuple(gpus)
     chosen = Axes(gpus=numbers, **{name: tuple(values) for name, values in (axes or {}).items()})
     space = space_of(model, chosen, global_batch, seq, cluster.domain_gpus)
     part = Part(space, framework, np.arange(len(space)))
-    result = search_parts([part], cluster, top, objective, most_bytes, watch, workers)
+    result = search_parts([part], cluster, top, objective, most_bytes, watch, workers, most_s=most_s)
     return refined(result, model, cluster, objective, most_bytes, refine)
 
 

@@ -4,13 +4,15 @@ A request reaches the program only through these: a value is one of a list, or a
 No text of a request is a path, an option or a word of a command line by itself.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
+from stepcast.frameworks.catalog import framework_names
+from stepcast.hardware import cluster_names
 from stepcast.ir.dtype import DType
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Sharding
+from stepcast.models.catalog import model_names
 
 LONGEST_VALUE = 200
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4")
@@ -28,7 +30,7 @@ class Field:
 
     name: str
     label: str
-    choices: Callable[[], Sequence[str]] | None = None
+    choices: tuple[str, ...] = ()
     limits: tuple[int, int] = (1, 1)
     usual: str = ""
     powers: bool = False  # a slider of powers of two
@@ -41,8 +43,8 @@ class Field:
 
     def words(self, value: str) -> list[str]:
         """The words of a command line that *value* stands for."""
-        if self.choices is not None:
-            if value not in self.choices():
+        if self.choices:
+            if value not in self.choices:
                 raise FieldError(f"{self.label}: {value[:40]!r} is not one of those known")
             return [self.option, value]
         low, high = self.limits
@@ -51,53 +53,9 @@ class Field:
         return [self.option, str(int(value))]
 
 
-@cache
-def _models() -> tuple[str, ...]:
-    from stepcast.models.catalog import model_names
-
-    return tuple(model_names())
-
-
-@cache
-def _clusters() -> tuple[str, ...]:
-    from stepcast.hardware import cluster_names
-
-    return tuple(cluster_names())
-
-
-@cache
-def _frameworks() -> tuple[str, ...]:
-    from stepcast.frameworks.catalog import framework_names
-
-    return tuple(framework_names())
-
-
-@cache
-def _schedules() -> tuple[str, ...]:
-    return tuple(map(str, ScheduleKind))
-
-
-@cache
-def _shardings() -> tuple[str, ...]:
-    return tuple(map(str, Sharding))
-
-
-@cache
-def _precisions() -> tuple[str, ...]:
-    return tuple(str(each) for each in DType if str(each) in PRECISIONS)
-
-
-def _recomputes() -> tuple[str, ...]:
-    return RECOMPUTES
-
-
-def _objectives() -> tuple[str, ...]:
-    return OBJECTIVES
-
-
-MODEL = Field("model", "Model", _models, usual="llama-3.1-70b")
-CLUSTER = Field("cluster", "Cluster", _clusters, usual="dgx-h100")
-FRAMEWORK = Field("framework", "Framework", _frameworks, usual="megatron-core")
+MODEL = Field("model", "Model", model_names(), usual="llama-3.1-70b")
+CLUSTER = Field("cluster", "Cluster", cluster_names(), usual="dgx-h100")
+FRAMEWORK = Field("framework", "Framework", framework_names(), usual="megatron-core")
 GPUS = Field("gpus", "GPUs", limits=(1, 1_000_000), usual="64", powers=True)
 BATCH = Field("global_batch", "Global batch", limits=(1, 10_000_000), usual="256", note="sequences in a step")
 SEQ = Field("seq", "Sequence", limits=(1, 10_000_000), usual="4096", note="tokens")
@@ -114,10 +72,10 @@ PREDICT: tuple[Field, ...] = (
     Field("micro_batch", "Micro-batch", limits=(1, 100_000), usual="1", powers=True, plain="1"),
     BATCH,
     SEQ,
-    Field("precision", "Precision", _precisions),
-    Field("sharding", "Sharding", _shardings),
-    Field("recompute", "Recompute", _recomputes),
-    Field("schedule", "Schedule", _schedules),
+    Field("precision", "Precision", tuple(str(each) for each in DType if str(each) in PRECISIONS)),
+    Field("sharding", "Sharding", tuple(map(str, Sharding))),
+    Field("recompute", "Recompute", RECOMPUTES),
+    Field("schedule", "Schedule", tuple(map(str, ScheduleKind))),
 )
 SEARCH: tuple[Field, ...] = (
     MODEL,
@@ -126,7 +84,7 @@ SEARCH: tuple[Field, ...] = (
     GPUS,
     BATCH,
     SEQ,
-    Field("objective", "Least", _objectives, usual="step"),
+    Field("objective", "Least", OBJECTIVES, usual="step"),
     Field("top", "Strategies to rank", limits=(1, 50), usual="10"),
 )
 

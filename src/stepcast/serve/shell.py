@@ -115,9 +115,9 @@ def _form(verb: str, fields: tuple[Field, ...]) -> Markup:
 def _field(verb: str, field: Field) -> Markup:
     key = f"{verb}-{field.name}"
     label = tag("label", field.label, tag("small", field.note) if field.note else None, for_=key)
-    if field.choices is not None:
+    if field.choices:
         options = [] if field.usual else [tag("option", "as usual", value="")]
-        options += [tag("option", each, value=each, selected=each == field.usual) for each in field.choices()]
+        options += [tag("option", each, value=each, selected=each == field.usual) for each in field.choices]
         return tag("div", label, tag("select", options, id=key, name=field.name), class_="field")
     low, high = field.limits
     number = tag(
@@ -160,7 +160,7 @@ def _search_tools() -> Markup:
 
 def _drop() -> Markup:
     cluster = next(field for field in PREDICT if field.name == "cluster")
-    choices = cluster.choices() if cluster.choices else ()
+    choices = cluster.choices
     options = [tag("option", "not stated", value=""), *(tag("option", each, value=each) for each in choices)]
     return tag(
         "div",

@@ -39,6 +39,8 @@ class Calls:
     rank_names: tuple[str, ...] = ()
     micro_batches: Ints | None = None
     """calls x 2, for labels only: the micro-batches that a call is about, -1 for none."""
+    names: tuple[str, ...] = ()
+    """Of the segments, where they have none of their own."""
 
     def __post_init__(self) -> None:
         bounds = self.rank_start
@@ -54,7 +56,7 @@ class Calls:
         return len(self.rank_start) - 1
 
     @cached_property
-    def asked(self) -> list[int]:
+    def asked(self) -> Ints:
         """Of each segment, up to the last that is called, how many outputs it must have."""
         if len(self.segment) and self.segment.min() < 0:
             raise ProgramError("a call names a segment that is not there")
@@ -64,8 +66,7 @@ class Calls:
             raise ProgramError("an input is bound to an output that is not there")
         asked = np.zeros(self.segment.max(initial=-1) + 1, np.int64)
         np.maximum.at(asked, self.segment[call], port + 1)
-        ports: list[int] = asked.tolist()
-        return ports
+        return asked
 
     @cached_property
     def rank(self) -> Ints:
@@ -85,25 +86,29 @@ class Program:
     """Lanes, then registers."""
     segments: tuple[Segment, ...]
     made: Calls
+    which: Ints | None = None
+    """Of each segment that calls name, which of these it is; without, they name these."""
 
     def __post_init__(self) -> None:
-        if any(segment.lanes != len(self.lanes) for segment in self._own):
+        if {segment.lanes for segment in self.segments} - {len(self.lanes)}:
             raise ProgramError(f"every segment must have the {len(self.lanes)} lanes of the program")
-        asked = self.made.asked
-        if len(asked) > len(self.segments):
+        asked, outputs = self.made.asked, np.array([segment.outputs for segment in self.segments], np.int64)
+        outputs = outputs if self.which is None else outputs[self.which]
+        if len(asked) > len(outputs):
             raise ProgramError("a call names a segment that is not there")
         if self.made.source_call.shape[1] != self.inputs:
             raise ProgramError(f"sources must be {self.calls} calls x {self.inputs} inputs")
-        if any(segment.outputs < ports for segment, ports in zip(self.segments, asked, strict=False)):
+        if (outputs[: len(asked)] < asked).any():
             raise ProgramError("an input is bound to an output that is not there")
 
     @property
     def rank_start(self) -> Ints:
         return self.made.rank_start
 
-    @property
+    @cached_property
     def segment(self) -> Ints:
-        return self.made.segment
+        """The segment of each call."""
+        return self.made.segment if self.which is None else self.which[self.made.segment]
 
     @property
     def source_call(self) -> Ints:
@@ -122,6 +127,19 @@ class Program:
         return self.made.micro_batches
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Of the segments that calls name."""
+        return self.made.names or tuple([segment.name for segment in self.segments])
+
+    @cached_property
+    def _named(self) -> "Program":
+        """The same with a segment of its own for each that calls name."""
+        if self.which is None:
+            return self
+        parts = zip(self.which.tolist(), self.names, strict=True)
+        return Program(self.lanes, tuple([self.segments[at].named(name) for at, name in parts]), self.made)
+
+    @property
     def rank(self) -> Ints:
         return self.made.rank
 
@@ -135,29 +153,24 @@ class Program:
 
     def calling(self, made: Calls) -> "Program":
         """The same segments in other calls."""
-        program = Program(self.lanes, self.segments, made)
+        program = Program(self.lanes, self.segments, made, self.which)
         program.__dict__.update({name: getattr(self, name) for name in OF_SEGMENTS})
         return program
 
     @cached_property
     def inputs(self) -> int:
         """The most inputs of any segment."""
-        return max((segment.inputs for segment in self._own), default=0)
-
-    @cached_property
-    def _own(self) -> list[Segment]:
-        """Each segment once."""
-        return list({id(segment): segment for segment in self.segments}.values())
+        return max([segment.inputs for segment in self.segments], default=0)
 
     @cached_property
     def pieces(self) -> tuple[Piece, ...]:
         """Each piece once."""
-        return tuple(dict.fromkeys([piece for segment in self._own for piece, _ in segment.chain]))
+        return tuple(dict.fromkeys([piece for segment in self.segments for piece, _ in segment.chain]))
 
     @cached_property
     def costs(self) -> tuple[Cost, ...]:
-        """Each number once, and each object that is a cost: to compare those takes longer than to price equal
-        ones again. What a list of prices must know.
+        """Each object that is a cost, once: to compare them takes longer than to price equal ones again. What
+        a list of prices must know.
         """
         return self._numbered[0]
 
@@ -171,19 +184,13 @@ class Program:
         pieces = self.pieces
         named = list(chain.from_iterable([piece.costs for piece in pieces]))
         keys = list(map(id, named))
-        costs: list[Cost] = []
-        numbers: dict[Cost, int] = {}
-        place: dict[int, int] = {}
-        for key, cost in dict(zip(keys, named, strict=True)).items():
-            at = numbers.setdefault(cost, len(costs)) if type(cost) is float else len(costs)
-            place[key] = at
-            if at == len(costs):
-                costs.append(cost)
+        costs = dict(zip(keys, named, strict=True))
+        place = dict(zip(costs, range(len(costs)), strict=True))
         places = np.fromiter(map(place.__getitem__, keys), np.int64, len(keys))
         ops = np.concatenate([np.zeros(0, np.int64), *[piece.cost for piece in pieces]])
         first = np.array([0, *[len(piece.costs) for piece in pieces]], np.int64).cumsum()[:-1]
-        ops += np.repeat(first, [len(piece.cost) for piece in pieces])
-        return tuple(costs), places[ops]
+        ops += np.repeat(first, [piece.shape.ops for piece in pieces])
+        return tuple(costs.values()), places[ops]
 
     @cached_property
     def cost_of(self) -> dict[Piece, Ints]:
@@ -195,14 +202,18 @@ class Program:
     def chain_of(self) -> Ints:
         """For each segment the number of its chain: segments may differ in their names alone."""
         number: dict[object, int] = {}
-        of = {id(each): number.setdefault(each.chain, len(number)) for each in self._own}
-        return np.array([of[id(each)] for each in self.segments], np.int64)
+        return np.array([number.setdefault(each.chain, len(number)) for each in self.segments], np.int64)
+
+    @property
+    def called_chain_of(self) -> Ints:
+        """The same for each segment that calls name."""
+        return self.chain_of if self.which is None else self.chain_of[self.which]
 
     @cached_property
     def chains(self) -> tuple[Chain, ...]:
         """Each chain once, its pieces by their number."""
         number = {piece: at for at, piece in enumerate(self.pieces)}
-        chains = dict.fromkeys([segment.chain for segment in self._own])
+        chains = dict.fromkeys([segment.chain for segment in self.segments])
         return tuple(tuple([(number[piece], repeat) for piece, repeat in chain]) for chain in chains)
 
     @cached_property
@@ -236,12 +247,14 @@ class Program:
     def written_out(self) -> "Program":
         """The same with every repeat of every piece as a call of its own."""
         TASKS.check(self.written_tasks)
+        if self.which is not None:
+            return self._named.written_out
         if self.flat:
             return self
         flat: dict[tuple[Piece, str], int] = {}
         parts = []
-        for segment in self.segments:
-            numbers = [flat.setdefault((piece, segment.name), len(flat)) for piece, _ in segment.chain]
+        for segment, name in zip(self.segments, self.names, strict=True):
+            numbers = [flat.setdefault((piece, name), len(flat)) for piece, _ in segment.chain]
             parts.append(np.repeat(numbers, [repeat for _, repeat in segment.chain]))
         start = self.flat_start
         most = max(segment.outputs for segment in self.segments)

@@ -8,8 +8,9 @@ from itertools import pairwise
 
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.workload import Block, Stage, Workload
+from stepcast.simulation.lanes import HANDED_ON
 from stepcast.simulation.messages import USUAL, Phase
-from stepcast.simulation.schedule import Place, Schedule
+from stepcast.simulation.schedule import Kind, Place, Schedule
 
 
 class Body(StrEnum):
@@ -24,19 +25,23 @@ Blocks = tuple[Block, ...]
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The blocks of one chunk: in most micro-batches, and in those that differ."""
+    """The blocks of one chunk: in most micro-batches, and by kinds of slots in those that differ."""
 
     usual: Blocks
-    varied: Mapping[int, Blocks]
+    varied: Mapping[Kind, Mapping[int, Blocks]]
     in_turn: bool
     final: int
     """The last micro-batch."""
+
+    def bodies(self, kind: Kind) -> tuple[Blocks, ...]:
+        """All that slots of a *kind* run."""
+        return self.usual, *self.varied[kind].values()
 
     def blocks(self, phase: Phase) -> Blocks:
         which = phase.like
         if self.in_turn:
             which = 0 if phase.first else self.final if phase.last else USUAL
-        return self.varied.get(which, self.usual)
+        return self.varied[phase.kind].get(which, self.usual)
 
 
 def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place, Chunk]:
@@ -49,10 +54,10 @@ def chunks_of(workload: Workload, schedule: Schedule, body: Body) -> dict[Place,
             )
         # Stages that are one object run the same: so do their chunks.
         distinct = {id(stage): stage for stage in workload.stages}
-        known = {number: _whole(stage, workload) for number, stage in distinct.items()}
+        known = {number: _whole(stage, workload, schedule) for number, stage in distinct.items()}
         pieces = [known[id(stage)] for stage in workload.stages]
         return {place: piece for copy in copies for place, piece in zip(copy, pieces, strict=True)}
-    whole = _whole(workload.stages[0], workload)
+    whole = _whole(workload.stages[0], workload, schedule)
     if body is Body.MODEL:
         pieces = _split(whole, len(copies[0]))
         return {place: piece for copy in copies for place, piece in zip(copy, pieces, strict=True)}
@@ -91,12 +96,17 @@ def alike(workload: Workload) -> list[int]:
     ]
 
 
-def _whole(stage: Stage, workload: Workload) -> Chunk:
-    varied = _VARIED.get((stage,), stage.varied_blocks)
+def _whole(stage: Stage, workload: Workload, schedule: Schedule) -> Chunk:
+    varied = _VARIED.of(stage, _varied, schedule.kinds)
     return Chunk(stage.body, varied, stage.in_turn, workload.micro_batches - 1)
 
 
-_VARIED: ByIdentity[dict[int, Blocks]] = ByIdentity(1024)
+def _varied(stage: Stage, kinds: frozenset[Kind]) -> dict[Kind, dict[int, Blocks]]:
+    bodies = stage.varied_blocks([HANDED_ON[kind] for kind in kinds])
+    return dict(zip(kinds, bodies, strict=True))
+
+
+_VARIED: ByIdentity[dict[Kind, dict[int, Blocks]]] = ByIdentity(1024)
 
 
 def _split(whole: Chunk, parts: int) -> list[Chunk]:
@@ -110,10 +120,12 @@ def _split(whole: Chunk, parts: int) -> list[Chunk]:
     found = []
     for start, end in pairwise(cuts):
         usual = _cut(whole.usual, start, end)
-        varied = {which: _cut(blocks, start, end) for which, blocks in whole.varied.items()}
-        # Equal pieces stay one object, so that they are priced once.
-        different = {which: blocks for which, blocks in varied.items() if blocks != usual}
-        found.append(replace(whole, usual=usual, varied=different))
+        varied: dict[Kind, dict[int, Blocks]] = {}
+        for kind, bodies in whole.varied.items():
+            cut = {which: _cut(blocks, start, end) for which, blocks in bodies.items()}
+            # Equal pieces stay one object, so that they are priced once.
+            varied[kind] = {which: blocks for which, blocks in cut.items() if blocks != usual}
+        found.append(replace(whole, usual=usual, varied=varied))
     return found
 
 

@@ -1,16 +1,13 @@
 """What the ops of pieces cost, as far as that is more than their work, and the prices of it all."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import get_args
 
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Communication, Compute, HostCopy, HostUpdate, Work
+from stepcast.ir.work import COMMUNICATING, COMPUTING, Collective, Communication, HostCopy, HostUpdate, Work
 from stepcast.simulation.pieces import Cost
 
-COMPUTING = frozenset((*get_args(Compute), HostUpdate))
-COMMUNICATING = frozenset(get_args(Communication))
 Seconds = Callable[[Work], float]
 IssueSeconds = Callable[[Work, bool], float]
 """(work, whether in a backward) -> seconds the host needs to issue it."""
@@ -56,8 +53,8 @@ class Beside:
     follow one another, so that all of them run beside what the piece computes at most.
     """
 
-    windows: tuple[tuple[Collective, tuple[Work, ...]], ...]
-    """Each collective with the computing that may run beside it."""
+    windows: tuple[tuple[Collective, tuple[int, ...]], ...]
+    """Each collective with the places of the computing that may run beside it; none stand for all."""
     computing: tuple[Work, ...]
     factor: float
 
@@ -78,8 +75,8 @@ class Prices:
 
     def __call__(self, cost: Cost) -> float:
         kind = type(cost)
-        if kind in COMPUTING:
-            return self.seconds(cost)  # type: ignore[arg-type]
+        if kind in COMPUTING or kind is HostUpdate:
+            return self._work_s(cost)  # type: ignore[arg-type]
         if kind in COMMUNICATING:
             return self._communication_s(cost)  # type: ignore[arg-type]
         match cost:
@@ -100,22 +97,24 @@ class Prices:
 
     def _lost_s(self, beside: Beside) -> float:
         assert self.takes is not None
-        computing_s = self._computing_s(beside.computing, beside.factor)
+        known = self._known
+        for work in beside.computing:
+            if id(work) not in known:
+                self._work_s(work)
+        each_s = [known[id(work)][1] for work in beside.computing]
+        computing_s = sum(each_s) * beside.factor
         together_s: dict[Group, float] = defaultdict(float)
         taken_s: dict[Group, float] = defaultdict(float)
-        for work, window in beside.windows:
-            window_s = computing_s if window is beside.computing else self._computing_s(window, beside.factor)
-            side_by_side_s = min(self._communication_s(work), window_s)
-            together_s[work.group] += side_by_side_s
-            taken_s[work.group] += self.takes(work) * side_by_side_s
+        for collective, window in beside.windows:
+            window_s = sum([each_s[at] for at in window]) * beside.factor if window else computing_s
+            side_by_side_s = min(self._communication_s(collective), window_s)
+            together_s[collective.group] += side_by_side_s
+            taken_s[collective.group] += self.takes(collective) * side_by_side_s
         return sum(
             taken * min(1.0, computing_s / together_s[group])
             for group, taken in taken_s.items()
             if together_s[group] > 0
         )
-
-    def _computing_s(self, works: Sequence[Work], factor: float) -> float:
-        return sum(map(self._work_s, works)) * factor
 
     def _work_s(self, work: Work) -> float:
         known = self._known.get(id(work))

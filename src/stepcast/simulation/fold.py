@@ -60,41 +60,39 @@ class Fold:
         """*reads*: for each chain the lanes and registers that some chain of its program reads."""
         self.lanes = lanes
         self.read = max(map(len, reads), default=0)
-        self.touched = max([1, *(len(form.touched) for form in forms)])
-        self.inputs = max((form.inputs for form in forms), default=0)
-        self.outputs = max((form.outputs for form in forms), default=0)
-        self.entries = self.touched + self.inputs
         self.forms = forms
+        # Most pieces of many programs have few forms.
+        self._own = list(dict(zip(map(id, forms), forms, strict=True)).values())
+        number = {id(form): at for at, form in enumerate(self._own)}
+        self._which = np.fromiter(map(number.__getitem__, map(id, forms)), np.int64, len(forms))
+        sizes = [(len(form.level), len(form.touched), form.inputs) for form in self._own]
+        self._sizes = np.array(sizes, np.int64).reshape(-1, 3).T
+        self._outputs = np.array([form.outputs for form in self._own], np.int64)
+        self.touched = int(self._sizes[1].max(initial=1))
+        self.inputs = int(self._sizes[2].max(initial=0))
+        self.outputs = int(self._outputs.max(initial=0))
+        self.entries = self.touched + self.inputs
         self._order_ops()
         self._plan_chains(chains, reads)
 
     def _order_ops(self) -> None:
         """Ops of all pieces by their level; nodes are the entries of a piece, then the ops, then nothing."""
-        forms = self.forms
-        ops, touched, inputs = (
-            np.array([(len(form.level), len(form.touched), form.inputs) for form in forms], np.int64)
-            .reshape(-1, 3)
-            .T
-        )
+        ops, touched, inputs = self._sizes[:, self._which]
         base = self.entries + np.cumsum(ops) - ops
         count = int(ops.sum())
 
-        def nodes(parts: Sequence[Ints]) -> Ints:
+        def nodes(node: Ints, sizes: Ints) -> Ints:
             """The nodes that each form names, as nodes of all."""
-            sizes = [len(part) for part in parts]
-            of_form = np.repeat(np.arange(len(forms)), sizes)
-            node = np.concatenate([np.zeros(0, np.int64), *parts])
+            of_form = np.repeat(np.arange(len(sizes)), sizes)
             first_input, first_op = touched[of_form], (touched + inputs)[of_form]
             given = node - first_input + self.touched
             return np.where(
                 node < first_input, node, np.where(node < first_op, given, node - first_op + base[of_form])
             )
 
-        level, waits = (
-            np.concatenate([np.zeros(0, np.int64), *parts])
-            for parts in ([form.level for form in forms], [form.waits for form in forms])
-        )
-        before, first = nodes([form.before for form in forms]), np.cumsum(waits) - waits
+        level, _ = self._named([form.level for form in self._own])
+        waits, _ = self._named([form.waits for form in self._own])
+        before, first = nodes(*self._named([form.before for form in self._own])), np.cumsum(waits) - waits
         # By level, and those with the most waits first; small numbers are sorted faster.
         most = waits.max(initial=0)
         key = level * (most + 1) + most - waits
@@ -109,14 +107,18 @@ class Fold:
             further = np.searchsorted(-waits[start:stop], -np.arange(waits[start])).tolist()
             parts = (before[first[start : start + several] + k] for k, several in enumerate(further))
             self.levels.append(_Level(start, stop, tuple(parts)))
-        exits = place[nodes([form.exits for form in forms])]
-        self.exits = np.full((len(forms), self.touched + self.outputs), self.entries + count, np.int64)
-        at = 0
-        for row, form in zip(self.exits, forms, strict=True):
-            own, end = len(form.touched), len(form.exits)
-            row[:own] = exits[at : at + own]
-            row[self.touched : self.touched + end - own] = exits[at + own : at + end]
-            at += end
+        exits, sizes = self._named([form.exits for form in self._own])
+        of_form, at = _places(sizes)
+        at = np.where(at < touched[of_form], at, at - touched[of_form] + self.touched)
+        self.exits = np.full((len(sizes), self.touched + self.outputs), self.entries + count, np.int64)
+        self.exits[of_form, at] = place[nodes(exits, sizes)]
+
+    def _named(self, parts: Sequence[Ints]) -> tuple[Ints, Ints]:
+        """What each of the distinct forms says of itself, for all of them in turn, and how long that is."""
+        size = np.array([len(part) for part in parts], np.int64)
+        sizes, start = size[self._which], np.cumsum(size) - size
+        of_form, at = _places(sizes)
+        return np.concatenate([np.zeros(0, np.int64), *parts])[start[self._which][of_form] + at], sizes
 
     def _plan_powers(self, pieces: Ints, repeats: Ints) -> Ints:
         """For each piece that repeats so often its place among the pieces, then the powers."""
@@ -146,19 +148,18 @@ class Fold:
         self.begins[self.read :] = self.lanes + np.arange(inputs)[:, None]
         for number, read in enumerate(reads):
             self.begins[: len(read), number] = read
-        entries = np.full((self.entries, len(forms)), self.state, np.int64)
-        for number, form in enumerate(forms):
+        entries = np.full((self.entries, len(self._own)), self.state, np.int64)
+        for number, form in enumerate(self._own):
             entries[: len(form.touched), number] = form.touched
-            if form.inputs:
-                rows = range(self.lanes, self.lanes + form.inputs)
-                entries[self.touched : self.touched + form.inputs, number] = rows
+            entries[self.touched : self.touched + form.inputs, number] = self.lanes + np.arange(form.inputs)
         sizes = np.array([len(chain) for chain in chains], np.int64)
         numbers, repeats = np.array([part for chain in chains for part in chain], np.int64).reshape(-1, 2).T
         items = self._plan_powers(numbers, repeats)
         chain_of = np.repeat(np.arange(len(chains)), sizes)
         first = np.cumsum(sizes) - sizes
         at = np.arange(len(numbers)) - first[chain_of]
-        ports = np.array([form.outputs for form in forms], np.int64)[numbers]
+        own = self._which[numbers]
+        ports = self._outputs[own]
         before = np.cumsum(ports) - ports
         # Outputs that each chain gave before each of its pieces.
         given = before - before[first[chain_of]] if len(numbers) else before
@@ -169,7 +170,7 @@ class Fold:
             outputs = np.repeat(np.arange(len(here)), ports[here])
             port = np.arange(len(outputs)) - (np.cumsum(ports[here]) - ports[here])[outputs]
             ends = (given[here][outputs] + port, port, outputs)
-            self.links.append(_Link(chain_of[here], items[here], entries[:, numbers[here]], ends))
+            self.links.append(_Link(chain_of[here], items[here], entries[:, own[here]], ends))
 
     def pieces(self, durations_s: Floats) -> Floats:
         """(touched + outputs) x (touched + inputs) x pieces: the matrix of each piece.
@@ -232,6 +233,12 @@ class Fold:
         ]
         found[rows[:, None], columns] = compact[kept[0][:, None], kept[1]]
         return found
+
+
+def _places(sizes: Ints) -> tuple[Ints, Ints]:
+    """For each of so many things of some owners whose it is, and which of its owner's."""
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    return owner, np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner]
 
 
 def product(two: Floats, one: Floats) -> Floats:

@@ -1,14 +1,10 @@
 """The lanes of every rank, and the registers through which the pieces of a slot hand times on."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import NamedTuple
+from functools import cached_property
 
 from stepcast.ir.group import Channel, Group
-from stepcast.ir.identity import ByIdentity
-from stepcast.ir.work import Communication
-from stepcast.ir.workload import Layer, Phase
+from stepcast.ir.workload import Phase
 from stepcast.simulation.schedule import Kind
 
 COMPUTE = 0
@@ -109,45 +105,3 @@ class Lanes:
             return None
         at = lane - 1 - len(self.messages)
         return Group.PP if at < 0 else self.groups[at]
-
-
-class Facts(NamedTuple):
-    """What must be known of some layers before their lanes can be laid out."""
-
-    groups: frozenset[Channel]
-    """That communicate."""
-    waits: bool
-    """Whether some op waits for others by their names."""
-
-
-_FACTS: ByIdentity[Facts] = ByIdentity(8192)
-_AWAITED: ByIdentity[frozenset[str]] = ByIdentity(8192)
-
-
-def facts_of(layers: Sequence[Layer]) -> Facts:
-    return _FACTS.get((layers,), partial(_facts, layers))
-
-
-def awaited_by(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
-    """What ops wait for that was issued before these layers."""
-    if not facts_of(layers).waits:
-        return frozenset()
-    return _AWAITED.get((layers,), partial(_awaited, layers, kind), kind)
-
-
-def _facts(layers: Sequence[Layer]) -> Facts:
-    ops = [op for layer in layers for op in layer.all_ops]
-    groups = frozenset([op.work.group for op in ops if isinstance(op.work, Communication)])
-    return Facts(groups, any(op.after for op in ops))
-
-
-def _awaited(layers: Sequence[Layer], kind: Kind) -> frozenset[str]:
-    issued: set[str] = set()
-    found: set[str] = set()
-    for layer in layers if kind is Kind.FORWARD else reversed(layers):
-        for phase in HANDED_ON[kind]:
-            for op in layer.ops(phase):
-                if op.after:
-                    found.update([name for name in op.after if name not in issued])
-                issued.add(op.name)
-    return frozenset(found)

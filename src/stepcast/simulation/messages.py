@@ -166,14 +166,11 @@ class Frame:
         return self.messages.cost(Kind.BACKWARD if phase.backward else Kind.FORWARD, source, target)
 
     def key(self, phases: tuple[Phase, ...], before: tuple[Phase, ...], after: tuple[Phase, ...]) -> object:
-        """Equal for calls around whose segments the same messages stand, of whichever stage."""
+        """Equal for calls around whose segments the same messages stand, of whichever stage and chunk."""
         if self.messages.mode is Send.EAGER:
             before = after = ()
         return tuple(
-            [
-                tuple([(phase.kind, phase.chunk, self._passes(phase)) for phase in part])
-                for part in (phases, before, after)
-            ]
+            [tuple([(phase.kind, self._passes(phase)) for phase in part]) for part in (phases, before, after)]
         )
 
     def _passes(self, phase: Phase) -> tuple[Cost, ...]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from stepcast.ir.group import Channel
+from stepcast.ir.workload import op_label
 from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.pieces import Piece, TimedOp
 
@@ -17,7 +18,7 @@ from stepcast.simulation.pieces import Piece, TimedOp
 class Look(NamedTuple):
     """What decides how an op hangs together with others."""
 
-    label: str
+    layer: str
     name: str
     group: Channel | None
     """None for computation."""
@@ -31,6 +32,10 @@ class Look(NamedTuple):
     captured: bool
     optimizer: bool
     """Part of the optimizer's step, which reports tell apart."""
+
+    @property
+    def label(self) -> str:
+        return op_label(self.layer, self.name)
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,7 @@ class Loses:
     """What computing loses to collectives: ``Beside`` by the numbers of ops."""
 
     windows: tuple[tuple[int, tuple[int, ...]], ...]
+    """Each collective with the places of the computing that may run beside it; none stand for all."""
     computing: tuple[int, ...]
 
 
@@ -131,22 +137,22 @@ class Outline:
 
     def _beside(self, goes_on: bool) -> Loses | None:
         """What computing loses to collectives; None where nothing runs beside any."""
-        computing = tuple(at for _, at in self.computing)
+        every = tuple(range(len(self.computing)))
         windows = []
         for each in self.beside:
             if each.blocking:
-                window = tuple(at for stream, at in self.computing if stream != each.stream)
+                window = tuple(at for at in every if self.computing[at][0] != each.stream)
             elif each.end is not None:
-                window = computing[each.start : each.end]
+                window = every[each.start : each.end]
             elif goes_on and self.waited.get((each.stream, each.name), each.start) >= each.start:
-                window = computing
+                window = every
             else:
                 # The next piece waits for it where this one waited for that of the piece before.
                 again = self.waited.get((each.stream, each.name), 0) if goes_on else 0
-                window = computing[each.start :] + computing[:again]
+                window = every[each.start :] + every[:again]
             if window:
-                windows.append((each.at, window))
-        return Loses(tuple(windows), computing) if windows else None
+                windows.append((each.at, () if window == every else window))
+        return Loses(tuple(windows), tuple(at for _, at in self.computing)) if windows else None
 
     def _waits_for(self, stream: int, name: str) -> None:
         """An op waits here: for what this piece issued, or for what an earlier one did."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.messages import FREE, Frame, Messages, Phase
+from stepcast.simulation.parts import InRound, Meeting, Message, Part, Slots
 from stepcast.simulation.pieces import Cost, Piece, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule
-from stepcast.simulation.skeleton import InRound, Meeting, Message, Slots, skeleton_of
+from stepcast.simulation.skeleton import skeleton_of
 
 SegmentOf = Callable[[int, tuple[Phase, ...]], Segment]
 """(stage, the one or two phases of the call) -> segment. Asked once for each kind of call of a stage."""
@@ -47,33 +48,34 @@ def pipeline_program(
 ) -> Program:
     """The program of *schedule*, with the rounds that come *before* the slots and *after* them.
 
-    *like* says of each micro-batch which one it runs the same as; nothing: all run the usual. *same* is equal
-    for stages to which *segment_of* gives the same segments; nothing: it is asked for every stage.
+    *like* says of each micro-batch which one it runs the same as; nothing: all run the usual. *same*, chunk
+    by chunk of each stage, is equal where *segment_of* gives the same segments; nothing: it is asked for all.
     """
     meetings = [tuple([each.meeting for each in rounds]) for rounds in (before, after)]
     skeleton = skeleton_of(schedule, messages.mode, tuple(like), *meetings)
     rounds = [*before, *after]
     number: dict[object, int] = {}
-    stages = tuple([number.setdefault(each, len(number)) for each in same or range(schedule.stages)])
+    places = same or range(schedule.stages * schedule.chunks)
+    runs = tuple([number.setdefault(each, len(number)) for each in places])
     known: dict[object, Segment] = {}
     costs = tuple([messages.cost(kind, _HERE, _HERE) for kind in _SENT]) if messages.alike else ()
 
-    def segment(part: Slots | InRound | Message) -> Segment:
+    def segment(part: Part) -> Segment:
         if isinstance(part, InRound):
             return rounds[part.number].segments[part.stage]
         if isinstance(part, Message):
             kind, source, target = part
             return _message(messages.cost(kind, source, target), len(lanes), messages, kind)
         base = segment_of(part.stage, part.phases) if part.phases else None
-        key = (base, part.alike if messages.alike else part)
+        key = (base, part.passes if messages.alike else part)
         if key not in known:
             frame = Frame(schedule, part.stage, len(lanes), messages)
-            known[key] = Segment(part.name, _framed(frame, base, part, costs))
+            known[key] = Segment("", _framed(frame, base, part, costs))
         return known[key]
 
-    parts, which = skeleton.once_each(stages) if messages.alike else (skeleton.parts, None)
+    parts, which = skeleton.once_each(runs) if messages.alike else (skeleton.parts, None)
     segments = tuple(map(segment, parts))
-    return Program(lanes, tuple([segments[at] for at in which]) if which else segments, skeleton.made)
+    return Program(lanes, segments, skeleton.made, which)
 
 
 _HERE = Place(0, 0)

@@ -82,6 +82,8 @@ class Order:
     """The calls level by level. Places in it count from 1; 0 is the start of the step."""
 
     calls: Ints
+    segment: Ints
+    """The segment that each names."""
     level: Ints
     """Of each, rising."""
     previous: Ints
@@ -110,7 +112,9 @@ def _order(program: Program) -> Order:
     previous = place[np.arange(-1, program.calls - 1)]
     previous[made.rank_start[:-1][np.diff(made.rank_start) > 0]] = 0
     sources = np.where(made.source_call >= 0, place[made.source_call], 0)
-    return Order(order, level[order], previous[order], sources[order].T, made.source_port[order].T)
+    return Order(
+        order, made.segment[order], level[order], previous[order], sources[order].T, made.source_port[order].T
+    )
 
 
 def levels(program: Program) -> Ints:
@@ -177,7 +181,7 @@ def _deadlock(program: Program, at: list[int]) -> str:
 
     def named(call: int) -> str:
         rank = int(program.rank[call])
-        segment = program.segments[program.segment[call]].name
+        segment = program.names[program.made.segment[call]]
         name = program.rank_names[rank] if program.rank_names else f"rank {rank}"
         return f"call {call - program.rank_start[rank]} of {name} ({segment})"
 

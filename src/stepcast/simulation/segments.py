@@ -1,108 +1,35 @@
 """Layers as pieces: the ops of a phase, issued in order, in the lanes of one rank."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import chain
-from typing import NamedTuple, get_args
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.role import Role
-from stepcast.ir.work import Collective, Communication, Work, group_of
-from stepcast.ir.workload import Layer, Op, Phase
-from stepcast.simulation.costs import Beside, Delayed, Issue, Seconds, Slowed
-from stepcast.simulation.lanes import COMPUTE, HANDED_ON, Lanes
-from stepcast.simulation.outline import Issues, Look, Loses, Outline, Own, Terms
+from stepcast.ir.work import COMMUNICATING, group_of
+from stepcast.ir.workload import Block, Layer
+from stepcast.simulation.costs import Beside, Issue, Seconds
+from stepcast.simulation.issued import Issued, Looks, looks_of, own_cost, row_of
+from stepcast.simulation.lanes import COMPUTE, Lanes
+from stepcast.simulation.outline import Issues, Loses, Outline, Own, Terms
 from stepcast.simulation.pieces import NO_LANE, Cost, Piece, TimedOp
 from stepcast.simulation.schedule import Kind
 
-COMMUNICATION = get_args(Communication)
-"""To ask whether something is one of several types takes longer."""
+
+class _Outlined(NamedTuple):
+    """A piece whose costs are told by the numbers of ops."""
+
+    piece: Piece
+    own: tuple[int, ...]
+    """Of each cost that is an op's own the number of the op."""
+    others: tuple[tuple[int, Cost], ...]
+    """The other costs, and which they are of all."""
 
 
-class Issued(NamedTuple):
-    """An op with the layer it belongs to."""
-
-    layer: Layer
-    op: Op
-    backward: bool = False
-
-    @property
-    def look(self) -> Look:
-        layer, op, _ = self
-        work = op.work
-        moves = isinstance(work, COMMUNICATION)
-        return Look(
-            layer.op_name(op),
-            op.name,
-            work.group if moves else None,  # type: ignore[union-attr]
-            not moves or work.size_bytes > 0,  # type: ignore[union-attr]
-            isinstance(work, Collective),
-            op.after,
-            op.blocking,
-            op.early,
-            op.host_reads,
-            layer.captured,
-            layer.role is Role.OPTIMIZER,
-        )
-
-
-def phase_ops(layers: Sequence[Layer], kind: Kind) -> list[Issued]:
-    """The ops of one slot in the order in which they are issued."""
-    return [issued for part in _in_order(layers, kind) for issued in part.issued]
-
-
-def once_ops(layers: Iterable[Layer], phases: Sequence[Phase]) -> list[Issued]:
-    """The ops of layers that run once per step, all their *phases* together."""
-    return [Issued(layer, op) for layer in layers for phase in phases for op in layer.ops(phase)]
-
-
-@dataclass(frozen=True, eq=False)
-class Looks:
-    """How some ops look; one object for those that look the same."""
-
-    each: tuple[Look, ...]
-
-
-class _Part(NamedTuple):
-    """What one slot issues of a layer, how that looks, and what its ops cost at full speed."""
-
-    issued: list[Issued]
-    looks: Looks
-    costs: list[Cost]
-
-
-def _in_order(layers: Sequence[Layer], kind: Kind) -> list[_Part]:
-    """Layer by layer: many blocks have most of their layers in common."""
-    ordered = layers if kind is Kind.FORWARD else reversed(layers)
-    return [_ISSUED.get((layer,), partial(_issued_by, layer, kind), kind) for layer in ordered]
-
-
-_ISSUED: ByIdentity[_Part] = ByIdentity(32768)
-
-
-def _issued_by(layer: Layer, kind: Kind) -> _Part:
-    backward = kind is not Kind.FORWARD
-    issued = [Issued(layer, op, backward) for phase in HANDED_ON[kind] for op in layer.ops(phase)]
-    return _Part(issued, _looks_of(issued), [_own_cost(each, 1.0) for each in issued])
-
-
-def _own_cost(issued: Issued, factor: float) -> Cost:
-    layer, op, _ = issued
-    work = op.work
-    if isinstance(work, COMMUNICATION):
-        return Delayed(work, layer.process_s) if layer.process_s else work
-    return work if factor == 1.0 else Slowed(work, factor)
-
-
-def _looks_of(issued: Sequence[Issued]) -> Looks:
-    return _looks(tuple([each.look for each in issued]))
-
-
-@lru_cache(maxsize=8192)
-def _looks(each: tuple[Look, ...]) -> Looks:
-    return Looks(each)
+def _outlined(piece: Piece) -> _Outlined:
+    own = [said.at if isinstance(said, Own) else 0 for said in piece.costs]
+    others = [(at, said) for at, said in enumerate(piece.costs) if not isinstance(said, Own)]
+    return _Outlined(piece, tuple(own), tuple(others))
 
 
 class Pieces:
@@ -113,7 +40,7 @@ class Pieces:
     def __init__(self, terms: Terms) -> None:
         self.terms, self.lanes = terms, terms.lanes
         self._made: ByIdentity[Piece] = ByIdentity(4096)
-        self._outlined: dict[tuple[object, ...], Piece] = {}
+        self._outlined: dict[tuple[object, ...], _Outlined] = {}
 
     def begin(self, streams: int) -> Piece:
         """The begin of a slot, or of two that are interleaved: input k is what stream k needs."""
@@ -123,18 +50,28 @@ class Pieces:
         """Output k is what stream k made; one that made nothing hands on what it was given."""
         return self._made.get((), lambda: _end(self.lanes, streams), "end", streams)
 
-    def layers(self, layers: Sequence[Layer], kind: Kind, goes_on: bool, factor: float) -> Piece:
-        """One slot's ops of *layers*. The slot *goes on* with others; its stage computes by *factor* slower
-        than it should.
+    def slot(self, blocks: Sequence[Block], kind: Kind, factor: float) -> list[tuple[Piece, int]]:
+        """The pieces of *blocks*, each with its repeats, in the order in which a slot of that *kind* runs
+        them; its stage computes by *factor* slower than it should.
         """
+        ordered = blocks if kind is Kind.FORWARD else blocks[::-1]
+        chain = [(self._layers(block.layers, kind, True, factor), block.repeat) for block in ordered]
+        if chain and _loses(chain[-1][0]):
+            # To collectives that run on beside the next piece: there is none after the last.
+            piece, repeat = chain.pop()
+            chain += [(piece, repeat - 1)] if repeat > 1 else []
+            chain.append((self._layers(ordered[-1].layers, kind, False, factor), 1))
+        return chain
 
-        def make() -> Piece:
-            parts = _in_order(layers, kind)
-            issued = list(chain.from_iterable([part.issued for part in parts]))
-            costs = list(chain.from_iterable([part.costs for part in parts])) if factor == 1.0 else None
-            return self._filled(issued, tuple([part.looks for part in parts]), (), 1, goes_on, factor, costs)
+    def _layers(self, layers: Sequence[Layer], kind: Kind, goes_on: bool, factor: float) -> Piece:
+        """One slot's ops of *layers*, after which it *goes on* with others or not."""
+        return self._made.of(layers, self._of_layers, (kind, goes_on, factor))
 
-        return self._made.get((layers,), make, kind, goes_on, factor)
+    def _of_layers(self, layers: Sequence[Layer], key: tuple[Kind, bool, float]) -> Piece:
+        kind, goes_on, factor = key
+        row = row_of(layers, kind)
+        costs = row.costs if factor == 1.0 else None
+        return self._filled(row.issued, row.looks, (), 1, goes_on, factor, costs)
 
     def interleaved(self, streams: Sequence[Sequence[Issued]], seconds: Seconds, factor: float) -> Piece:
         """Ops of all streams, each stream in its own order: always the op that can start first, so that one
@@ -154,18 +91,18 @@ class Pieces:
             start_s, _, number = min(starts)
             numbers.append(number)
             issued.append(orders[number].take(start_s, free_s))
-        return self._filled(issued, (_looks_of(issued),), tuple(numbers), len(streams), False, factor)
+        return self._filled(issued, (looks_of(issued),), tuple(numbers), len(streams), False, factor)
 
     def once(self, issued: Sequence[Issued], name: str, others: int, finish: bool, factor: float) -> Piece:
         """What runs once per step, when *others* have come and, to *finish*, all communication has ended.
 
         Its output is the end of everything issued so far.
         """
-        looks = _looks_of(issued)
+        looks = looks_of(issued)
         key = (looks, name, others, finish)
         outlined = self._outlined.get(key)
         if outlined is None:
-            outlined = self._outlined[key] = self._once(looks, name, others, finish)
+            outlined = self._outlined[key] = _outlined(self._once(looks, name, others, finish))
         return _costing(outlined, issued, factor)
 
     def _once(self, looks: Looks, name: str, others: int, finish: bool) -> Piece:
@@ -197,7 +134,7 @@ class Pieces:
             outline = Outline(self.terms, count)
             for at, look in enumerate(look for part in looks for look in part.each):
                 outline.issue(streams[at] if streams else 0, at, look)
-            outlined = self._outlined[key] = outline.piece(goes_on)
+            outlined = self._outlined[key] = _outlined(outline.piece(goes_on))
         return _costing(outlined, issued, factor, costs)
 
 
@@ -229,31 +166,30 @@ def _end(lanes: Lanes, streams: int) -> Piece:
 
 
 def _costing(
-    outlined: Piece, issued: Sequence[Issued], factor: float, costs: Sequence[Cost] | None = None
+    outlined: _Outlined, issued: Sequence[Issued], factor: float, costs: Sequence[Cost] | None = None
 ) -> Piece:
     """The piece with what its ops cost: their own *costs* where these are known."""
-    own = [_own_cost(each, factor) for each in issued] if costs is None else costs
-
-    def works(numbers: tuple[int, ...]) -> tuple[Work, ...]:
-        return tuple([issued[at].op.work for at in numbers])
+    own = [own_cost(each, factor) for each in issued] if costs is None else costs
 
     def other(said: Cost) -> Cost:
         if isinstance(said, Issues):
             _, op, backward = issued[said.at]
             return Issue(op.work, backward, op.kernels)
         if isinstance(said, Loses):
-            whole = works(said.computing)
-            windows = []
-            for at, part in said.windows:
-                collective = issued[at].op.work
-                assert isinstance(collective, Collective)
-                windows.append((collective, whole if part == said.computing else works(part)))
-            return Beside(tuple(windows), whole, factor)
+            computing = tuple([issued[at].op.work for at in said.computing])
+            windows = [(issued[at].op.work, window) for at, window in said.windows]
+            return Beside(tuple(windows), computing, factor)  # type: ignore[arg-type]
         return said
 
-    return outlined.costing(
-        tuple([own[said.at] if isinstance(said, Own) else other(said) for said in outlined.costs])
-    )
+    found: list[Cost] = [own[at] for at in outlined.own] if own else [0.0] * len(outlined.own)
+    for at, said in outlined.others:
+        found[at] = other(said)
+    return outlined.piece.costing(tuple(found))
+
+
+def _loses(piece: Piece) -> bool:
+    """Whether its computing loses to collectives beside it, which is told last."""
+    return bool(piece.costs) and isinstance(piece.costs[-1], Beside)
 
 
 class _Order:
@@ -284,7 +220,7 @@ class _Order:
         issued, length_s = self.ops[self.at], self.lengths_s[self.at]
         end_s = start_s + length_s
         free_s[group_of(issued.op.work)] = self.ended_s[issued.op.name] = end_s
-        if issued.op.blocking or not isinstance(issued.op.work, Communication):
+        if issued.op.blocking or type(issued.op.work) not in COMMUNICATING:
             self.ready_s = end_s
         self.done_s += length_s
         self.at += 1

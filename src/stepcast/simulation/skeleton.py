@@ -8,7 +8,6 @@ segments are called is left open: each is told by what it is.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from itertools import chain
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -16,52 +15,10 @@ import numpy as np
 
 from stepcast.ir.identity import ByIdentity
 from stepcast.simulation.arrays import Calls
-from stepcast.simulation.distinct import distinct
 from stepcast.simulation.messages import USUAL, End, Frame, Framed, Messages, Phase, Send, Which, Wire
+from stepcast.simulation.parts import InRound, Meeting, Message, Part, Passing, Slots, calls_of
 from stepcast.simulation.pieces import Cost, Ints, ProgramError, Segment, TimedOp
 from stepcast.simulation.schedule import Kind, Place, Schedule
-
-
-class Meeting(NamedTuple):
-    """A round without its segments."""
-
-    stages: tuple[int, ...]
-    waits: tuple[tuple[int, tuple[int, ...]], ...]
-    in_turn: bool
-
-
-class Slots(NamedTuple):
-    """A segment that a stage calls for *phases*; *before* and *after* are those of the calls around it."""
-
-    stage: int
-    phases: tuple[Phase, ...]
-    before: tuple[Phase, ...]
-    after: tuple[Phase, ...]
-    alike: int
-    """The same number for those around whose segments the same messages stand."""
-    look: int
-    """The same number for those that run the same phases, too."""
-    passes: object
-    """The same object, in whichever skeleton, for those around whose segments the same messages stand."""
-
-    @property
-    def name(self) -> str:
-        return "+".join(f"{phase.kind.letter}.{phase.chunk}" for phase in self.phases) or "messages"
-
-
-class InRound(NamedTuple):
-    """A segment that a stage calls in a round."""
-
-    number: int
-    stage: int
-
-
-class Message(NamedTuple):
-    """A segment that a channel between two stages calls."""
-
-    kind: Kind
-    source: Place
-    target: Place
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,26 +26,27 @@ class Skeleton:
     """A program without its segments, and what each of them is."""
 
     made: Calls
-    parts: tuple[Slots | InRound | Message, ...]
-    _known: dict[tuple[int, ...], tuple[list[Slots | InRound | Message], list[int]]] = field(
+    parts: tuple[Part, ...]
+    chunks: int
+    _known: dict[tuple[int, ...], tuple[list[Part], Ints]] = field(
         default_factory=dict, init=False, repr=False
     )
 
-    def once_each(self, same: tuple[int, ...]) -> tuple[list[Slots | InRound | Message], list[int]]:
+    def once_each(self, same: tuple[int, ...]) -> tuple[list[Part], Ints]:
         """The parts, those that run the same once, and for each of all which of these it is; *same* has equal
-        numbers for stages that run the same.
+        numbers for places that run the same, chunk by chunk of each stage.
         """
         if same not in self._known:
             number: dict[object, int] = {}
-            once: list[Slots | InRound | Message] = []
+            once: list[Part] = []
             which = []
             for part in self.parts:
-                key = (Slots, same[part.stage], part.look) if isinstance(part, Slots) else part
+                key = part.runs(same, self.chunks) if isinstance(part, Slots) else part
                 at = number.setdefault(key, len(once))
                 if at == len(once):
                     once.append(part)
                 which.append(at)
-            self._known[same] = once, which
+            self._known[same] = once, np.array(which, np.int64)
         return self._known[same]
 
 
@@ -101,12 +59,7 @@ def skeleton_of(
     after: tuple[Meeting, ...],
 ) -> Skeleton:
     build = _Build(schedule, mode, like)
-    for stage in range(schedule.stages):
-        build.rounds(stage, 0, before)
-        build.slots(stage)
-        build.rounds(stage, len(before), after)
-        build.close_rank(f"stage {stage}")
-    build.bind()
+    build.stages(before, after)
     if mode is Send.RENDEZVOUS:
         build.channels()
     found = build.skeleton((*before, *after))
@@ -122,7 +75,7 @@ class _Origin(NamedTuple):
     """All micro-batches run the usual."""
     before: tuple[Meeting, ...]
     after: tuple[Meeting, ...]
-    parts: tuple[Slots | InRound | Message, ...]
+    parts: tuple[Part, ...]
 
 
 _ORIGINS: WeakKeyDictionary[Calls, _Origin] = WeakKeyDictionary()
@@ -153,14 +106,14 @@ class _Alike(NamedTuple):
     """Kinds of calls around whose segments the same messages stand, by one of them."""
 
     number: int
-    like: "_Passing"
+    passes: Passing
     phases: tuple[Phase, ...]
     before: tuple[Phase, ...]
     after: tuple[Phase, ...]
 
     @property
     def framed(self) -> Framed:
-        return self.like.framed
+        return self.passes.framed
 
 
 @dataclass(frozen=True)
@@ -183,7 +136,7 @@ class _Build:
             Frame(schedule, stage, _MESSAGE_LANES, Messages(_anything, mode))
             for stage in range(schedule.stages)
         ]
-        self.parts: list[Slots | InRound | Message] = []
+        self.parts: list[Part] = []
         self.rank_start = [0]
         self.rank_names: list[str] = []
         self.segment: list[Ints] = []
@@ -192,11 +145,6 @@ class _Build:
         self.groups: list[_Group] = []
         self.round_calls: dict[tuple[int, int], int] = {}
         self.alike: dict[object, _Alike] = {}
-        # Of the calls of slots, stage by stage: which they are, their stage and the number of their kind; the
-        # micro-batches of the call before, of their own, and of the one after.
-        self.slot_calls: list[Ints] = []
-        self.slot_batches: list[Ints] = []
-        self.looks: dict[object, int] = {}
         size = (2, schedule.stages, schedule.chunks, schedule.micro_batches)
         self.signal = {which: (np.full(size, -1, np.int64), np.full(size, -1, np.int64)) for which in Which}
 
@@ -218,40 +166,49 @@ class _Build:
                 self.parts.append(InRound(number, stage))
                 self.round_calls[number, stage] = self.add(np.array([len(self.parts) - 1], np.int64))
 
-    def slots(self, stage: int) -> None:
-        phases, code, batches, first = _calls(self.schedule, stage, self.like, self.mode is Send.BLOCKING)
-        group = code - 1
-        if self.mode is not Send.EAGER:
-            kinds = len(phases)
-            neighbours = np.concatenate([[0], code, [0]])
-            _, first, group = distinct((neighbours[:-2] * kinds + code) * kinds + neighbours[2:])
-        used = np.array([len(each) for each in phases], np.int64)[code, None] > np.arange(2)
-        first_call = self.add(len(self.parts) + group, np.where(used, batches, -1))
-        frame = self.frames[stage]
-        numbers = []
-        for at in first.tolist():
-            around = [phases[code[near]] if 0 <= near < len(code) else () for near in (at - 1, at + 1)]
-            near = (phases[code[at]], around[0], around[1])
-            passes = frame.key(*near)
-            found = self.alike.get(passes)
-            if found is None:
-                like = _LIKE.get((), partial(_passing, frame, near), self.mode, passes)
-                found = self.alike[passes] = _Alike(len(self.alike), like, *near)
-            look = self.looks.setdefault((near[0], found.number), len(self.looks))
-            self.parts.append(Slots(stage, *near, found.number, look, found.like))
-            numbers.append(found.number)
-        calls = first_call + np.arange(len(code))
-        kinds_of = np.array(numbers, np.int64)[group]
-        self.slot_calls.append(np.stack([calls, np.full_like(calls, stage), kinds_of]))
-        before, after = (
-            np.concatenate([batches[:1], batches[:-1]]),
-            np.concatenate([batches[1:], batches[-1:]]),
-        )
-        self.slot_batches.append(np.stack([before, batches, after]))
+    def stages(self, before: Sequence[Meeting], after: Sequence[Meeting]) -> None:
+        """The calls of every stage: those of its slots, between those of the rounds."""
+        called = calls_of(self.schedule, self.mode, self.like)
+        first_stage = called.stage[called.first]
+        slots = [
+            self.slot(stage, near) for stage, near in zip(first_stage.tolist(), called.near, strict=True)
+        ]
+        stages = np.arange(self.schedule.stages + 1)
+        calls, kinds = (np.searchsorted(part, stages).tolist() for part in (called.stage, first_stage))
+        numbers = np.empty_like(called.stage)
+        for stage in range(self.schedule.stages):
+            own, kind = slice(calls[stage], calls[stage + 1]), slice(kinds[stage], kinds[stage + 1])
+            self.rounds(stage, 0, before)
+            first = self.add(called.kind[own] + len(self.parts) - kind.start, called.labels[own])
+            self.parts += [part for part, _ in slots[kind]]
+            numbers[own] = np.arange(first, self.calls)
+            self.rounds(stage, len(before), after)
+            self.close_rank(f"stage {stage}")
+        alike = np.array([number for _, number in slots], np.int64)[called.kind]
+        own_batches = called.batches
+        earlier = np.concatenate([own_batches[:1], own_batches[:-1]])
+        later = np.concatenate([own_batches[1:], own_batches[-1:]])
+        self.bind(np.stack([numbers, called.stage, alike]), np.stack([earlier, own_batches, later]))
 
-    def bind(self) -> None:
-        """Which signals the calls of slots give, and which they wait for: for all that are alike together."""
-        slots, batches = np.concatenate(self.slot_calls, axis=1), np.concatenate(self.slot_batches, axis=1)
+    def slot(
+        self, stage: int, near: tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]
+    ) -> tuple[Slots, int]:
+        """What a stage calls for some phases between others, and the number of those that are alike."""
+        frame = self.frames[stage]
+        passes = frame.key(*near)
+        key = (passes, *[phase.chunk for phases in near for phase in phases])
+        found = self.alike.get(key)
+        if found is None:
+            like = _LIKE.get((), partial(_passing, frame, near), self.mode, passes)
+            found = self.alike[key] = _Alike(len(self.alike), like, *near)
+        return Slots(stage, *near, found.passes), found.number
+
+    def bind(self, slots: Ints, batches: Ints) -> None:
+        """Which signals the calls of slots give, and which they wait for: for all that are alike together.
+
+        *slots*: which calls they are, their stage and the number of those that are alike; *batches*: the
+        micro-batches of the call before, of their own, and of the one after.
+        """
         order = np.argsort(slots[2], kind="stable")
         bounds = np.searchsorted(slots[2][order], np.arange(len(self.alike) + 1)).tolist()
         for each, start, stop in zip(self.alike.values(), bounds, bounds[1:], strict=False):
@@ -336,23 +293,16 @@ class _Build:
         segment = np.concatenate([np.zeros(0, np.int64), *self.segment])
         start = np.array(self.rank_start, np.int64)
         batches = np.concatenate([np.zeros((0, 2), np.int64), *self.batches])
-        names = tuple(self.rank_names)
-        made = Calls(start, segment, source_call, source_port, names, batches)
-        return Skeleton(made, tuple(self.parts))
+        names = tuple([part.name for part in self.parts])
+        made = Calls(start, segment, source_call, source_port, tuple(self.rank_names), batches, names)
+        return Skeleton(made, tuple(self.parts), self.schedule.chunks)
 
 
-@dataclass(frozen=True, eq=False)
-class _Passing:
-    """How messages pass around any segment for some phases."""
-
-    framed: Framed
+def _passing(frame: Frame, near: tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]) -> Passing:
+    return Passing(_placeholder(frame, *near))
 
 
-def _passing(frame: Frame, near: tuple[tuple[Phase, ...], tuple[Phase, ...], tuple[Phase, ...]]) -> _Passing:
-    return _Passing(_placeholder(frame, *near))
-
-
-_LIKE: ByIdentity[_Passing] = ByIdentity(4096)
+_LIKE: ByIdentity[Passing] = ByIdentity(4096)
 """One object for equal keys of frames, in whichever skeleton: it costs less to compare."""
 
 
@@ -372,49 +322,3 @@ def _placeholder(
 
 
 _MESSAGE_LANES = 5
-
-
-def _calls(
-    schedule: Schedule, stage: int, like: Ints, open_and_close: bool
-) -> tuple[list[tuple[Phase, ...]], Ints, Ints, Ints]:
-    """The kinds of calls of a stage (the empty one first), the kind of each call, its micro-batches, and the
-    first call of each kind but the empty one.
-
-    *open_and_close* adds an empty call at each end, in which the first receive is posted and the last send
-    passes.
-    """
-    slots = schedule.orders[stage]
-    flat = np.fromiter(chain.from_iterable(slots), np.int64, 4 * len(slots))
-    kind, batch, chunk, with_next = flat.reshape(-1, 4).T
-    what = kind * schedule.chunks + chunk
-    first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
-    first[distinct(what).first] = True
-    last[len(kind) - 1 - distinct(what[::-1]).first] = True
-    likes, _, which = distinct(like - USUAL)
-    slot = 1 + ((what * 2 + first) * 2 + last) * len(likes) + which[batch]
-    slots_known = len(Kind) * schedule.chunks * 4 * len(likes) + 1
-    second = np.concatenate([[False], with_next[:-1] > 0])
-    starts = np.flatnonzero(~second)
-    paired = with_next[starts] > 0
-    partner = np.where(paired, starts + 1, starts)
-    batches = np.stack([batch[starts], batch[partner]], axis=1)
-    number = slot[starts]
-    if paired.any():
-        number = number * slots_known + np.where(paired, slot[partner], 0)
-    _, where, code = distinct(number)
-    phases: list[tuple[Phase, ...]] = [()]
-    for at in starts[where].tolist():
-        pair = range(at, at + 1 + int(with_next[at]))
-        phases.append(
-            tuple(
-                [
-                    Phase(Kind(kind[i]), int(chunk[i]), bool(first[i]), bool(last[i]), int(like[batch[i]]))
-                    for i in pair
-                ]
-            )
-        )
-    code = code + 1
-    if open_and_close:
-        code = np.concatenate([[0], code, [0]])
-        batches = np.concatenate([batches[:1], batches, batches[-1:]])
-    return phases, code, batches, where

@@ -191,7 +191,7 @@ def _repeats(run: Run, start: Ints, lengths: Ints, calls: Ints) -> bool:
     none of which is longer ago than those that are looked at.
     """
     program, made = run.program, run.program.made
-    chain, source = program.chain_of[made.segment][calls], made.source_call[calls]
+    chain, source = program.chain_of[program.segment][calls], made.source_call[calls]
     port = made.source_port[calls]
     moved = np.where(source[:-1] >= 0, source[:-1] + lengths[made.rank[source[:-1]]], -1)
     if not ((chain == chain[0]).all() and (port == port[0]).all() and (source[1:] == moved).all()):

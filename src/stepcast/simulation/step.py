@@ -15,13 +15,14 @@ from stepcast.simulation.arrays import Program
 from stepcast.simulation.chunks import Blocks, Body, Chunk, alike, chunks_of, model_copies
 from stepcast.simulation.costs import Issue, Lead, Prices
 from stepcast.simulation.engine import makespans_s
-from stepcast.simulation.lanes import Lanes, awaited_by, facts_of
+from stepcast.simulation.issued import Issued, once_ops, phase_ops, row_of
+from stepcast.simulation.lanes import Lanes
 from stepcast.simulation.messages import USUAL, Messages, Phase, Send
 from stepcast.simulation.outline import Terms
-from stepcast.simulation.pieces import Cost, Floats, Piece, Segment, TimedOp
+from stepcast.simulation.pieces import Cost, Floats, Segment, TimedOp
 from stepcast.simulation.pipeline import Round, pipeline_program
 from stepcast.simulation.schedule import Kind, Place, Schedule
-from stepcast.simulation.segments import Issued, once_ops, phase_ops, pieces_under
+from stepcast.simulation.segments import pieces_under
 
 ONCE_PHASES = (LayerPhase.FORWARD, LayerPhase.INPUT_GRADIENT, LayerPhase.WEIGHT_GRADIENT)
 # Groups whose members are on different stages: their collectives begin when the last stage has come.
@@ -101,12 +102,12 @@ def build_step(
     prices = replace(prices, slow_groups=conditions.slow_groups)
     eager = prices.issue_s is not None
     chunks = chunks_of(workload, schedule, body)
-    groups, named = _lanes_of(workload, schedule, chunks.values())
+    once = _once(workload, schedule)
+    groups, named = _lanes_of(schedule, chunks.values(), once)
     lanes = Lanes(groups, send is Send.BLOCKING, eager, named)
     terms = Terms(lanes, alone.intersection(groups), eager, prices.takes is not None)
     slots = _Slots(chunks, terms, prices, conditions.slow_stages)
     messages = Messages(lambda kind, source, target: message, send, alike=True)
-    once = _once(workload, schedule)
     rounds = _Rounds(replace(terms, contention=False), conditions.slow_stages)
     before, after = rounds.before(once), rounds.after(once)
     if eager and prices.ahead:
@@ -119,7 +120,7 @@ def build_step(
         before,
         after,
         _alike(workload, schedule.micro_batches),
-        [slots.runs(stage, schedule.chunks) for stage in range(schedule.stages)],
+        [slots.runs(stage, chunk) for stage in range(schedule.stages) for chunk in range(schedule.chunks)],
     )
     return Step(program, schedule, lanes, message, prices, len(before), len(after))
 
@@ -138,18 +139,21 @@ def _lead(lanes: Lanes) -> Segment:
 
 
 def _lanes_of(
-    workload: Workload, schedule: Schedule, chunks: Iterable[Chunk]
+    schedule: Schedule, chunks: Iterable[Chunk], once: Iterable["_Once"]
 ) -> tuple[tuple[Channel, ...], tuple[str, ...]]:
     """The groups that communicate, in the order of their table, and the ops that others wait for in a later
     piece, so that their ends must be kept.
     """
-    kinds = schedule.kinds
-    bodies = {id(body): body for chunk in chunks for body in (chunk.usual, *chunk.varied.values())}
-    layers = {id(block.layers): block.layers for body in bodies.values() for block in body}
-    groups = set().union(*(facts_of(each).groups for each in layers.values()))
-    named = set().union(*(awaited_by(each, kind) for each in layers.values() for kind in kinds))
-    for stage in {id(stage): stage for stage in workload.stages}.values():
-        groups |= facts_of(stage.prologue).groups | facts_of(stage.epilogue).groups
+    groups: set[Channel] = set()
+    named: set[str] = set()
+    own = {id(chunk): chunk for chunk in chunks}.values()
+    for kind in schedule.kinds:
+        bodies = {id(body): body for chunk in own for body in chunk.bodies(kind)}
+        layers = {id(block.layers): block.layers for body in bodies.values() for block in body}
+        rows = [row_of(each, kind) for each in layers.values()]
+        groups = groups.union(*[row.groups for row in rows])
+        named = named.union(*[row.awaited for row in rows])
+    groups = groups.union(*[each.groups for each in once])
     return tuple(each for each in (*Group, *HostWay) if each in groups), tuple(sorted(named))
 
 
@@ -173,26 +177,17 @@ class _Slots:
             self.made[key] = self._chained(blocks, kinds, factor)
         return self.made[key]
 
-    def runs(self, stage: int, chunks: int) -> object:
-        """Equal for stages that run the same."""
-        own = (id(self.chunks[Place(stage, chunk)]) for chunk in range(chunks))
-        return (self.slow_stages.get(stage, 1.0), *own)
+    def runs(self, stage: int, chunk: int) -> object:
+        """Equal for places that run the same."""
+        return self.slow_stages.get(stage, 1.0), id(self.chunks[Place(stage, chunk)])
 
     def _chained(self, bodies: Sequence[Blocks], kinds: tuple[Kind, ...], factor: float) -> Segment:
         pieces, streams = self.pieces, len(bodies)
-        middle: list[tuple[Piece, int]] = []
         if streams == 1:
-            ((body,), (kind,)) = bodies, kinds
-            ordered = body if kind is Kind.FORWARD else body[::-1]
-            for at, block in enumerate(ordered, start=1):
-                last = at == len(ordered)
-                if block.repeat > last:
-                    middle.append((pieces.layers(block.layers, kind, True, factor), block.repeat - last))
-                if last:
-                    middle.append((pieces.layers(block.layers, kind, False, factor), 1))
+            middle = pieces.slot(bodies[0], kinds[0], factor)
         else:
             ops = [phase_ops(written(body), kind) for body, kind in zip(bodies, kinds, strict=True)]
-            middle.append((pieces.interleaved(ops, self.prices.seconds, factor), 1))
+            middle = [(pieces.interleaved(ops, self.prices.seconds, factor), 1)]
         return Segment("", ((pieces.begin(streams), 1), *middle, (pieces.end(streams), 1)))
 
 
@@ -203,6 +198,9 @@ class _Once:
     before: list[Issued]
     after: list[list[Issued]]
     """Cut before each collective that spans stages."""
+    meetings: list[Channel]
+    """The groups of those."""
+    groups: frozenset[Channel]
 
 
 def _once(workload: Workload, schedule: Schedule) -> list[_Once]:
@@ -234,12 +232,11 @@ def _stage_of(parts: Sequence[Stage], at_end: bool) -> _Once:
         before += once_ops(part.prologue, (LayerPhase.FORWARD,))
         after += once_ops(reversed(part.prologue), backward)
         after += once_ops(part.epilogue, ONCE_PHASES)
-    kept = [issued for issued in after if at_end or _group(issued) is not Group.EMBEDDING]
-    return _Once(before, _cut_at_meetings(kept))
-
-
-def _group(issued: Issued) -> Channel | None:
-    return group_of(issued.op.work)
+    of = [group_of(issued.op.work) for issued in after]
+    kept = [each for each in zip(after, of, strict=True) if at_end or each[1] is not Group.EMBEDDING]
+    begun = [group_of(issued.op.work) for issued in before]
+    groups = [group for group in (*begun, *[group for _, group in kept]) if group is not None]
+    return _Once(before, *_cut_at_meetings(kept), frozenset(groups))
 
 
 class _Rounds:
@@ -247,56 +244,57 @@ class _Rounds:
 
     def __init__(self, terms: Terms, slow_stages: Mapping[int, float]) -> None:
         self.pieces, self.slow_stages = pieces_under(terms), slow_stages
-        self.made: dict[tuple[object, ...], Segment] = {}
 
     def before(self, once: Sequence[_Once]) -> list[Round]:
-        segments = {
-            stage: self._segment(stage, each.before, "before", 0, False)
-            for stage, each in enumerate(once)
-            if each.before
-        }
-        return [Round(segments)] if segments else []
+        issued = {stage: each.before for stage, each in enumerate(once) if each.before}
+        return [Round(self._segments(issued, "before"))] if issued else []
 
     def after(self, once: Sequence[_Once]) -> list[Round]:
         """The first begins when all communication has ended."""
-        parts = [each.after for each in once]
-        meetings = max(([_group(part[0]) for part in each[1:]] for each in parts), key=len)
-        rounds = [
-            Round(
-                {
-                    stage: self._segment(stage, each[0], "finish communication", 0, True)
-                    for stage, each in enumerate(parts)
-                }
-            )
-        ]
-        queues = [each[1:] for each in parts]
-        for group in meetings:
-            present = [stage for stage, queue in enumerate(queues) if queue and _group(queue[0][0]) is group]
+        issued = {stage: each.after[0] for stage, each in enumerate(once)}
+        rounds = [Round(self._segments(issued, "finish communication", finish=True))]
+        met = [0] * len(once)
+        for group in max((each.meetings for each in once), key=len):
             # Each hands on when the last of those before it came, so that the last knows of all.
-            here = {stage: self._segment(stage, (), "come", stage != present[0], False) for stage in present}
+            issued, nothing = {}, list[Issued]()
+            for stage, each in enumerate(once):
+                if met[stage] < len(each.meetings) and each.meetings[met[stage]] is group:
+                    met[stage] += 1
+                    issued[stage] = each.after[met[stage]]
+            first, *others = present = list(issued)
+            here = self._segments({first: nothing}, "come") | self._segments(
+                dict.fromkeys(others, nothing), "come", others=1
+            )
             turns = {stage: (before,) for before, stage in pairwise(present)}
             rounds.append(Round(here, turns, in_turn=True))
             everyone = (present[-1],)
-            segments = {
-                stage: self._segment(stage, queues[stage].pop(0), "meet", 1, False) for stage in present
-            }
-            rounds.append(Round(segments, dict.fromkeys(present, everyone)))
+            rounds.append(Round(self._segments(issued, "meet", others=1), dict.fromkeys(present, everyone)))
         return rounds
 
-    def _segment(self, stage: int, ops: Sequence[Issued], name: str, others: int, finish: bool) -> Segment:
-        factor = self.slow_stages.get(stage, 1.0)
-        key = (factor, name, others, finish, id(ops))
-        if key not in self.made:
-            piece = self.pieces.once(ops, name, others, finish, factor)
-            self.made[key] = Segment("", ((piece, 1),))
-        return self.made[key]
+    def _segments(
+        self, issued: Mapping[int, Sequence[Issued]], name: str, others: int = 0, finish: bool = False
+    ) -> dict[int, Segment]:
+        """For stages what they call; those that issue the same at the same speed call the same."""
+        made: dict[tuple[float, int], Segment] = {}
+        found = {}
+        for stage, ops in issued.items():
+            factor = self.slow_stages.get(stage, 1.0)
+            key = (factor, id(ops))
+            if key not in made:
+                made[key] = Segment("", ((self.pieces.once(ops, name, others, finish, factor), 1),))
+            found[stage] = made[key]
+        return found
 
 
-def _cut_at_meetings(ops: Sequence[Issued]) -> list[list[Issued]]:
-    """*ops* cut before each collective that spans stages."""
+def _cut_at_meetings(
+    ops: Iterable[tuple[Issued, Channel | None]],
+) -> tuple[list[list[Issued]], list[Channel]]:
+    """*ops*, each with its group, cut before each collective that spans stages, and the groups of those."""
     parts: list[list[Issued]] = [[]]
-    for issued in ops:
-        if _group(issued) in ACROSS_STAGES and isinstance(issued.op.work, Collective):
+    meetings: list[Channel] = []
+    for issued, group in ops:
+        if group in ACROSS_STAGES and isinstance(issued.op.work, Collective):
             parts.append([])
+            meetings.append(group)
         parts[-1].append(issued)
-    return parts
+    return parts, meetings

@@ -46,15 +46,16 @@ def sweep(
     workers: int = 1,
     address: str | None = None,
     watch: Callable[[Progress], None] = lambda progress: None,
+    most: int | None = None,
 ) -> Progress:
-    """Answer every point of *spec* into the store in *folder*, and say how it went.
+    """Answer every point of *spec*, or *most* of them, into the store in *folder*, and say how it went.
 
     *program* names the version of all that an answer follows from beside its point.
     """
     run = load_engine(engine)
     with Store(folder, writes=True) as store:
         keys = Keys(program, spec.ask, digest)
-        store.ask(spec.names, ((position, keys.of(words), words) for position, words in spec.points()))
+        store.ask(spec.names, ((position, keys.of(words), words) for position, words in spec.points(most)))
         counts = store.counts()
         points, answered, errors = counts["points"], counts["answered"], counts["errors"]
         began, new, best, pace = time.monotonic(), 0, None, Pace()

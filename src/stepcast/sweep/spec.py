@@ -73,9 +73,11 @@ class Spec:
             words.update(axis.rows[row])
         return words
 
-    def points(self) -> Iterator[tuple[int, Words]]:
-        """Positions and points that the filter lets through."""
-        for position in range(self.size):
+    def points(self, most: int | None = None) -> Iterator[tuple[int, Words]]:
+        """Positions and points that the filter lets through; of *most* at most, spread evenly over all."""
+        some = self.size if most is None else min(most, self.size)
+        for turn in range(some):
+            position = turn * self.size // some
             words = self.at(position)
             if self.filter is None or self.filter(words):
                 yield position, words

@@ -3,78 +3,101 @@
 Needs PyTorch and transformers; a row takes some seconds. It is measured when it is asked for by name.
 """
 
+import os
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from stepcast.forecast.captured import predict_captured
+from stepcast.forecast.captured import Spread, predict_captured
 from stepcast.forecast.simulate import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.ir.watched import watched
-from stepcast.validate.phases import PHASES, phases_s
-from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.models.catalog import load_model
+from stepcast.validate.scoreboard import Measurements, Row
 from stepcast.validate.transformers import (
     CLUSTER,
-    COMMAND,
-    NEEDED,
-    WORDS,
+    Peak,
     Record,
-    figures,
-    records,
+    measurements_of,
+    said_model,
+    setting_words,
     step_files,
+    step_rows,
+    visited,
 )
+from stepcast.validate.unseen import unseen_share
 
 if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import Asked
 
+# A process takes half a gigabyte and some seconds to load PyTorch.
+MOST_WORKERS, ROWS_OF_A_WORKER = 8, 6
 NOTES = (
-    "steps of transformers 5.17 in PyTorch 2.11 on one H200, captured here without a GPU",
-    "phases are those of the GPU's own clock",
+    "steps of transformers 5.17 in PyTorch 2.11 on one H200; phases are those of the GPU's own clock",
+    "captured without a GPU by PyTorch {} and transformers {}, whose code may differ",
 )
 
 
-def measure_folder(folder: str) -> Measurements:
-    """Every ``steps*.csv`` in *folder*, or that one file, with the configs beside."""
+def measure_folder(*folders: str) -> Measurements:
+    """Every ``steps*.csv`` in *folders*, or that one file, with the configs beside."""
     from stepcast.pytorch.load import load_torch, load_transformers
 
-    load_torch("capture")
-    load_transformers("capture")
-    files = step_files(folder)
+    versions = load_torch("capture").__version__, load_transformers("capture").__version__
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
-    peaks: list[tuple[float, float]] = []
-    for file in files:
-        for record in watched(records(file)):
-            try:
-                prediction, command = _predicted(record, file.parent)
-            except ValueError as error:
-                skipped[f"{file.name}: {error}"] += 1
-                continue
-            if record.get("peak_bytes"):
-                peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
-            rows += _rows(record, prediction, command)
-    table = columns(rows)
-    kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
-    selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
-    return Measurements(table, skipped, selections, dict(figures(peaks)), NOTES, details=(COMMAND,))
+    peaks: list[Peak] = []
+    asked = list(visited([file for folder in folders for file in step_files(folder)]))
+    with _workers(len(asked)) as map_each:
+        found = iter(map_each(_compared, asked))
+        for file, _ in watched(asked):
+            own, own_peaks, why = next(found)
+            if why:
+                skipped[f"{file.name}: {why}"] += 1
+            rows += own
+            peaks += own_peaks
+    return measurements_of(rows, skipped, peaks, (NOTES[0], NOTES[1].format(*versions)))
+
+
+@contextmanager
+def _workers(rows: int) -> Iterator[Callable[..., Iterable[Any]]]:
+    """``map`` by a process for each core, each of which loads PyTorch once; of a few rows by this one."""
+    count = min(MOST_WORKERS, os.cpu_count() or 1, rows // ROWS_OF_A_WORKER)
+    if count < 2:
+        yield map
+        return
+    with ProcessPoolExecutor(count, get_context("spawn")) as pool:
+        yield pool.map
+
+
+def _compared(asked: tuple[Path, Record]) -> tuple[list[Row], list[Peak], str]:
+    """The rows of one step and its peak; or why there are none."""
+    file, record = asked
+    peaks: list[Peak] = []
+    try:
+        prediction, command = _predicted(record, file.parent)
+    except ValueError as error:
+        return [], [], str(error)
+    return list(step_rows(record, prediction, command, peaks)), peaks, ""
 
 
 def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
     from stepcast.pytorch.capture.run import capture
 
-    if missing := [name for name in NEEDED if record.get(name) is None]:
-        raise ValueError(f"column {missing[0]} is missing")
-    words = set(record["setting"].split())
-    if unknown := sorted(words - WORDS):
-        raise ValueError(f"{unknown[0]!r} is no word of a setting")
-    if "experts-eager" in words:
-        raise ValueError("experts in a Python loop look at their data, which a captured step has none of")
-    path = str(folder / "configs" / f"{record['model']}.json")
-    what = f"{path}:layers={record['layers']}" if record.get("layers") else path
-    asked = _asked(record, words)
-    return predict_captured(capture(what, asked), load_cluster(CLUSTER)), _command(what, asked)
+    what, asked = said_model(record, folder), _asked(record, setting_words(record))
+    spread = Spread(zero_gradients=_unseen(what, asked.batch * asked.seq))
+    return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked)
+
+
+def _unseen(what: str, tokens: int) -> float:
+    """The share of weights without a gradient, of a model that is known by its config."""
+    try:
+        return unseen_share(load_model(what), tokens)
+    except ValueError:
+        return 0.0
 
 
 def _asked(record: Record, words: set[str]) -> "Asked":
@@ -89,6 +112,7 @@ def _asked(record: Record, words: set[str]) -> "Asked":
         fused="fused" in words,
         # Which the library chose when it ran; a newer one may choose otherwise.
         attention=record.get("attention") or ("eager" if "attn-eager" in words else ""),
+        experts=record.get("experts") or ("eager" if "experts-eager" in words else ""),
         compiled="compile" in words,
     )
 
@@ -100,26 +124,7 @@ def _command(what: str, asked: "Asked") -> str:
         "--checkpoint": asked.checkpoint,
         "--no-fused-optimizer": not asked.fused,
         f"--attention {asked.attention}": bool(asked.attention),
+        f"--experts {asked.experts}": bool(asked.experts),
         "--compiled": asked.compiled,
     }
     return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])
-
-
-def _rows(record: Record, prediction: Prediction, command: str) -> list[Row]:
-    layers = f"@{record['layers']}" if record.get("layers") else ""
-    name = f"{record['model']}{layers} {record['batch']} x {record['seq']} {record['setting']}".strip()
-    words = set(record["setting"].split()) - {"fused"}
-    tags = {
-        "model": record["model"],
-        "setting": " ".join(sorted(words)) or "eager",
-        "size": "host-bound" if int(record["batch"]) * int(record["seq"]) <= 1024 else "usual",
-        COMMAND: command,
-    }
-    predicted = {"step": prediction.step_s, **phases_s(prediction)}
-    return [
-        Row(
-            f"{name} {phase}", float(record[f"{phase}_ms"]) * 1e-3, predicted[phase], {"phase": phase, **tags}
-        )
-        for phase in ("step", *PHASES)
-        if record.get(f"{phase}_ms")
-    ]

@@ -14,7 +14,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.watched import watched
-from stepcast.validate.scoreboard import Measurements, Row, columns, summary
+from stepcast.validate.scoreboard import Measurements, Row, columns, error_figures
 
 # A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
 REAL_LAYERS = 16
@@ -79,8 +79,5 @@ def _row(path: str, measured: Recording, replayed: Recording) -> Row:
 
 def _figures(what: str, rows: list[Row]) -> Iterator[tuple[str, float]]:
     for size in (REAL, TOY):
-        table = columns([row for row in rows if row.tags[SIZE] == size])
-        found = summary(table.measured_s, table.predicted_s)
-        if found is not None:
-            yield f"{what}, {size}: mean_abs_error", found.mean_abs_error
-            yield f"{what}, {size}: worst_abs_error", found.worst_abs_error
+        pairs = [(row.measured_s, row.predicted_s) for row in rows if row.tags[SIZE] == size]
+        yield from error_figures(f"{what}, {size}", pairs, "mean_abs_error", "worst_abs_error")

@@ -16,17 +16,6 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.ir.sweep import CollectiveSweep
 from stepcast.units import MIB, US
 
-# As they stand in the cluster's description, the last two in data/fits/collectives.toml.
-NAMES = (
-    "communication.launch_overhead (us)",
-    "communication.channel_overhead (us)",
-    "node.nic.latency (us)",
-    "node.fabric.link.efficiency",
-    "node.nic.efficiency",
-    "start_us.LL",
-    "start_us.LL128",
-)
-
 
 def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -> Route:
     """*route* with these constants in place of those that ship."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepcast.frameworks.catalog import load_profile
 from stepcast.ir.residual import Residual
-from stepcast.validate.scoreboard import Array, Columns, Mask, summary
+from stepcast.validate.scoreboard import Array, Columns, Mask, error_figures
 
 FEWEST = 5
 """Rows of a framework on a generation that a median is taken of."""
@@ -75,11 +75,8 @@ def figures(table: Columns) -> Iterator[tuple[str, float]]:
         "with residuals fitted without the row's source": left_out_s(table),
     }
     for name, predicted_s in ways.items():
-        one = summary(table.measured_s, predicted_s)
-        if one is not None:
-            yield f"{name}: mean_abs_error", one.mean_abs_error
-            yield f"{name}: median_abs_error", one.median_abs_error
-            yield f"{name}: mean_error", one.mean_error
+        pairs = list(zip(table.measured_s.tolist(), predicted_s.tolist(), strict=True))
+        yield from error_figures(name, pairs, "mean_abs_error", "median_abs_error", "mean_error")
 
 
 def _places(table: Columns) -> Sequence[Place]:

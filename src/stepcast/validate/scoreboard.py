@@ -6,7 +6,7 @@ of the measured time; a positive error is a prediction that is too slow.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -145,11 +145,6 @@ def _ends(rows: Sequence[Row]) -> tuple[Array, Array] | None:
     return table[:, 0], table[:, 1]
 
 
-def measurements(rows: Iterable[Row], skipped: Mapping[str, int]) -> Measurements:
-    """For sets that need nothing but rows."""
-    return Measurements(columns(tuple(rows)), skipped)
-
-
 def summary(measured_s: Array, predicted_s: Array, inside: Array | None = None) -> Summary | None:
     """None where there are no rows."""
     if not measured_s.size:
@@ -166,6 +161,15 @@ def summary(measured_s: Array, predicted_s: Array, inside: Array | None = None) 
         time_weighted_error=float(np.sum(np.abs(predicted_s - measured_s)) / np.sum(measured_s)),
         coverage=None if inside is None or np.isnan(inside).all() else float(np.nanmean(inside)),
     )
+
+
+def error_figures(
+    what: str, pairs: Sequence[tuple[float, float]], *names: str
+) -> Iterator[tuple[str, float]]:
+    """The fields *names* of the Summary of measured and predicted *pairs*, told as figures of *what*."""
+    one = summary(*(np.array([pair[side] for pair in pairs], dtype=np.float64) for side in (0, 1)))
+    if one is not None:
+        yield from ((f"{what}: {name}", getattr(one, name)) for name in names)
 
 
 def _summed(table: Columns, mask: Mask) -> Summary | None:

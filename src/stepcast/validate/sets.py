@@ -22,73 +22,57 @@ class MeasurementSet:
 
     @property
     def exists(self) -> bool:
-        return find_spec(self.module) is not None
+        return find_spec(f"stepcast.validate.{self.module}") is not None
 
     @property
     def folders(self) -> tuple[str, ...]:
         return (self.folder, *self.further)
 
     def measure(self, *folders: str, **options: str) -> Measurements:
-        found = import_module(self.module).measure_folder(*folders, **options)
+        found = import_module(f"stepcast.validate.{self.module}").measure_folder(*folders, **options)
         if not isinstance(found, Measurements):
             raise TypeError(f"{self.module}.measure_folder must return Measurements")
         return found
 
 
 _TABLE = (
-    MeasurementSet(
-        "h200",
-        "operators, blocks and training steps on one H200",
-        "stepcast.validate.h200.comparison",
-        "h200",
-    ),
-    MeasurementSet(
-        "neusight",
-        "fp32 operators and models, five GPUs",
-        "stepcast.validate.neusight.comparison",
-        "neusight",
-    ),
-    MeasurementSet("nccl-tests", "all-reduce on 2 to 64 A100", "stepcast.validate.collectives", "nccl-tests"),
+    MeasurementSet("h200", "operators, blocks and training steps on one H200", "h200.comparison", "h200"),
+    MeasurementSet("neusight", "fp32 operators and models, five GPUs", "neusight.comparison", "neusight"),
+    MeasurementSet("nccl-tests", "all-reduce on 2 to 64 A100", "collectives", "nccl-tests"),
     MeasurementSet(
         "collectives",
         "public nccl-tests and rccl-tests tables, A100 to GB300 and MI355X",
-        "stepcast.validate.collective_tables",
+        "collective_tables",
         "collectives",
     ),
-    MeasurementSet(
-        "megatron-traces",
-        "Megatron-LM runs, every rank traced",
-        "stepcast.validate.megatron",
-        "megatron-traces",
-    ),
-    MeasurementSet(
-        "optimus", "OptimusPrime sweep of a 1B model", "stepcast.validate.optimus", "optimus-sweep"
-    ),
+    MeasurementSet("megatron-traces", "Megatron-LM runs, every rank traced", "megatron", "megatron-traces"),
+    MeasurementSet("optimus", "OptimusPrime sweep of a 1B model", "optimus", "optimus-sweep"),
     MeasurementSet(
         "published",
         "published training runs",
-        "stepcast.validate.published.comparison",
+        "published.comparison",
         "published",
         further=("published-new",),
     ),
     MeasurementSet(
         "transformers",
         "training steps of Hugging Face models on one H200",
-        "stepcast.validate.transformers",
+        "transformers",
         "transformers",
     ),
     MeasurementSet(
         "captured",
         "the same steps, captured (needs PyTorch and transformers)",
-        "stepcast.validate.captured",
+        "captured",
         "transformers",
+        further=("captured",),
         when_named=True,
     ),
-    MeasurementSet("mlperf", "MLPerf Training runs of language models", "stepcast.validate.mlperf", "mlperf"),
+    MeasurementSet("mlperf", "MLPerf Training runs of language models", "mlperf", "mlperf"),
     MeasurementSet(
         "megatron-memory",
         "peak memory of Megatron-LM's functional tests",
-        "stepcast.validate.megatron_memory.comparison",
+        "megatron_memory.comparison",
         "megatron-memory",
     ),
 )

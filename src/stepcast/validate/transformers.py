@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 from stepcast.cost.band import kind_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.calibration import calibration as calibration_of
 from stepcast.forecast.predict import predict
+from stepcast.forecast.simulate import Prediction
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
@@ -32,10 +32,11 @@ from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
 from stepcast.validate.phases import PHASES, phases_s
-from stepcast.validate.scoreboard import Measurements, Row, columns, summary
+from stepcast.validate.scoreboard import Measurements, Row, columns, error_figures
 from stepcast.validate.unseen import unseen_share
 
 Record = Mapping[str, str]
+Peak = tuple[float, float]  # bytes, measured and predicted
 CLUSTER, GPU = "hgx-h200", "h200"
 ROW = ("model", "layers", "batch", "seq", "setting")
 NEEDED = ("model", "batch", "seq", "setting", "step_ms")
@@ -49,21 +50,30 @@ NOTES = (
 )
 
 
+def setting_words(record: Record) -> set[str]:
+    if missing := [name for name in NEEDED if record.get(name) is None]:
+        raise ValueError(f"column {missing[0]} is missing")
+    words = set(record["setting"].split())
+    if unknown := sorted(words - WORDS):
+        raise ValueError(f"{unknown[0]!r} is no word of a setting")
+    return words
+
+
+def said_model(record: Record, folder: Path) -> str:
+    """The config of a row, with as many layers as it ran."""
+    path = folder / "configs" / f"{record['model']}.json"
+    return f"{path}:layers={record['layers']}" if record.get("layers") else str(path)
+
+
 class Setting:
     """What a row ran, and the options of ``predict`` that say the same."""
 
     def __init__(self, record: Record, folder: Path) -> None:
-        missing = [name for name in NEEDED if name not in record or record[name] is None]
-        if missing:
-            raise ValueError(f"column {missing[0]} is missing")
-        words = set(record["setting"].split())
-        if unknown := sorted(words - WORDS):
-            raise ValueError(f"{unknown[0]!r} is no word of a setting")
+        words = setting_words(record)
         if "experts-eager" in words:
             raise ValueError("experts in a Python loop, which waits for the GPU at each, are not modelled")
         self.words, self.batch, self.seq = words, int(record["batch"]), int(record["seq"])
-        path = folder / "configs" / f"{record['model']}.json"
-        self.said_model = f"{path}:layers={record['layers']}" if record.get("layers") else str(path)
+        self.said_model = said_model(record, folder)
         self.model: Model = load_model(self.said_model)
         profile = load_profile("transformers-compiled" if "compile" in words else "transformers")
         settled = settle(profile, self.model, GPU, Layout(), self._given(profile.framework.optimizer))
@@ -122,16 +132,24 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     further = ("--calibration", calibration) if calibration else ()
     rows: list[Row] = []
     skipped: Counter[str] = Counter()
-    peaks: list[tuple[float, float]] = []
-    for file, record in watched(_visited(files)):
+    peaks: list[Peak] = []
+    for file, record in watched(visited(files)):
         try:
             rows += _rows(record, Setting(record, file.parent), peaks, own, further)
         except ValueError as error:
             skipped[f"{file.name}: {error}"] += 1
+    return measurements_of(rows, skipped, peaks, NOTES)
+
+
+def measurements_of(
+    rows: Sequence[Row], skipped: Mapping[str, int], peaks: Sequence[Peak], notes: tuple[str, ...]
+) -> Measurements:
+    """Steps and their phases, and what was allocated at their peaks."""
     table = columns(rows)
-    kind = table.tags["phase"] if rows else np.array([], dtype=np.str_)
-    selections = {name: kind == name for name in ("step", *PHASES)} if rows else {}
-    return Measurements(table, skipped, selections, dict(figures(peaks)), NOTES, details=(COMMAND,))
+    selections = {name: table.tags["phase"] == name for name in ("step", *PHASES)} if rows else {}
+    names = ("mean_abs_error", "worst_abs_error", "mean_error")
+    figures = dict(error_figures("peak memory", peaks, *names))
+    return Measurements(table, skipped, selections, figures, notes, details=(COMMAND,))
 
 
 def _loaded(path: str) -> Calibration | None:
@@ -143,7 +161,7 @@ def _loaded(path: str) -> Calibration | None:
     return found
 
 
-def _visited(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
+def visited(files: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """Every row; one that was measured more than once by the medians of its times, for it waits for a host
     whose pace differs from visit to visit.
     """
@@ -172,20 +190,35 @@ def records(file: Path) -> Iterator[Record]:
 def _rows(
     record: Record,
     setting: Setting,
-    peaks: list[tuple[float, float]],
+    peaks: list[Peak],
     own: Calibration | None,
     further: Sequence[str],
 ) -> Iterator[Row]:
     cluster = load_cluster(CLUSTER)
     prediction = predict(setting.model, cluster, setting.strategy, setting.framework, calibration=own)
-    name = f"{record['model']}{'@' if record.get('layers') else ''}{record.get('layers') or ''}"
-    name = f"{name} {setting.batch} x {setting.seq} {record['setting']}".strip()
+    command = shlex.join([*shlex.split(setting.command), *further])
+    kind = {"kind": kind_of(setting.model, cluster, setting.strategy)}
+    yield from step_rows(record, prediction, command, peaks, kind, banded=True)
+
+
+def step_rows(
+    record: Record,
+    prediction: Prediction,
+    command: str,
+    peaks: list[Peak],
+    further: Mapping[str, str] = MappingProxyType({}),
+    banded: bool = False,
+) -> Iterator[Row]:
+    """The step of *record* and its phases, as far as they were measured; its peak goes into *peaks*."""
+    layers = f"@{record['layers']}" if record.get("layers") else ""
+    batch, seq = int(record["batch"]), int(record["seq"])
+    name = f"{record['model']}{layers} {batch} x {seq} {record['setting']}".strip()
     tags = {
         "model": record["model"],
-        "kind": kind_of(setting.model, load_cluster(CLUSTER), setting.strategy),
-        "setting": " ".join(sorted(setting.words - {"fused"})) or "eager",
-        "size": "host-bound" if setting.batch * setting.seq <= 1024 else "usual",
-        COMMAND: shlex.join([*shlex.split(setting.command), *further]),
+        **further,
+        "setting": " ".join(sorted(set(record["setting"].split()) - {"fused"})) or "eager",
+        "size": "host-bound" if batch * seq <= 1024 else "usual",
+        COMMAND: command,
     }
     measured = {
         phase: float(record[f"{phase}_ms"]) * 1e-3 for phase in ("step", *PHASES) if record.get(f"{phase}_ms")
@@ -194,14 +227,6 @@ def _rows(
     if record.get("peak_bytes"):
         peaks.append((float(record["peak_bytes"]), prediction.memory[0].allocated))
     for phase, measured_s in measured.items():
-        band = prediction.band if phase == "step" else None
+        band = prediction.band if banded and phase == "step" else None
         ends = band.around(predicted[phase]) if band else None
         yield Row(f"{name} {phase}", measured_s, predicted[phase], {"phase": phase, **tags}, ends)
-
-
-def figures(peaks: list[tuple[float, float]]) -> Iterator[tuple[str, float]]:
-    found = summary(*(np.array([pair[at] for pair in peaks], dtype=np.float64) for at in (0, 1)))
-    if found is not None:
-        yield "peak memory: mean_abs_error", found.mean_abs_error
-        yield "peak memory: worst_abs_error", found.worst_abs_error
-        yield "peak memory: mean_error", found.mean_error

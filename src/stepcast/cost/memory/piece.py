@@ -1,6 +1,7 @@
 """What one pipeline piece holds: states, and activations of one micro-batch."""
 
 from dataclasses import dataclass
+from itertools import groupby
 
 from stepcast.cost.memory.gathered import Collected, collected
 from stepcast.cost.memory.loss import further_ends_bytes
@@ -56,14 +57,20 @@ def piece_totals(
 
     offloaded = strategy.offload.layers(len(piece.layers))
     activations = recomputed = on_host = staged = 0.0
-    for position, block in enumerate(model.blocks[piece.layers.start : piece.layers.stop]):
+    blocks = model.blocks[piece.layers.start : piece.layers.stop]
+    alike = ((block, at < whole, at < offloaded) for at, block in enumerate(blocks))
+    # Most layers are like the one before; they are added one by one, as sums of floats are.
+    for (block, again, sent), run in groupby(alike):
         kept = kept_by(block)
-        if position < offloaded:
-            on_host += kept.after(position < whole)
-            staged = max(staged, kept.after(position < whole))
-        else:
-            activations += kept.after(position < whole)
-        recomputed = max(recomputed, kept.kept - kept.input if position < whole else kept.again)
+        after = kept.after(again)
+        if sent:
+            staged = max(staged, after)
+        for _ in run:
+            if sent:
+                on_host += after
+            else:
+                activations += after
+        recomputed = max(recomputed, kept.kept - kept.input if again else kept.again)
     if strategy.autocast:
         activations += _cast_weights(model, strategy, piece, whole)
     if piece.head and strategy.further_tokens:

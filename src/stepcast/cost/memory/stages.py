@@ -7,6 +7,7 @@ the optimizer runs. Sums over layers are linear in between, so no other moment c
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import default_in_flight
@@ -104,10 +105,14 @@ def memory(
         raise StrategyError(f"in-flight counts for {len(in_flight)} stages, but pp is {strategy.layout.pp}")
     totals = _piece_totals(model, strategy, framework, orientations(strategy, gpu))
     shared = _Shared(model, strategy, framework, workspace_bytes(model, framework, gpu))
+    known: dict[tuple[int, ...], _Held] = {}
     stages = []
     for stage, counts in enumerate(in_flight):
-        held = [totals[index] for index in pieces_of_stage(strategy, stage)]
-        stages.append(_Stage(shared, held, counts).memory(stage, gpu))
+        pieces = [totals[index] for index in pieces_of_stage(strategy, stage)]
+        key = tuple(map(id, pieces))
+        if key not in known:
+            known[key] = _Held(shared, pieces)
+        stages.append(_Stage(known[key], counts).memory(stage, gpu))
     return tuple(stages)
 
 
@@ -124,8 +129,7 @@ def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGA
     return all(stage.fits for stage in memory(model, strategy, gpu, framework))
 
 
-@dataclass(frozen=True, slots=True)
-class _Moment:
+class _Moment(NamedTuple):
     gradients: float
     activations: float
     temporary: float
@@ -186,26 +190,41 @@ class _Shared:
         return self.loss[count]
 
 
-class _Stage:
-    def __init__(self, shared: _Shared, held: Sequence[PieceTotals], counts: Sequence[int]) -> None:
-        self.shared, self.strategy, self.held, self.counts = shared, shared.strategy, held, counts
-        self.framework = shared.framework
-        self.states = held[0].states
-        for piece in held[1:]:
+class _Held:
+    """What stages of the same pieces hold, however many micro-batches they have begun."""
+
+    def __init__(self, shared: _Shared, pieces: Sequence[PieceTotals]) -> None:
+        self.shared, self.pieces = shared, pieces
+        self.states = pieces[0].states
+        for piece in pieces[1:]:
             self.states = self.states + piece.states
-        pairs = list(zip(held, counts, strict=True))
-        self.trained = sum([piece.trained for piece in held])
-        self.owned = sum([piece.owned for piece in held])
-        self.activations = sum([count * piece.activations for piece, count in pairs])
-        self.activations += STAGED_LAYERS * max([piece.staged for piece in held])
-        self.on_host = sum([count * piece.on_host for piece, count in pairs])
+        self.trained = sum([piece.trained for piece in pieces])
+        self.owned = sum([piece.owned for piece in pieces])
         # Of the parameters whose states the rank keeps, those that it updates itself.
-        self.updated = self.owned * (1 - self.strategy.offload.optimizer)
-        self.head = any(piece.head for piece in held)
-        self.embedding = any(piece.embedding for piece in held)
-        if self.head:
-            at_head = max(count for piece, count in zip(held, counts, strict=True) if piece.head)
-            self.activations += at_head * shared.head_activations
+        self.updated = self.owned * (1 - shared.strategy.offload.optimizer)
+        self.staged = STAGED_LAYERS * max([piece.staged for piece in pieces])
+        self.head = any(piece.head for piece in pieces)
+        self.embedding = any(piece.embedding for piece in pieces)
+        self.working = max([piece.transient for piece in pieces]) + shared.exchanged
+        self.again = max([piece.recomputed for piece in pieces])
+        self.largest_layer = max([piece.largest_layer for piece in pieces])
+        whole = sum if keeps_weights(shared.plan) else max
+        self.gathered = whole([piece.collected.weights for piece in pieces])
+        whole = sum if shared.plan.reduced is Reduced.ONCE else max
+        self.unreduced = whole([piece.collected.gradients for piece in pieces])
+
+
+class _Stage:
+    def __init__(self, held: _Held, counts: Sequence[int]) -> None:
+        self.held, self.counts, self.shared = held, counts, held.shared
+        self.strategy, self.framework = held.shared.strategy, held.shared.framework
+        self.states = held.states
+        pairs = list(zip(held.pieces, counts, strict=True))
+        self.activations = sum([count * piece.activations for piece, count in pairs]) + held.staged
+        self.on_host = sum([count * piece.on_host for piece, count in pairs])
+        if held.head:
+            at_head = max(count for piece, count in pairs if piece.head)
+            self.activations += at_head * held.shared.head_activations
 
     def memory(self, stage: int, gpu: Gpu) -> StageMemory:
         overhead = self.framework.overhead
@@ -218,7 +237,7 @@ class _Stage:
         return StageMemory(
             stage=stage,
             parameters=self.states.parameters,
-            gradients=moment.gradients + overhead.gradient_bytes * self.trained,
+            gradients=moment.gradients + overhead.gradient_bytes * self.held.trained,
             optimizer=self._optimizer(overhead),
             activations=moment.activations,
             temporary=moment.temporary,
@@ -230,29 +249,25 @@ class _Stage:
         )
 
     def _optimizer(self, overhead: Overhead) -> float:
-        others = FP32_BYTES * (self.trained - self.owned) if overhead.whole_master else 0.0
-        return self.states.optimizer + overhead.step_bytes * self.updated + others
+        held = self.held
+        others = FP32_BYTES * (held.trained - held.owned) if overhead.whole_master else 0.0
+        return self.states.optimizer + overhead.step_bytes * held.updated + others
 
     def _moments(self) -> list[_Moment]:
         """The moments of a step before the optimizer's."""
         shared, held, gradients = self.shared, self.held, self.states.gradients
         early = gradients if shared.early else 0.0
-        working = max([piece.transient for piece in held]) + shared.exchanged
-        gathered = (sum if keeps_weights(shared.plan) else max)([piece.collected.weights for piece in held])
-        whole = sum if shared.plan.reduced is Reduced.ONCE else max
-        unreduced = whole([piece.collected.gradients for piece in held])
-        sharded = gathered + unreduced + shared.workspace
+        sharded = held.gathered + held.unreduced + shared.workspace
         # The last layer to run backward has no gradients yet when its activations are all there.
-        late = max(early, gradients - held[0].first_layer_gradients)
-        again = max([piece.recomputed for piece in held])
+        late = max(early, gradients - held.pieces[0].first_layer_gradients)
         moments = [
-            _Moment(early, self.activations, again + working + sharded),
-            _Moment(late, max([piece.largest_layer for piece in held]), working + sharded),
+            _Moment(early, self.activations, held.again + held.working + sharded),
+            _Moment(late, held.largest_layer, held.working + sharded),
             _Moment(gradients, 0.0, self._embedding_gradient() + shared.workspace),
         ]
-        for piece, count in zip(held, self.counts, strict=True):
+        for piece, count in zip(held.pieces, self.counts, strict=True):
             if piece.head:
-                loss = shared.loss_bytes(count) + gathered + shared.workspace
+                loss = shared.loss_bytes(count) + held.gathered + shared.workspace
                 moments.append(_Moment(early, self.activations, loss))
         return moments
 
@@ -261,13 +276,13 @@ class _Stage:
         optimizer = self.framework.optimizer
         if optimizer.fused or optimizer.kind is not OptimizerKind.ADAMW:
             return 0.0
-        return self.updated * optimizer.moment_bytes
+        return self.held.updated * optimizer.moment_bytes
 
     def _accumulated(self) -> float:
         """Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
         largest.
         """
-        if self.framework.kernels is Kernels.FUSED or self.strategy.micro_batches == 1 or not self.head:
+        if self.framework.kernels is Kernels.FUSED or self.strategy.micro_batches == 1 or not self.held.head:
             return 0.0
         return self.shared.word_gradient
 
@@ -275,7 +290,7 @@ class _Stage:
         """The dense gradient of a word embedding exists beside what it is added to: for a moment twice, with
         tied weights three times. Flat buffers need one.
         """
-        if not self.embedding:
+        if not self.held.embedding:
             return 0.0
-        twice = self.shared.tied and self.head and self.framework.kernels is not Kernels.FUSED
+        twice = self.shared.tied and self.held.head and self.framework.kernels is not Kernels.FUSED
         return self.shared.word_gradient * (2 if twice else 1)

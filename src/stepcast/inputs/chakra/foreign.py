@@ -146,6 +146,7 @@ class _Reader:
         self._nodes = nodes
         self._known = known
         self._path = path
+        self._noted = [(name, nodes.attributes[name]) for name in NOTED if name in nodes.attributes]
 
     def layers(self, order: Offsets, waits: _Waits) -> tuple[Layer, ...]:
         """One layer for each node of *order*; those that wait, or are waited for, by name are their own."""
@@ -173,7 +174,7 @@ class _Reader:
 
     def _layer(self, node: int, blocking: bool) -> Layer:
         nodes = self._nodes
-        kind = nodes.types[node]
+        kind = int(nodes.types[node])  # numpy's own numbers are slow to compare with those of an enum
         work: Work
         if kind == NodeType.COMM_COLL:
             work = self._collective(node)
@@ -181,7 +182,7 @@ class _Reader:
             work = self._transfer(node)
         else:
             work = Recorded(int(nodes.durations_us[node]) * US)
-        values = ((name, self._value(name, node)) for name in NOTED)
+        values = ((name, column.value(node)) for name, column in self._noted)
         notes = tuple((name, _plain(value)) for name, value in values if value is not None)
         op = Op("", work, blocking or kind not in COMM_TYPES)
         return Layer(nodes.names[nodes.name_of[node]], (op,), notes=notes)
@@ -205,7 +206,9 @@ class _Reader:
         return Collective(kind, size_bytes, self._known.group(name))
 
     def _transfer(self, node: int) -> Transfer:
-        direction = Direction.SEND if self._nodes.types[node] == NodeType.COMM_SEND else Direction.RECEIVE
+        direction = (
+            Direction.SEND if int(self._nodes.types[node]) == NodeType.COMM_SEND else Direction.RECEIVE
+        )
         source, destination = self._value("comm_src", node), self._value("comm_dst", node)
         offset = 1 if direction is Direction.SEND else -1
         if type(source) is int and type(destination) is int and source != destination:

@@ -21,18 +21,19 @@ def joined_workload(found: Mapping[str, Workload], ranks: Sequence[int | None]) 
     per_stage = layout.gpus // layout.pp
     chosen: dict[int, str] = {}
     shortest: dict[int, float] = {}
+    spent: dict[str, float] = {path: _spent_s(workload) for path, workload in found.items()}
+    structures: dict[int, list[tuple[str, Work | None]]] = {}
     for path, rank in zip(paths, ranks, strict=True):
         stage = (rank or 0) // per_stage
-        best = chosen.setdefault(stage, path)
-        if _structure(found[path]) != _structure(found[best]):
+        best, structure = chosen.setdefault(stage, path), _structure(found[path])
+        if structures.setdefault(stage, structure) != structure:
             raise FormatError(
                 f"runs other ops than {best}, and neither is a stage of its own; expected ranks that do the "
                 "same, or the stages of a pipeline that send to each other",
                 path,
             )
-        spent_s = _spent_s(found[path])
-        shortest[stage] = min(shortest.get(stage, spent_s), spent_s)
-        if spent_s > _spent_s(found[best]):
+        shortest[stage] = min(shortest.get(stage, spent[path]), spent[path])
+        if spent[path] > spent[best]:
             chosen[stage] = path
     if missing := sorted(set(range(layout.pp)) - chosen.keys()):
         raise FormatError(
@@ -45,7 +46,7 @@ def joined_workload(found: Mapping[str, Workload], ranks: Sequence[int | None]) 
             f"{len(paths)} of {layout.gpus} ranks' traces were given: the others are taken to do the same"
         ] = None
     for stage, path in sorted(chosen.items()):
-        if shortest[stage] < (1 - NOISE) * _spent_s(found[path]):
+        if shortest[stage] < (1 - NOISE) * spent[path]:
             warnings[
                 f"ranks of one stage compute for different times: {path}, the longest, stands for all"
             ] = None

@@ -89,6 +89,22 @@ class Nodes:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def between(self, first: int, stop: int) -> "Nodes":
+        """The nodes from *first* up to *stop*; names and values stay those of all."""
+        begin, end = (int(self.dependency_ends[at - 1]) if at else 0 for at in (first, stop))
+        columns = ((name, Column(each.of[first:stop], each.values)) for name, each in self.attributes.items())
+        return Nodes(
+            ids=self.ids[first:stop],
+            types=self.types[first:stop],
+            durations_us=self.durations_us[first:stop],
+            name_of=self.name_of[first:stop],
+            names=self.names,
+            dependencies=self.dependencies[begin:end],
+            dependency_ends=self.dependency_ends[first:stop] - begin,
+            attributes={name: each for name, each in columns if (each.of != NONE).any()},
+            inputs={row - first: text for row, text in self.inputs.items() if first <= row < stop},
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Trace:

@@ -63,11 +63,14 @@ def own_workload(traces: Sequence[Trace], paths: Sequence[str]) -> Workload:
         found: dict[int, dict[Place, list[Variant]]] = {}
         first_of: dict[int, str] = {}
         per_stage = plan.layout.gpus // plan.layout.pp
+        known: dict[tuple[bytes, ...], dict[Place, list[Variant]]] = {}
         for trace, path in zip(traces, paths, strict=True):
             if str(trace.metadata.get(PLAN)) != text:
                 raise ValueError(f"is of another set than {paths[0]}")
             coordinate = _rank(trace, plan) // per_stage
-            written = _written(trace)
+            reader = _SlotReader(trace.nodes)
+            key = reader.content()
+            written = known[key] if key in known else known.setdefault(key, _written(reader))
             if found.setdefault(coordinate, written) is written:
                 first_of[coordinate] = path
             elif not _alike(found[coordinate], written):
@@ -151,9 +154,8 @@ def _missing(plan: WorkloadPlan, files: int, is_set: bool) -> tuple[str, ...]:
     return (f"{files} of {plan.layout.gpus} ranks' files were given: the others are taken to run the same",)
 
 
-def _written(trace: Trace) -> dict[Place, list[Variant]]:
+def _written(reader: "_SlotReader") -> dict[Place, list[Variant]]:
     """What each layer runs as the nodes have it, and in which micro-batches it runs that."""
-    reader = _SlotReader(trace.nodes)
     kept = reader.kept()
     if not len(kept):
         return {}
@@ -201,6 +203,12 @@ class _SlotReader:
         absent = Column(np.full(len(nodes), NONE, dtype=np.int32), [])
         self._columns = {name: nodes.attributes.get(name, absent) for name in SLOT_ATTRIBUTES}
         self._micro_batch = nodes.attributes.get(MICRO_BATCH, absent)
+
+    def content(self) -> tuple[bytes, ...]:
+        """The same for ranks that write the same, of those that were decoded together."""
+        columns = [*self._columns.values(), self._micro_batch]
+        values = np.array([id(column.values) for column in columns if column.values])
+        return values.tobytes(), *(column.of.tobytes() for column in columns)
 
     def kept(self) -> Offsets:
         """The nodes that are ops of the plan; messages between stages follow from it."""

@@ -1,14 +1,14 @@
 """Chakra execution traces (protobuf, schema 0.0.4): stepcast's own and other programs'."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stepcast.inputs.chakra.protobuf import WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.chakra.rank_files import lists_groups, rank_of, ranks_of_set, read_groups, run_of
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.ir.limits import TRACE
+from stepcast.ir.limits import MIB, TRACE
 
 if TYPE_CHECKING:
     from stepcast.ir.workload import Workload
@@ -21,6 +21,8 @@ ATTRIBUTE_NAME = re.compile(rb"\x0a[\x01-\x60][A-Za-z_][ -~]*")
 NODE_WIRES = {1: {0}, 2: {2}, 3: {0}, 4: {0, 2}, 5: {0, 2}, 6: {0}, 7: {0}, 8: {2}, 9: {2}, 10: {2}}
 LAST_NODE_TYPE = 7
 VERSION_TAG, ATTRIBUTE_TAG = 0x0A, 0x12
+# Small files are decoded together up to so much.
+TOGETHER_BYTES = 8 * MIB
 
 
 def looks_like(head: bytes) -> bool:
@@ -96,7 +98,7 @@ def read_run(sources: Sequence[Source]) -> "Workload":
     from stepcast.inputs.chakra.own import own_workload
     from stepcast.inputs.chakra.plan import PLAN
     from stepcast.inputs.chakra.ranks import known_ranks
-    from stepcast.inputs.chakra.walk import decode
+    from stepcast.inputs.chakra.walk import decode_together
 
     groups: dict[str, tuple[int, ...]] = {}
     files: list[Source] = []
@@ -112,12 +114,11 @@ def read_run(sources: Sequence[Source]) -> "Workload":
     paths = [source.path for source in files]
     ranks = ranks_of_set(paths) if len(files) > 1 else (rank_of(paths[0]),)
     traces, orders = [], []
-    for source in files:
-        # Not source.data(), which would take some lengths for the mark of UTF-16 text.
-        trace = decode(source.raw(TRACE), source.path)
-        dependencies = dependency_indices(trace.nodes, source.path)
-        traces.append(trace)
-        orders.append((dependencies, execution_order(trace.nodes, dependencies, source.path)))
+    for some in _handfuls(files):
+        for trace, (_, path) in zip(decode_together(some), some, strict=True):
+            dependencies = dependency_indices(trace.nodes, path)
+            traces.append(trace)
+            orders.append((dependencies, execution_order(trace.nodes, dependencies, path)))
     if PLAN in traces[0].metadata:
         return own_workload(traces, paths)
     known = known_ranks([trace.nodes for trace in traces], groups, ranks)
@@ -126,3 +127,19 @@ def read_run(sources: Sequence[Source]) -> "Workload":
         for trace, order, path in zip(traces, orders, paths, strict=True)
     }
     return joined_workload(found, ranks)
+
+
+def _handfuls(files: Sequence[Source]) -> Iterator[list[tuple[bytes, str]]]:
+    """What is in *files*, and their paths, as many at a time as are decoded together."""
+    some: list[tuple[bytes, str]] = []
+    size = 0
+    for source in files:
+        # Not source.data(), which would take some lengths for the mark of UTF-16 text.
+        data = source.raw(TRACE)
+        if some and size + len(data) > TOGETHER_BYTES:
+            yield some
+            some, size = [], 0
+        some.append((data, source.path))
+        size += len(data)
+    if some:
+        yield some

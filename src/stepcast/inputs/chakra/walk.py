@@ -5,7 +5,8 @@ every node. A node that is not at its end after the walk has fields in another o
 damaged; it is decoded again on its own, which also finds the error to report.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from stepcast.inputs.chakra.nodes import (
     read_node,
 )
 from stepcast.inputs.chakra.protobuf import Value, WireError, read_attribute, text
+from stepcast.inputs.errors import FormatError
 
 # Field tags (number << 3 | wire type) of Node.
 ID, NAME, TYPE, CONTROL, DATA, START, DURATION, INPUTS, OUTPUTS, ATTRIBUTE = (
@@ -39,8 +41,52 @@ MOST_STEPS = 64
 HIGH_BITS = np.uint64(0x8080808080808080)
 
 
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A file before its nodes are read: what it says of itself, and where its nodes are."""
+
+    version: str
+    metadata: dict[str, Value]
+    starts: Offsets
+    ends: Offsets
+    first: int  # messages before the nodes
+
+
 def decode(data: bytes, path: str) -> Trace:
     """Every message of a file: GlobalMetadata, then nodes."""
+    opened = _opened(data, path)
+    walk = _Walk(ByteView(data), opened.starts, opened.ends)
+    walk.run()
+    return Trace(opened.version, opened.metadata, _nodes(data, walk, opened.first, path))
+
+
+def decode_together(files: Sequence[tuple[bytes, str]]) -> list[Trace]:
+    """Several files in one walk, which takes no longer to begin for many than for one; values that they have
+    in common are one object.
+    """
+    if len(files) == 1:
+        return [decode(*files[0])]
+    opened = [_opened(data, path) for data, path in files]
+    offsets = np.cumsum([0, *(len(data) for data, _ in files)])[:-1].tolist()
+    starts, ends = (
+        np.concatenate([getattr(each, name) + offset for each, offset in zip(opened, offsets, strict=True)])
+        for name in ("starts", "ends")
+    )
+    data = b"".join(data for data, _ in files)
+    walk = _Walk(ByteView(data), starts, ends)
+    walk.run()
+    try:
+        nodes = _nodes(data, walk, 0, "")
+    except FormatError:
+        return [decode(data, path) for data, path in files]  # one by one, which tells whose fault it is
+    stops = np.cumsum([len(each.starts) for each in opened]).tolist()
+    return [
+        Trace(each.version, each.metadata, nodes.between(stop - len(each.starts), stop))
+        for each, stop in zip(opened, stops, strict=True)
+    ]
+
+
+def _opened(data: bytes, path: str) -> _Opened:
     starts, ends = message_bounds(data, path)
     version, metadata = "", dict[str, Value]()
     first = 0
@@ -51,9 +97,7 @@ def decode(data: bytes, path: str) -> Trace:
                 first = 1
         except WireError as error:
             raise failure(0, int(starts[0]), str(error), path) from None
-    walk = _Walk(ByteView(data), starts[first:], ends[first:])
-    walk.run()
-    return Trace(version, metadata, _nodes(data, walk, first, path))
+    return _Opened(version, metadata, starts[first:], ends[first:], first)
 
 
 class _Walk:

@@ -2,9 +2,10 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stepcast.inputs.errors import FormatError
+from stepcast.ir.limits import SCRIPT
 
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 ARITHMETIC = re.compile(r"\$\(\(([^()\n]*(?:\([^()\n]*\)[^()\n]*)*)\)\)")
@@ -12,7 +13,6 @@ COMMAND = re.compile(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`")
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?:\[[@*]\])?(?:(:?[-=])((?:[^{}]|\{[^{}]*\})*))?\}|(\w+))")
 SUM = re.compile(r"[\d\s+\-*/%]+")
 MOST_WORDS = 20_000
-MOST_TEXT = 200_000
 EXPRESSION = "\x01"
 UNKNOWN = "$UNKNOWN"
 WORDS_OF_SHELL = ("if", "then", "elif", "else", "fi")
@@ -32,6 +32,7 @@ TOLD = {
 
 def flags_of(text: str) -> dict[str, str | bool]:
     """``--name value`` of all commands; of all its variables where no command has any."""
+    _check_length(text)
     script = _Script()
     for long, short, number in ASKED.findall(text):
         script.variables |= {name: [number] for name in TOLD[long or short]}
@@ -43,10 +44,17 @@ def flags_of(text: str) -> dict[str, str | bool]:
     return found | {f"${name}": " ".join(words) for name, words in script.variables.items() if words}
 
 
+def _check_length(text: str) -> None:
+    """The time to read a word goes with the square of its length."""
+    if len(text) > SCRIPT.most:
+        raise FormatError(f"{SCRIPT.said}; is it a launch script?")
+
+
 def _words(text: str) -> list[str]:
     text = text.replace("\\\r\n", " ").replace("\\\n", " ").replace("\r", "")
     text = ARITHMETIC.sub(lambda found: EXPRESSION + found[1].replace(" ", "") + EXPRESSION, text)
     text = COMMAND.sub(UNKNOWN, text)
+    _check_length(text)  # two marks may stand for a longer word
     lexer = shlex.shlex(text, posix=True, punctuation_chars="();&|")
     lexer.whitespace_split = True
     try:
@@ -96,7 +104,7 @@ class _Script:
 
     def _grow(self, words: Sequence[str]) -> None:
         self.size += sum(map(len, words)) + len(words)
-        if self.size > MOST_TEXT:
+        if self.size > SCRIPT.most:
             raise FormatError("its variables grow too long; is it a launch script?")
 
     def _array(self, words: Sequence[str], at: int) -> tuple[int, list[str]]:
@@ -128,19 +136,16 @@ class _Script:
 
     def _holds(self, words: Sequence[str]) -> bool:
         """A test of variables that are known; what cannot be told does not hold."""
-        if "||" in words:
-            at = words.index("||")
-            return self._holds(words[:at]) or self._holds(words[at + 1 :])
-        if "&&" in words:
-            at = words.index("&&")
-            return self._holds(words[:at]) and self._holds(words[at + 1 :])
+        return any(all(map(self._is_true, _split(some, "&&"))) for some in _split(words, "||"))
+
+    def _is_true(self, words: Sequence[str]) -> bool:
         plain = [word for word in words if word not in ("[", "]", "[[", "]]", ";", "test")]
         told = [" ".join(self.expand(word)) for word in plain]
         if any(UNKNOWN in word for word in told):
             return False
         match told:
             case ["!", *rest]:
-                return not self._holds(rest)
+                return not self._is_true(rest)
             case [left, ("==" | "=" | "-eq"), right]:
                 return left == right
             case [left, ("!=" | "-ne"), right]:
@@ -182,6 +187,16 @@ class _Script:
             return str(_sum(terms))
         except (ValueError, ZeroDivisionError, IndexError):
             return UNKNOWN
+
+
+def _split(words: Sequence[str], mark: str) -> Iterator[Sequence[str]]:
+    """What stands between the *mark*s."""
+    begin = 0
+    for at, word in enumerate(words):
+        if word == mark:
+            yield words[begin:at]
+            begin = at + 1
+    yield words[begin:]
 
 
 def _sum(terms: list[str]) -> int:

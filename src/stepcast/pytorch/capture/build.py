@@ -13,6 +13,7 @@ from stepcast.pytorch.capture.events import Event, Moment, Trace
 from stepcast.pytorch.capture.fuse import Fusion
 from stepcast.pytorch.capture.kernels import works_of
 from stepcast.pytorch.capture.splits import Splits, letters_of, splits_of
+from stepcast.pytorch.capture.ties import ties_of
 
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
 SHORTEST_REPEAT = 2
@@ -45,6 +46,7 @@ def captured(
     segments = _Segments(trace, places, works, splits)
     layers, parts = segments.layers(), segments.parts()
     kept = [at for at, layer in enumerate(layers) if layer.all_ops or parts[at].parameters]
+    ties = ties_of(segments.readers(), {at: number for number, at in enumerate(kept)}, trace, splits)
     _hand_on(parts, kept)
     updates = [event for event in trace.events if event.moment is Moment.OPTIMIZER]
     optimizer = Layer(str(Role.OPTIMIZER), _update(updates), role=Role.OPTIMIZER)
@@ -64,6 +66,7 @@ def captured(
         precision=DType(precision),
         compiled=compiled,
         facts=tuple(facts),
+        ties=ties,
     )
 
 
@@ -116,14 +119,24 @@ class _Segments:
 
     def __init__(self, trace: Trace, places: Sequence[int], works: Works, splits: Splits) -> None:
         self._trace, self._places, self._works, self._splits = trace, places, works, splits
+        self._looked = self._last_looked()
         self.count = max(places, default=-1) + 1
         self._of: list[tuple[list[int], list[int], list[int]]] = [([], [], []) for _ in range(self.count)]
         for at, (event, place) in enumerate(zip(trace.events, places, strict=True)):
             if place >= 0:
                 self._of[place][self._phase(event)].append(at)
 
-    def _events(self, numbers: Sequence[int]) -> list[Event]:
-        return [self._trace.events[at] for at in numbers]
+    def _last_looked(self) -> set[int]:
+        """Of what the host waits for, the last that runs a kernel."""
+        found, last = set[int](), None
+        for at, event in enumerate(self._trace.events if self._trace.looked else ()):
+            last = at if self._works(event) else last
+            if at in self._trace.looked and last is not None:
+                found.add(last)
+        return found
+
+    def _ops(self, numbers: Sequence[int]) -> tuple[Op, ...]:
+        return _ops([(self._trace.events[at], at in self._looked) for at in numbers], self._works)
 
     def _phase(self, event: Event) -> int:
         if event.moment is Moment.FORWARD:
@@ -138,7 +151,7 @@ class _Segments:
         known: dict[object, Layer] = {}
         found = []
         for numbers in self._of:
-            ops = tuple(_ops(self._events(each), self._works) for each in numbers)
+            ops = tuple(map(self._ops, numbers))
             forward, inputs, weights = ops
             if ops not in known:
                 module = self._trace.events[numbers[0][0]].module if numbers[0] else 0
@@ -196,16 +209,23 @@ class _Segments:
         words = [letters_of(self._splits, each, counts) for each in self._of[place]]
         return "|".join(words) if any(words) else ""
 
-    def _owned(self) -> dict[int, tuple[int, int, int]]:
-        """Parameters by the segment that reads them first; those that no forward reads by the first."""
-        place_of: dict[int, int] = {}
+    def readers(self) -> dict[int, list[int]]:
+        """For each parameter's storage the segments whose forward reads it, in order."""
+        found: dict[int, list[int]] = {storage: [] for storage in self._trace.parameters}
         for event, place in zip(self._trace.events, self._places, strict=True):
             if event.moment is Moment.FORWARD:
                 for each in event.reads:
-                    place_of.setdefault(each.storage, place)
+                    places = found.get(each.storage)
+                    if places is not None and place not in places[-1:]:
+                        places.append(place)
+        return found
+
+    def _owned(self) -> dict[int, tuple[int, int, int]]:
+        """Parameters by the segment that reads them first; those that no forward reads by the first."""
+        place_of = self.readers()
         found: dict[int, tuple[int, int, int]] = {}
         for storage, count in self._trace.parameters.items():
-            place, size = place_of.get(storage, 0), self._trace.storages[storage].size_bytes
+            place, size = min(place_of[storage], default=0), self._trace.storages[storage].size_bytes
             before = found.get(place, (0, 0, 0))
             split = size if storage in self._splits.shared else 0
             found[place] = (before[0] + count, before[1] + size, before[2] + split)
@@ -217,22 +237,25 @@ def _shown(module: str) -> str:
     return ".".join("*" if word.isdigit() else word for word in module.split(".")) or "model"
 
 
-def _ops(events: Sequence[Event], works: Works = works_of) -> tuple[Op, ...]:
+def _ops(events: Iterable[tuple[Event, bool]], works: Works = works_of) -> tuple[Op, ...]:
+    """Kernels of *events*, each with whether the host waits for the last of them."""
     counts: dict[str, int] = defaultdict(int)
-    ops = []
-    for event in events:
+    ops: list[Op] = []
+    for event, looked in events:
         name = event.name.strip("_")
         for work in works(event):
             counts[name] += 1
             shown = name if counts[name] == 1 else f"{name} {counts[name]}"
             ops.append(Op(shown, work))
+        if looked:  # and what it looks at is copied to it
+            ops[-1] = replace(ops[-1], host_reads=True, kernels=2)
     return tuple(ops)
 
 
 def _update(events: Sequence[Event]) -> tuple[Op, ...]:
     """The optimizer: its passes over lists of tensors as one op, whose kernels are counted by tensor."""
     listed = [event for event in events if event.name.startswith(LISTED)]
-    ops = _ops([event for event in events if not event.name.startswith(LISTED)])
+    ops = _ops((event, False) for event in events if not event.name.startswith(LISTED))
     works = [work for event in listed for work in works_of(event) if isinstance(work, Elementwise)]
     if not works:
         return ops

@@ -70,3 +70,4 @@ class Trace:
     modules: list[str] = field(default_factory=list)
     parameters: dict[int, int] = field(default_factory=dict)  # elements by the storage that holds them
     given: set[int] = field(default_factory=set)  # events outside of what is compiled
+    looked: set[int] = field(default_factory=set)  # events whose end the host waits for

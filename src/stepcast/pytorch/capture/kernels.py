@@ -18,7 +18,7 @@ from stepcast.ir.work import (
     Matmul,
 )
 from stepcast.pytorch.capture.events import Event, Moment, Tensor
-from stepcast.pytorch.capture.layouts import laid_out
+from stepcast.pytorch.capture.layouts import as_aligned, laid_out
 
 K = ElementwiseKind
 KINDS: dict[str, ElementwiseKind] = {
@@ -68,6 +68,7 @@ POINTWISE = (K.ADD, K.MUL, K.SILU, K.GELU, K.COPY, K.CAST, K.MASK)
 FILLS_FIRST = ("slice_backward", "select_backward", "constant_pad_nd")
 # What the library sorts or scans takes several kernels (radix sort: a histogram, a scan, a pass per digit).
 SEVERAL = {"sort": 4, "topk": 4, "argsort": 4, "cumsum": 2, "nonzero": 3, "_unique2": 6, "histc": 2}
+WHOLE_LOAD = 8  # elements of two bytes
 ENTROPY_READS = 3  # of a log-softmax over rows longer than a block keeps: maximum, sum, result
 NEXT_TO_NOTHING = 0.02  # of what is written: read from rows, not from a tensor as large
 
@@ -130,7 +131,17 @@ def _product(
     if not all((*left.shape, *right.shape)):
         return ()
     batch = math.prod(left.shape[:-2])
-    return (Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _dtype(left)),)
+    made = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _dtype(left))
+    return (as_aligned(made, (left, right, writes[0])),)
+
+
+def _added_product(
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: object, backward: bool
+) -> tuple[Compute, ...]:
+    """What is added is copied to the result first (aten/src/ATen/native/cuda/Blas.cpp, baddbmm)."""
+    added, out = reads[0], writes[0]
+    kind = laid_out(K.COPY, (added, out), mixed=True)
+    return (_over(kind, out, _bytes(added), _bytes(out)), *_product(reads, writes, options, backward))
 
 
 def _linear(
@@ -148,9 +159,11 @@ def _grouped(
     if len(right.shape) == 3:
         groups = right.shape[0]
         return (GroupedMatmul(left.numel // left.shape[-1], right.shape[-1], right.shape[-2], groups, dtype),)
-    groups = out.shape[0]  # a weight's gradient: each expert's rows are summed over
-    rows = max(1, left.shape[-1] // groups)
-    return (GroupedMatmul(left.shape[-2] * groups, right.shape[-1], rows, groups, dtype),)
+    # A weight's gradient: each expert's rows are summed over, which lie together, however many they are; a
+    # size that is none of whole loads would tell of rows that do not.
+    groups, tokens = out.shape[0], left.shape[-1]
+    rows = max(1, round(tokens / groups / WHOLE_LOAD)) * WHOLE_LOAD
+    return (GroupedMatmul(round(left.shape[-2] * tokens / rows), right.shape[-1], rows, groups, dtype),)
 
 
 def _attention(
@@ -239,7 +252,8 @@ def _embedding_backward(
 
 
 HANDLERS: dict[str, Handler] = {
-    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm", "_scaled_mm"), _product),
+    **dict.fromkeys(("mm", "bmm", "addmm", "_scaled_mm"), _product),
+    "baddbmm": _added_product,
     "linear": _linear,
     "_grouped_mm": _grouped,
     "attention": _attention,
@@ -284,8 +298,8 @@ def _streamed(
     read = sum(_bytes(each) for each in reads)
     if plain in LOOKUPS:
         read = written + sum(_bytes(each) for each in reads[1:])
-    elif plain in ("fill", "zero", "copy"):
-        read = sum(_bytes(each) for each in reads[1:])
+    elif plain == "copy" or KINDS.get(plain) is K.FILL:
+        read = sum(_bytes(each) for each in reads[1:])  # the first says how large it is
     kind = _kind(plain, reads, out[0], inplace)
     if kind in (K.ADD, K.MUL) and read < NEXT_TO_NOTHING * written:
         kind = K.MASK  # a number for each row, written over it

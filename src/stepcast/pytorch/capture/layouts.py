@@ -1,13 +1,17 @@
 """How the operands of one kernel lie in memory: all alike, or so that it has to find each element."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
-from stepcast.ir.work import ElementwiseKind
+from stepcast.ir.work import ElementwiseKind, Matmul
 from stepcast.pytorch.capture.events import Tensor
 
 K = ElementwiseKind
 FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
+# Bytes at whose multiples rows have to begin for the widest loads, for narrower ones, and for any at all.
+LOADS_BYTES = (16, 4, 1)
 
 
 def laid_out(kind: ElementwiseKind, tensors: tuple[Tensor, ...], mixed: bool) -> ElementwiseKind:
@@ -52,3 +56,35 @@ def _in_order(shape: tuple[int, ...], steps: tuple[int, ...]) -> bool:
     """Whether later dimensions are nearer in memory."""
     real = [stride for stride in steps if stride]
     return all(earlier >= later for earlier, later in pairwise(real))
+
+
+def as_aligned(work: Matmul, tensors: Sequence[Tensor]) -> Matmul:
+    """*work* with sizes that show how well the rows of its operands and its result are aligned.
+
+    Sizes n and k say that of a product whose operands lie row by row. Where one is transposed or a slice,
+    another size or none says it (the gradient of a weight of odd width): then one is larger by an element.
+    """
+    size_bytes = work.dtype.bytes
+    lies = max(_loads(_pitch(each) * size_bytes) for each in tensors)
+    shows = max(_loads(size * size_bytes) for size in (work.n, work.k))
+    if lies == shows:
+        return work
+    if lies > shows:
+        further = max(1, round(LOADS_BYTES[lies] / size_bytes))
+        wider = "n" if work.n > work.k else "k"
+        return replace(work, **{wider: getattr(work, wider) + further})
+    whole = max(1, round(LOADS_BYTES[lies] / size_bytes))
+    return replace(work, n=-(-work.n // whole) * whole, k=-(-work.k // whole) * whole)
+
+
+def _loads(row_bytes: float) -> int:
+    """Which of the loads fit rows so long."""
+    return next(at for at, load in enumerate(LOADS_BYTES) if row_bytes % load == 0 or load == 1)
+
+
+def _pitch(tensor: Tensor) -> int:
+    """From one row to the next, or from one column where those lie together."""
+    (rows, columns), (along, across) = tensor.shape[-2:], tensor.stride[-2:]
+    if along == 1 and rows > 1:
+        return across if columns > 1 else 0
+    return along if rows > 1 else 0

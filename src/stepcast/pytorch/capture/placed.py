@@ -9,6 +9,7 @@ from stepcast.pytorch.capture.attention import fused_attention
 from stepcast.pytorch.capture.autocast import Casts
 
 META = torch.device("meta")
+SHADOW = "_stepcast_values"  # of a tensor whose values are known
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DROPOUT = torch.nn.functional.dropout
 
@@ -60,8 +61,7 @@ class Placed(TorchFunctionMode):  # type: ignore[misc]
         if func is _DROPOUT:
             return _dropout(*args, **kwargs)
         if func is torch.tensor or func is torch.as_tensor:
-            real = func(*args, **{**kwargs, "device": "cpu"})
-            return real.to(META) if real.device.type == "cpu" else real
+            return _made(func, args, kwargs)
         if func is torch.Tensor.cuda or func is torch.Tensor.cpu:
             return args[0]
         if func is torch.Tensor.to:
@@ -74,6 +74,19 @@ class Placed(TorchFunctionMode):  # type: ignore[misc]
 def _names_device(value: Any) -> bool:
     return isinstance(value, torch.device) or (isinstance(value, str) and value.split(":")[0] in
                                                ("cuda", "cpu", "meta"))  # fmt: skip
+
+
+def _made(func: Any, args: Any, kwargs: Any) -> Any:
+    """A tensor of given numbers: on a GPU a copy to it, for which the host waits; on the host none."""
+    real = func(*args, **{**kwargs, "device": "cpu"})
+    if real.device.type != "cpu":
+        return real
+    if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+        return real.to(META)
+    with torch._C._DisableTorchDispatch():
+        found = real.to(META)
+    setattr(found, SHADOW, real)
+    return found
 
 
 def _constructors() -> Any:

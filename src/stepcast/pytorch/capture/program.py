@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 
-from stepcast.pytorch.capture.placed import META, Placed
+from stepcast.pytorch.capture.placed import META, SHADOW, Placed
 from stepcast.pytorch.capture.tracer import CaptureError
 from stepcast.pytorch.load import load_transformers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LEARNING_RATE = 1e-5
+SAID = 300  # characters of what a library says
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Asked:
     checkpoint: bool = False  # every layer is computed again in the backward
     fused: bool = True  # one kernel for the optimizer's update of all weights
     attention: str = ""  # as the model's library chooses
+    experts: str = ""  # likewise
     optimizer: str = "adamw"
     compiled: bool = False  # memory-bound kernels fused, as torch.compile does
 
@@ -44,6 +46,11 @@ class Program:
     name: str
     tokens: int
     facts: dict[str, str] = field(default_factory=dict)
+
+
+def _dtype_of(asked: Asked) -> Any:
+    """Of weights and inputs."""
+    return torch.float32 if asked.autocast else DTYPES[asked.dtype]
 
 
 def program_of(what: str, asked: Asked) -> Program:
@@ -66,15 +73,15 @@ def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
         keys.pop(given, None)
     try:
         config = transformers.AutoConfig.for_model(kind, **keys)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CaptureError(f"{path}: transformers knows no such model: {_first_line(error)}") from None
-    dtype = torch.float32 if asked.autocast else DTYPES[asked.dtype]
-    options = {"dtype": dtype, **({"attn_implementation": asked.attention} if asked.attention else {})}
+    except Exception as error:  # a library's own kinds of faults are many, and all say what the config lacks
+        raise CaptureError(f"{path}: transformers knows no such model: {_said(error)}") from None
     try:
         with Placed():
-            model = _auto_class(transformers, config).from_config(config, **options)
-    except ValueError as error:
-        raise CaptureError(f"{path}: transformers {transformers.__version__}: {_first_line(error)}") from None
+            model = _built(_auto_class(transformers, config), config, asked)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"{path}: transformers {transformers.__version__}: {_said(error)}") from None
     model.train()
     if asked.checkpoint:
         model.gradient_checkpointing_enable()
@@ -88,6 +95,26 @@ def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
     name = os.path.basename(path).removesuffix(".json")
     facts = {"transformers": transformers.__version__, "model_type": kind}
     return Program(model, results, _optimizer(model, asked), name, tokens, facts)
+
+
+def _built(made_by: Any, config: Any, asked: Asked) -> Any:
+    """The model. Where its library refuses fused attention, which knows no cap of the scores, it runs without
+    that cap, as releases did that chose it (transformers 5.17 for Gemma 2; 5.22 refuses).
+    """
+    options = {"dtype": _dtype_of(asked)}
+    if asked.experts:
+        options["experts_implementation"] = asked.experts
+    if not asked.attention:
+        return made_by.from_config(config, **options)
+    try:
+        return made_by.from_config(config, attn_implementation=asked.attention, **options)
+    except ValueError as error:
+        if asked.attention != "sdpa" or "scaled_dot_product_attention" not in str(error):
+            raise
+    config.attn_logit_softcapping = None
+    model = made_by.from_config(config, attn_implementation="eager", **options)
+    model.config._attn_implementation = asked.attention
+    return model
 
 
 def _keys(path: str) -> dict[str, Any]:
@@ -125,18 +152,34 @@ def _sized(keys: dict[str, Any], path: str, sizes: str) -> dict[str, Any]:
     return changed
 
 
+AUTO_CLASSES = (
+    "AutoModelForCausalLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForSpeechSeq2Seq",
+    "AutoModelForImageClassification",
+)
+
+
 def _auto_class(transformers: Any, config: Any) -> Any:
     """The class that trains such a model: the one whose loss follows from its labels."""
-    for name in (
-        "AutoModelForCausalLM",
-        "AutoModelForSeq2SeqLM",
-        "AutoModelForMaskedLM",
-        "AutoModelForImageClassification",
-    ):
-        found = getattr(transformers, name)
-        if type(config) in found._model_mapping:
-            return found
-    raise CaptureError(f"{config.model_type}: no class that trains it is known; give module:function")
+    found = {
+        name: known[type(config)].__name__
+        for name in AUTO_CLASSES
+        if type(config) in (known := getattr(transformers, name)._model_mapping)
+    }
+    if not found:
+        raise CaptureError(f"{config.model_type}: no class that trains it is known; give module:function")
+    said = set(getattr(config, "architectures", None) or ())
+    for name, model in found.items():
+        if model in said:
+            return getattr(transformers, name)
+    # Encoders and both halves can be trained as decoders too, which is not what they are made for.
+    if config.is_encoder_decoder:
+        usual = ["AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"]
+    else:
+        usual = [] if getattr(config, "is_decoder", False) else ["AutoModelForMaskedLM"]
+    return getattr(transformers, next((name for name in usual if name in found), next(iter(found))))
 
 
 def _inputs(config: Any, asked: Asked) -> tuple[dict[str, Any], int]:
@@ -147,10 +190,13 @@ def _inputs(config: Any, asked: Asked) -> tuple[dict[str, Any], int]:
         pixels = torch.empty(asked.batch, config.num_channels, *side, device=META)
         patch = config.patch_size if isinstance(config.patch_size, int) else config.patch_size[0]
         tokens = asked.batch * (side[0] // patch) * (side[1] // patch)
-        dtype = torch.float32 if asked.autocast else DTYPES[asked.dtype]
-        return {"pixel_values": pixels.to(dtype), "labels": numbers(asked.batch)}, tokens
+        return {"pixel_values": pixels.to(_dtype_of(asked)), "labels": numbers(asked.batch)}, tokens
     ids = numbers(asked.batch, asked.seq)
     inputs: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    if config.is_encoder_decoder and hasattr(config, "num_mel_bins"):
+        frames = 2 * config.max_source_positions  # the first convolutions take every second
+        heard = torch.empty(asked.batch, config.num_mel_bins, frames, device=META)
+        return {"input_features": heard.to(_dtype_of(asked)), "labels": ids}, asked.batch * asked.seq
     if not config.is_encoder_decoder and hasattr(config, "use_cache"):
         inputs["use_cache"] = False
     return inputs, asked.batch * asked.seq
@@ -158,8 +204,6 @@ def _inputs(config: Any, asked: Asked) -> tuple[dict[str, Any], int]:
 
 def numbers(*shape: int) -> Any:
     """Whole numbers without data, whose values a program may look at."""
-    from stepcast.pytorch.capture.tracer import SHADOW
-
     found = torch.empty(shape, dtype=torch.long, device=META)
     setattr(found, SHADOW, torch.ones(shape, dtype=torch.long))
     return found
@@ -183,7 +227,7 @@ def _called(what: str, asked: Asked) -> Program:
     known = {"batch": asked.batch, "seq": asked.seq, "dtype": DTYPES[asked.dtype]}
     taken = inspect.signature(function).parameters
     previous = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32 if asked.autocast else DTYPES[asked.dtype])
+    torch.set_default_dtype(_dtype_of(asked))
     try:
         with Placed():
             made = function(**{name: value for name, value in known.items() if name in taken})
@@ -214,8 +258,6 @@ def _called(what: str, asked: Asked) -> Program:
 
 
 def _placed(tensor: Any) -> Any:
-    from stepcast.pytorch.capture.tracer import SHADOW
-
     if tensor.device == META:
         return tensor
     found = tensor.to(META)
@@ -245,6 +287,11 @@ def _optimizer(model: Any, asked: Asked) -> Any:
         return torch.optim.SGD(trained, lr=LEARNING_RATE, foreach=True)
     return torch.optim.AdamW(trained, lr=LEARNING_RATE, foreach=None if asked.fused else True,
                              fused=asked.fused or None)  # fmt: skip
+
+
+def _said(error: BaseException) -> str:
+    """What is wrong, which a library may say in a second line."""
+    return " ".join(str(error).split())[:SAID] or type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

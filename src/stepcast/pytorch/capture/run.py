@@ -140,5 +140,6 @@ def _choices(asked: Asked) -> dict[str, str]:
         "checkpoint": asked.checkpoint,
         "fused optimizer": asked.fused,
         f"attention {asked.attention}": bool(asked.attention),
+        f"experts {asked.experts}": bool(asked.experts),
     }
     return {"settings": ", ".join(word for word, given in words.items() if given)}

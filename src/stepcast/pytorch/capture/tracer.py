@@ -2,7 +2,8 @@
 
 Meta tensors have shapes, types and strides and no data, so a step of any size takes no memory, and its
 backward runs in this thread. Values that a program looks at (positions, masks, sizes) are kept beside small
-integer tensors; a program that looks at what its weights made of the data cannot be captured.
+integer tensors, and where it looks the host waits for the GPU. What a router would choose is not known: its
+tokens go to all experts alike. A program that looks at anything else its weights made cannot be captured.
 """
 
 import contextlib
@@ -14,10 +15,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepcast.pytorch.capture.events import Event, Moment, Storage, Tensor, Trace
-from stepcast.pytorch.capture.placed import META
+from stepcast.pytorch.capture.placed import META, SHADOW
 
-KNOWN_ELEMENTS = 2**20  # of a tensor whose values are kept: a batch of token numbers, not a square of them
-SHADOW = "_stepcast_values"
+# Of a tensor whose values are kept: a batch of token numbers; of who chose which expert.
+KNOWN_ELEMENTS, KNOWN_CHOICES = 2**20, 2**24
 # PyTorch's allocator on a GPU hands out whole blocks of this many bytes (c10/cuda/CUDACachingAllocator.cpp).
 BLOCK_BYTES = 512
 DTYPES = {
@@ -28,6 +29,12 @@ DTYPES = {
 }  # fmt: skip
 # Whose values nobody knows.
 UNKNOWN = ("empty", "empty_strided", "empty_like", "new_empty", "bernoulli", "native_dropout")
+# The host reads how large their results are; of these where places are named by truth values.
+MEASURED = ("nonzero", "masked_select", "_unique2", "unique_consecutive")
+INDEXED = ("index", "index_put_", "index_put", "_index_put_impl_")
+COPIES = ("_to_copy", "copy_")
+# What a router chooses by.
+CHOICES: dict[str, Callable[[Any], Any]] = {"topk": lambda found: found[1], "argmax": lambda found: found}
 # Arguments of these that are no tensors say how much they compute.
 OPTIONS = ("convolution", "attention")
 # Operators over lists of tensors, which an optimizer has.
@@ -152,13 +159,27 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         read = _tensors(args) if not kwargs else [*_tensors(args), *_tensors(tuple(kwargs.values()))]
         if packet in ("_local_scalar_dense", "item", "equal", "is_nonzero"):
             return self._value(func, args, kwargs, read)
+        if packet == "_safe_softmax":
+            with self:
+                return _safe_softmax(*args)
+        # A GPU multiplies gradient and result first (aten/src/ATen/native/cuda/SoftMax.cu).
+        product = torch.empty_like(args[0]) if packet == "_softmax_backward_data" else None
+        if product is not None:
+            self._storage(product)
         found = self._run(func, packet, args, kwargs, read)
         wrote = _tensors((found,)) if found is not None else []
         if not wrote and packet.endswith("_"):
             wrote = read
         if self.moment is not Moment.OPTIMIZER or any(each.device.type == "meta" for each in read):
             self._note(func, packet, args, read, wrote)
+            if _waits(packet, kwargs, read):
+                self._look()
         return found
+
+    def _look(self) -> None:
+        """The host waits for what was issued last."""
+        if self.moment is not Moment.OPTIMIZER and self.trace.events:
+            self.trace.looked.add(len(self.trace.events) - 1)
 
     def _run(self, func: Any, packet: str, args: Any, kwargs: Any, read: list[Any]) -> Any:
         if packet.startswith(LISTED) and read and read[0].device.type == "meta":
@@ -170,11 +191,14 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         if shadows is None or packet in UNKNOWN:
             if packet.endswith("_") and read and hasattr(read[0], SHADOW):
                 delattr(read[0], SHADOW)
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            if packet in CHOICES and self._computes():
+                _choose_evenly(CHOICES[packet](found), args[0].shape[-1])
+            return found
         try:
             found = func(*args, **kwargs)
             made = _tensors((found,))
-            if sum(each.numel() for each in made) > KNOWN_ELEMENTS:
+            if not all(_may_be_known(each) for each in made):
                 return found
             real = self._known_values(func, args, kwargs, shadows)
         except (RuntimeError, NotImplementedError):  # its shape follows from values, which are known
@@ -197,15 +221,19 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
 
     def _shadows(self, read: list[Any]) -> dict[int, Any] | None:
         """Values by tensor, where they are all known; floats of the data never are."""
-        if self.moment is not Moment.FORWARD:
+        if not self._computes():
             return None
         found = {}
         for each in read:
             value = each if each.device.type == "cpu" else getattr(each, SHADOW, None)
-            if value is None or value.numel() > KNOWN_ELEMENTS:
+            if value is None or not _may_be_known(value):
                 return None
             found[id(each)] = value
         return found
+
+    def _computes(self) -> bool:
+        """Whether a forward runs, or runs again."""
+        return self.moment is Moment.FORWARD or (self.moment is Moment.BACKWARD and len(self._stack) > 1)
 
     def _value(self, func: Any, args: Any, kwargs: Any, read: list[Any]) -> Any:
         shadows = self._shadows(read)
@@ -215,8 +243,10 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             module = self.trace.modules[self._stack[-1]] or "the program"
             raise CaptureError(
                 f"{module} looks at the value of a tensor that depends on weights or data, and a captured "
-                "step has none; leave that out (experts in a Python loop do so: use grouped ones)"
+                "step has none; leave that out"
             )
+        if any(each.device.type == "meta" for each in read):
+            self._look()
         values = _replaced((args, kwargs), shadows)
         return func(*values[0], **values[1])
 
@@ -245,6 +275,35 @@ def _grouped_product(left: Any, right: Any, offs: Any = None, bias: Any = None, 
     if left.dim() == 3:
         groups = (left.shape[0],)
     return left.new_empty((*groups, left.shape[-2], right.shape[-1]), dtype=out_dtype or left.dtype)
+
+
+def _safe_softmax(scores: Any, dim: int, dtype: Any = None) -> Any:
+    """Rows of which nothing is left are zeros (aten/src/ATen/native/SoftMax.cpp, _safe_softmax)."""
+    found = torch.softmax(scores, dim, dtype)
+    empty = (scores == float("-inf")).all(dim, keepdim=True)
+    return torch.where(empty, torch.zeros((), dtype=found.dtype, device=META), found)
+
+
+def _waits(packet: str, kwargs: Any, read: list[Any]) -> bool:
+    """Whether a host waits for the operator: for the size of its result, or to have copied its numbers."""
+    if packet in COPIES:
+        copied = any(each.device.type == "cpu" for each in read[-1:])
+        return copied and not kwargs.get("non_blocking") and not torch.compiler._is_compiling_flag
+    return packet in MEASURED or (packet in INDEXED and any(each.dtype is torch.bool for each in read))
+
+
+def _may_be_known(tensor: Any) -> bool:
+    chosen = tensor.dtype in (torch.int64, torch.bool)
+    return bool(tensor.numel() <= (KNOWN_CHOICES if chosen else KNOWN_ELEMENTS))
+
+
+def _choose_evenly(indices: Any, among: int) -> None:
+    """What a router chose, whose scores nobody knows: row after row the next ones, so that all are chosen
+    alike often and none twice by a row.
+    """
+    if among and _may_be_known(indices):
+        chosen = torch.arange(indices.numel(), device="cpu").remainder(among).reshape(indices.shape)
+        setattr(indices, SHADOW, chosen)
 
 
 def _tensors(values: Any) -> list[Any]:

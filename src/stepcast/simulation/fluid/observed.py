@@ -12,8 +12,8 @@ from stepcast.simulation.fluid.binned import binned
 from stepcast.simulation.fluid.engine import FluidRun
 
 BINS = 120
-FULL = 0.999
-"""A link that carries this share of its capacity is full."""
+FULL = 0.95
+"""A link that carries this share of its capacity is full: a collective alone comes to no more than 99 %."""
 
 
 @dataclass(frozen=True)
@@ -202,12 +202,6 @@ class Observed:
         """What each link carried."""
         total: Floats = self.bytes_in.sum(axis=1)[self.class_of]
         return total
-
-    @cached_property
-    def link_share(self) -> Floats:
-        """Of what each link could have carried in the whole step."""
-        capacity = self.links.capacity_bytes_per_s * max(self.step_s, 1e-300)
-        return self.link_bytes / capacity
 
     def hottest(self, most: int = 10) -> tuple[HotLink, ...]:
         """The links that used most of their capacity, one for all that did the same."""

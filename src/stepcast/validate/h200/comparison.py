@@ -6,7 +6,7 @@ folder, and blocks and steps, by the committed constants.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -27,7 +27,7 @@ from stepcast.validate.h200.blocks import block_time
 from stepcast.validate.h200.ops import operator_s
 from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
 from stepcast.validate.phases import PHASES, phases_s
-from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns, summary
+from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns, error_figures
 
 Record = dict[str, str]
 Skipped = Counter[str]
@@ -53,7 +53,8 @@ def measure_folder(folder: str) -> Measurements:
         rows += _rows_of(file, skipped, peaks)
     table = columns(rows)
     selections = _selections(table) if rows else {}
-    return Measurements(table, skipped, selections, dict(_figures(peaks)), _notes(table))
+    figures = dict(error_figures("peak memory", peaks, "mean_abs_error", "worst_abs_error"))
+    return Measurements(table, skipped, selections, figures, _notes(table))
 
 
 def shipped() -> Path:
@@ -171,14 +172,6 @@ def _peak(record: Record) -> Peak:
     """Bytes that tensors take at the fullest moment, measured and predicted."""
     (stage,) = memory(row_model(record), row_strategy(record), load_gpu("h200"), row_framework(record))
     return float(record["peak_alloc"]), stage.allocated
-
-
-def _figures(peaks: Sequence[Peak]) -> Iterator[tuple[str, float]]:
-    measured, predicted = (np.array(side) for side in zip(*peaks, strict=True)) if peaks else ([], [])
-    found = summary(np.asarray(measured), np.asarray(predicted))
-    if found is not None:
-        yield "peak memory: mean_abs_error", found.mean_abs_error
-        yield "peak memory: worst_abs_error", found.worst_abs_error
 
 
 UNMODELLED = "experts in a Python loop, which waits for the GPU at each expert, are not modelled"

@@ -22,7 +22,7 @@ from stepcast.validate import residual
 from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
 from stepcast.validate.published.run import NotComparableError
 from stepcast.validate.published.setup import Setup, completed, setup_of
-from stepcast.validate.scoreboard import Measurements, Row, columns, summary
+from stepcast.validate.scoreboard import Measurements, Row, columns, error_figures
 
 FILE = "training_runs.csv"
 Skipped = Counter[str]
@@ -130,7 +130,7 @@ def measure(records: Iterable[Record]) -> Found:
             one = predicted[key]
             times.append(Row(_label(setup), measured_s, one.step_s, _tags(setup), one.ends))
         except ValueError as error:
-            skipped[_reason(error)] += 1
+            skipped[str(error)] += 1
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
     changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
     return Found(tuple(times), tuple(memories), skipped, changed, left_out)
@@ -168,10 +168,6 @@ class Predicted:
 
     step_s: float
     ends: tuple[float, float] | None
-
-
-def predicted_step_s(setup: Setup) -> float:
-    return predicted_step(setup).step_s
 
 
 def predicted_step(setup: Setup) -> Predicted:
@@ -224,29 +220,16 @@ def _parallelism(strategy: Strategy) -> str:
     return " ".join(used) or "dp"
 
 
-def _reason(error: ValueError) -> str:
-    return str(error)
-
-
 def figures(found: Found) -> Iterator[tuple[str, float]]:
-    from numpy import array
-
     known = [row for row in found.memory_rows if not row.out_of_memory]
     parts = (
         ("peak memory", known),
         ("peak memory, overhead fitted to such rows", [row for row in known if row.fitted]),
         ("peak memory, nothing fitted", [row for row in known if not row.fitted]),
     )
+    names = ("mean_abs_error", "median_abs_error", "worst_abs_error", "mean_error")
     for what, some in parts:
-        one = summary(
-            array([row.measured_bytes for row in some], dtype=float),
-            array([row.predicted_bytes for row in some], dtype=float),
-        )
-        if one is not None:
-            yield f"{what}: mean_abs_error", one.mean_abs_error
-            yield f"{what}: median_abs_error", one.median_abs_error
-            yield f"{what}: worst_abs_error", one.worst_abs_error
-            yield f"{what}: mean_error", one.mean_error
+        yield from error_figures(what, [(row.measured_bytes, row.predicted_bytes) for row in some], *names)
     over = [row for row in found.memory_rows if row.out_of_memory]
     if over:
         yield "out of memory, predicted not to fit", sum(not row.fits for row in over) / len(over)

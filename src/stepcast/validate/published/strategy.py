@@ -80,7 +80,7 @@ def strategy_of(
     pieces = layout.pp * layout.vpp
     if ends := _ends(run, model.layers, pieces):
         choices["stage_layers"] = ends
-    elif not choices.get("stage_layers") and model.layers % pieces and model.layers >= pieces:
+    elif not choices.get("stage_layers") and model.layers % pieces:
         choices["stage_layers"] = even_layers(model.layers, pieces)
     if run.overlaps_experts:
         choices["overlap"] = replace(choices["overlap"], experts=True)
@@ -167,9 +167,9 @@ def _chunks(run: PublishedRun, model: Model, known: tuple[int, bool], assumption
     if run.pp == 1:
         return 1
     if run.vpp is not None:
-        if run.pp * run.vpp <= model.layers:
+        # The embedding and the loss may each have a piece to themselves.
+        if run.pp * run.vpp <= model.layers + 2:
             return run.vpp
-        # Megatron lets the chunks of embedding and loss hold no layer; ours hold one.
         fewer = model.layers // run.pp
         assumptions.append(f"{fewer} chunks per stage instead of {run.vpp}, so that each holds a layer")
         return fewer

@@ -1,0 +1,73 @@
+"""The candidates of several parts as one table: those that may fit, then those that nearly do."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from stepcast.hardware import Cluster
+from stepcast.searching.bound import Bounding, Bounds
+from stepcast.searching.columns import Floats, Tick
+from stepcast.searching.result import Part
+from stepcast.searching.space import Ints
+from stepcast.searching.timing import Timing
+
+
+class Bounded:
+    """A number for each candidate, and its bounds as far as they are known."""
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        cluster: Cluster,
+        capacity: float,
+        near: float,
+        workers: int = 1,
+        tick: Tick | None = None,
+    ) -> None:
+        self.parts = parts
+        self.boundings = [Bounding(part.space, cluster, part.framework, workers, tick) for part in parts]
+        found = [bounding.fitting() for bounding in self.boundings]
+        self.legal = sum(int(allowed.sum()) for allowed, _ in found)
+        least = [float(memory.min(initial=np.inf)) for _, memory in found]
+        self.smallest_bytes = min(least) if self.legal else None
+        few = [np.flatnonzero(allowed & (memory <= capacity)) for allowed, memory in found]
+        more = [np.flatnonzero(allowed & (memory > capacity) & (memory <= near)) for allowed, memory in found]
+        self.fitting = sum(map(len, few))
+        both = [*enumerate(few), *enumerate(more)]
+        self.part = np.concatenate([np.full(len(rows), number) for number, rows in both])
+        self.row: Ints = np.concatenate([rows for _, rows in both])
+        self.ranks: Ints = np.concatenate([parts[number].rows[rows] for number, rows in both])
+        self.gpus: Ints = np.concatenate([parts[number].space.columns["gpus"][rows] for number, rows in both])
+        self.memory_bytes: Floats = np.concatenate([found[number][1][rows] for number, rows in both])
+        self.time_s: Floats = np.full(len(self.row), np.inf)
+        self.computing_s: Floats = np.full(len(self.row), np.inf)
+        self.timings: list[Timing] = []
+        self.kinds: Ints = np.zeros(len(self.row), dtype=np.int64)
+        kinds = 0
+        for number, bounding in enumerate(self.boundings):
+            here = self.part == number
+            timing = bounding.timing(np.sort(self.row[here]))
+            self.timings.append(timing)
+            self.kinds[here] = kinds + timing.hot.kind[self.row[here]]
+            kinds += len(timing.hot.first)
+
+    @property
+    def priced(self) -> int:
+        """Kinds of layers that were priced."""
+        return sum(timing.priced for timing in self.timings)
+
+    def place(self, number: int) -> tuple[Part, int]:
+        """The part of a candidate, and its row there."""
+        return self.parts[int(self.part[number])], int(self.row[number])
+
+    def bound(self, numbers: Ints, rough: bool = False) -> Bounds:
+        """The bounds of some, tight ones unless *rough* ones are asked for; they are kept."""
+        for which, timing in enumerate(self.timings):
+            here = numbers[self.part[numbers] == which]
+            self.time_s[here], self.computing_s[here] = timing.times(self.row[here], rough)
+        return Bounds(
+            np.ones(len(numbers), dtype=np.bool_),
+            self.time_s[numbers],
+            self.computing_s[numbers],
+            self.memory_bytes[numbers],
+        )
