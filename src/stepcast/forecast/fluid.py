@@ -137,8 +137,10 @@ class _Sending:
             np.array(self.alone_s),
             np.ones(len(self.sets)),
         )
-        tail_s = np.where(task_kind >= 0, tails[cost] + np.array([*self.still_s, 0.0])[task_kind], 0.0)
-        return Shared(program, duration_s, traffic, task_kind, tail_s, waits, repeats), tuple(self.who)
+        still_s = np.array([*self.still_s, 0.0])[task_kind]
+        tail_s = np.where(task_kind >= 0, tails[cost], 0.0) + still_s
+        shared = Shared(program, duration_s, traffic, task_kind, tail_s, waits, repeats, still_s)
+        return shared, tuple(self.who)
 
     def still(self, cost: Cost, price_s: float) -> float:
         """The part of its time in which an op of *cost* waits for what is on its way, and sends nothing: that

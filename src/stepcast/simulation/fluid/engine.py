@@ -35,6 +35,8 @@ class Shared:
     """Which tasks wait for which."""
     repeats: Sequence[tuple[int, float, float]] = ()
     """Of other jobs: kind of traffic, first start and period."""
+    still_s: Floats | float = 0.0
+    """The part of ``tail_s`` that belongs to the operations themselves: their latency."""
 
 
 @dataclass(frozen=True, eq=False)

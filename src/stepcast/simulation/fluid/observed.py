@@ -257,7 +257,7 @@ class Observed:
         of_set = np.array([number.setdefault(each, len(number)) for each in self.who], np.int64)
         tasks = np.flatnonzero(shared.task_kind >= 0)
         row = of_set[shared.traffic.kind_set[shared.task_kind[tasks]]]
-        tail_s = shared.tail_s[tasks]
+        tail_s = (shared.tail_s - shared.still_s)[tasks]
         took = run.found.end_s[tasks] - run.found.start_s[tasks] - tail_s
         alone = shared.duration_s[tasks] - tail_s
         slowest = np.ones(len(number))
