@@ -94,6 +94,17 @@ def test_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert json.loads(document.read_text())["rows"] == found["rows"]
 
 
+def test_numbers_come_first_where_a_strategy_is_too_long_for_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for columns, last in (("120", "free"), ("60", "strategy")):
+        monkeypatch.setenv("COLUMNS", columns)
+        _, out, _ = run(capsys, "search", *SMALL, "--top", "2")
+        head = next(line for line in out.splitlines() if line.startswith("rank "))
+        assert head.split()[0] == "rank"
+        assert head.split()[-1] == last
+
+
 def test_where_nothing_fits_the_least_change_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     question = ("--model", "llama-3.1-70b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "64")
     few = ("--fix", "sharding=zero-1", "--fix", "schedule=1f1b", "--fix", "cp=1", "--fix", "micro-batch=1")
@@ -168,7 +179,7 @@ def test_an_interrupt_prints_the_best_so_far(
         (("--fix", "cp=x"), "expected a whole number"),
         (("--fix", "tp=2"), "tp is given twice"),
         (("--allow", "recompute=some"), "expected one of none, selective, full"),
-        (("--fix", "cp=3"), "no candidates"),
+        (("--fix", "cp=3"), "no candidates: tp x cp x pp divides 8 GPUs for none"),
         (("--price", "2"), "give --tokens as well"),
         (("-o", "rows.txt"), "ends in .csv, .parquet or .json"),
     ],

@@ -71,7 +71,10 @@ class Question:
             self.model, Axes(gpus=self.gpus, **axes), self.global_batch, self.seq, self.cluster.domain_gpus
         )
         if not len(space):
-            raise ValueError("no candidates: tp x cp x pp divides the GPUs for none of the values allowed")
+            counts = " or ".join(f"{count:,}" for count in self.gpus[:4])
+            raise ValueError(
+                f"no candidates: tp x cp x pp divides {counts} GPUs for none of the values allowed"
+            )
         try:
             with contextlib.nullcontext(watch) if watch else _Watching() as told:
                 if self.mixed:

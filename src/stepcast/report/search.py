@@ -143,6 +143,15 @@ def _ranked(found: Facts, width: int) -> str:
     columns = ranked_columns(rows) | {"GPUs": "gpus"}
     if len({row["gpus"] for row in rows}) == 1:
         del columns["GPUs"]
+    text = _table(columns, rows, width)
+    if max(map(len, text.split("\n"))) <= width:
+        return text
+    # Numbers stand below each other whatever a terminal does to the end of a line that is too long for it.
+    last = columns.pop("strategy")
+    return _table(columns | {"strategy": last}, rows, width)
+
+
+def _table(columns: Mapping[str, Column], rows: Sequence[Facts], width: int) -> str:
     whole = [list(columns).index("strategy")]
     return table(list(columns), cells(rows, *columns.values()), width, whole=whole)
 
