@@ -86,8 +86,8 @@ def test_two_changes_are_one_remedy_in_either_order(capsys: pytest.CaptureFixtur
 
 def test_text_tells_waiting_for_the_host_from_other(capsys: pytest.CaptureFixture[str]) -> None:
     """Megatron's loop issues small kernels one by one: that is most of this step, and no other line says so."""
-    words = ("predict", "--model", "qwen3-30b-a3b", "--cluster", "dgx-h100", "--gpus", "16", "--pp", "2")
-    words = (*words, "--ep", "8", "--framework", "megatron-lm", "--precision", "fp8", "--global-batch", "32")
+    run_of = ("predict", "--model", "qwen3-30b-a3b", "--cluster", "dgx-h100", "--gpus", "16", "--pp", "2")
+    words = (*run_of, "--ep", "8", "--framework", "megatron-lm", "--precision", "fp8", "--global-batch", "32")
     found = run_json(capsys, *words)
     waits = sum(stage["host_s"] for stage in found["stages"]) / 2
     assert waits > 0.1 * found["step_s"]

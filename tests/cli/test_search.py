@@ -132,7 +132,7 @@ def test_a_search_ends_when_its_time_is_up(
         return predict(*given)
 
     monkeypatch.setattr(best, "predict", slow)
-    monkeypatch.setattr(best.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr("stepcast.searching.best.time.monotonic", lambda: clock[0])
     found = run_json(capsys, "search", *SMALL, "--workers", "1", "--time", "4m")
     assert found["counts"]["out_of_time"]
     assert found["counts"]["simulated"] == 5
