@@ -50,10 +50,11 @@ def test_shares_of_links_agree_with_their_bytes(narrow: dict[str, Any]) -> None:
         assert sum(link["users"].values()) == pytest.approx(link["bytes"], rel=1e-6)
 
 
-def test_where_nothing_is_shared_all_three_steps_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_hardly_anything_is_shared_all_three_steps_are_one(capsys: pytest.CaptureFixture[str]) -> None:
+    """Rings of data parallelism and tensor ranks meet on NVLink alone, for moments."""
     found = run_json(capsys, "network", *SMALL)
-    assert found["step_s"] == found["alone_step_s"] == found["fast_step_s"]
-    assert all(each["slowdown"] == 1.0 for each in found["operations"])
+    assert found["alone_step_s"] == found["fast_step_s"]
+    assert found["alone_step_s"] <= found["step_s"] < 1.002 * found["alone_step_s"]
 
 
 @pytest.mark.parametrize("width", [80, 120])
