@@ -137,9 +137,9 @@ class _Sending:
             np.array(self.alone_s),
             np.ones(len(self.sets)),
         )
-        still_s = np.array([*self.still_s, 0.0])[task_kind]
-        tail_s = np.where(task_kind >= 0, tails[cost], 0.0) + still_s
-        shared = Shared(program, duration_s, traffic, task_kind, tail_s, waits, repeats, still_s)
+        latency_s = np.array([*self.still_s, 0.0])[task_kind]
+        tail_s = np.where(task_kind >= 0, tails[cost], 0.0) + latency_s
+        shared = Shared(program, duration_s, traffic, task_kind, tail_s, waits, repeats, latency_s)
         return shared, tuple(self.who)
 
     def still(self, cost: Cost, price_s: float) -> float:

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import FunctionType, SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from stepcast.simulation.fluid import kernel
 from stepcast.simulation.pieces import ProgramError
@@ -41,9 +41,9 @@ def _compiled() -> SimpleNamespace | None:
 
     def compile_(function: FunctionType, **options: Any) -> Function:
         inline = "always" if function.__name__ in WRITTEN_IN else "never"
-        return cast(
-            Function, numba.njit(function, error_model="numpy", inline=inline, **uncounted, **options)
-        )
+        compile_one: Any = numba.njit
+        found: Function = compile_one(function, error_model="numpy", inline=inline, **uncounted, **options)
+        return found
 
     def plain() -> dict[str, Function]:
         return _bound(kernel.FUNCTIONS, compile_)
