@@ -68,7 +68,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         "which strategy is best?",
         "search --model llama-3.2-1b --cluster h100 --gpus 8 --gbs 32 --seq 2k --schedule 1f1b",
         0,
-        ("rank  strategy", "binds"),
+        ("rank ", "dp 8, micro-batch 4, zero-1", "binds"),
     ),
     # ---- who tunes one on few GPUs
     (

@@ -122,3 +122,15 @@ def test_warnings_beyond_what_was_checked(capsys: pytest.CaptureFixture[str]) ->
     assert any("8,192 GPUs" in text and "6,144" in text for text in many)
     long = run_json(capsys, *LLAMA_8B, "--gpus", "64", "--seq", "262144")["warnings"]
     assert any("262,144" in text and "131,072" in text for text in long)
+
+
+def test_pipelines_that_keep_what_they_gather_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """ZeRO-3 then takes more memory than ZeRO-2, which surprises."""
+    words = (*LLAMA_8B, "--gpus", "16", "--pp", "2", "--sharding", "zero-3")
+    kept = run_json(capsys, *words)
+    assert any("(--reshard frees them)" in note for note in kept["assumptions"])
+    for changed in (("--reshard",), ("--sharding", "zero-2"), ("--pp", "1")):
+        found = run_json(capsys, *words, *changed)
+        assert not any("--reshard" in note for note in found["assumptions"])
+    freed = run_json(capsys, *words, "--reshard")
+    assert freed["memory_bytes"]["total"] < kept["memory_bytes"]["total"]

@@ -202,6 +202,10 @@ def strategy_of(
             f"{strategy.micro_batches:,} micro-batches in a step are more than {MOST_MICRO_BATCHES:,}: "
             "lower --global-batch, or raise --micro-batch or --gpus"
         )
+    split = layout.dp * layout.cp > 1 and strategy.sharding.splits_parameters
+    if split and layout.pp > 1 and strategy.reshard is None:
+        kept = "stages keep gathered weights and whole gradients through the step"
+        assumptions.append(f"{kept} (--reshard frees them)")
     return strategy
 
 
