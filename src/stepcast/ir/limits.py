@@ -88,7 +88,7 @@ JITTERED = Limit("tasks of a step times its runs with jitter", 100_000_000, "a h
 NODES = Limit("nodes of the stages of a Chakra set", 500_000, "a stage has some ten thousand")
 CANDIDATES = Limit("candidates of a search", 5_000_000, "a table of 2 GB; a wide search has a million")
 PRICED = Limit(
-    "kinds of layers that a search prices", 10_000, "milliseconds each; Qwen3-Next on 64 GPUs has 1,966"
+    "kinds of layers that a search prices", 10_000, "milliseconds each; DeepSeek-V3 on 2,048 GPUs has 6,725"
 )
 STEPS = Limit("steps of a run", 10**12, "runs have up to some millions")
 RUNS = Limit("runs drawn", 1_000_000, "a thousand tell what there is to tell")

@@ -23,6 +23,7 @@ from stepcast.searching.result import Part as Part
 from stepcast.searching.result import Result as Result
 from stepcast.searching.result import Watch as Watch
 from stepcast.searching.space import Ints
+from stepcast.simulation.schedule import ScheduleError
 
 ROUND = 16
 FEWEST_FOR_SEVERAL = 64  # fewer are simulated before other processes have begun
@@ -58,6 +59,7 @@ class Trial:
     memory_bytes: float
     step_s: float | None = None
     score: float = np.inf
+    refused: bool = False  # of more micro-batches than are run one by one
 
 
 class OutOfTimeError(Exception):
@@ -170,13 +172,18 @@ class Searching:
         largest = max(stage.total for stage in stages)
         if largest > capacity or (self.name == "memory" and largest > worst):
             return Trial(largest)  # known without a simulation
-        prediction = predict(part.space.model, self.cluster, strategy, part.framework)
+        try:
+            prediction = predict(part.space.model, self.cluster, strategy, part.framework)
+        except ScheduleError:
+            return Trial(largest, refused=True)
         score = self.objective.score(Candidate(prediction, largest, strategy.layout.gpus, self.cluster))
         return Trial(largest, prediction.step_s, score)
 
     def _keep(self, number: int, trial: Trial) -> None:
         if trial.step_s is None:
-            if trial.memory_bytes > self.capacity:
+            if trial.refused:
+                self.illegal += 1
+            elif trial.memory_bytes > self.capacity:
                 self.too_large += 1
             else:
                 self.pruned += 1

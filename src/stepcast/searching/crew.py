@@ -1,13 +1,15 @@
 """Work over several processes: the same answers as one gives, sooner."""
 
-import multiprocessing
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
@@ -40,13 +42,16 @@ class Crew:
 
     def __init__(self, task: Callable[[Item], Answer], workers: int) -> None:
         self.task, self.workers = task, workers
-        self.pool: Any = None
+        self.pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Crew":
         global _task
         if self.workers > 1:
+            from concurrent.futures import ProcessPoolExecutor
+            from multiprocessing import get_context
+
             _task = self.task
-            self.pool = multiprocessing.get_context("fork").Pool(self.workers, _begin)
+            self.pool = ProcessPoolExecutor(self.workers, get_context("fork"), _begin)
         return self
 
     def __exit__(
@@ -54,16 +59,24 @@ class Crew:
     ) -> None:
         global _task
         if self.pool is not None:
-            self.pool.terminate()
-            self.pool.join()
+            self.pool.shutdown(cancel_futures=True)
             _task = None
 
     def answers(self, items: Sequence[Any], at_once: int = 1) -> Iterator[Any]:
         """The answers in the order of *items*; a process takes *at_once* of them."""
-        if self.pool is None:
-            return map(self.task, items)
-        answers: Iterator[Any] = self.pool.imap(_do, items, max(1, at_once))
-        return answers
+        return map(self.task, items) if self.pool is None else self._theirs(items, max(1, at_once))
+
+    def _theirs(self, items: Sequence[Any], at_once: int) -> Iterator[Any]:
+        from concurrent.futures.process import BrokenProcessPool
+
+        assert self.pool is not None
+        try:
+            yield from self.pool.map(_do, items, chunksize=at_once)
+        except BrokenProcessPool:
+            raise ChildProcessError(
+                "one of the processes was ended from outside, as by a machine that is out of memory: "
+                "ask with --workers 1"
+            ) from None
 
 
 def _begin() -> None:

@@ -45,9 +45,9 @@ class Timing:
         columns.further |= {"heat": heat, "several": (self.space.micro_batches > 1).astype(np.int64)}
         columns.further["lies"] = self._lies(rows)
         self.cool = Lazily(columns, rows, names, self._cool_cost)
-        if len(self.cool.first) > PRICED.most:
-            raise ValueError(f"{PRICED.said}: fix some choices, or ask for fewer numbers of GPUs")
         self.hot = Lazily(columns, rows, (*names, "heat"), self._cost)
+        if len(self.hot.first) > PRICED.most:
+            raise ValueError(f"{PRICED.said}: fix some choices, or ask for fewer numbers of GPUs")
         self.exchanged = Lazily(columns, rows, (*STATES, "copies", "lies"), self._exchanged)
         self.paired = Lazily(columns, rows, PAIRING, self._is_paired)
 
