@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --pp N                with --predict: pipeline stages, 1
         --global-batch N      with --predict: sequences
         --sharding            with --predict: none
+        --zero-gradients SHARE  with --predict: weights that never had a gradient, 0
         --json
         """,
         batch={"type": count(1, MOST_SEQUENCES), "default": 1},
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding")
+PREDICTING = ("gpu", "cluster", "gpus", "tp", "pp", "global_batch", "sharding", "zero_gradients")
 
 
 def run(args: argparse.Namespace) -> int:

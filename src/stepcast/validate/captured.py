@@ -88,8 +88,9 @@ def _predicted(record: Record, folder: Path) -> tuple[Prediction, str]:
     from stepcast.pytorch.capture.run import capture
 
     what, asked = said_model(record, folder), _asked(record, setting_words(record))
-    spread = Spread(zero_gradients=_unseen(what, asked.batch * asked.seq))
-    return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked)
+    zeros = _unseen(what, asked.batch * asked.seq)
+    spread = Spread(zero_gradients=zeros)
+    return predict_captured(capture(what, asked), load_cluster(CLUSTER), spread), _command(what, asked, zeros)
 
 
 def _unseen(what: str, tokens: int) -> float:
@@ -117,7 +118,7 @@ def _asked(record: Record, words: set[str]) -> "Asked":
     )
 
 
-def _command(what: str, asked: "Asked") -> str:
+def _command(what: str, asked: "Asked", zeros: float) -> str:
     words = ["stepcast capture", what, f"--batch {asked.batch} --seq {asked.seq} --dtype {asked.dtype}"]
     given = {
         "--autocast": asked.autocast,
@@ -126,5 +127,6 @@ def _command(what: str, asked: "Asked") -> str:
         f"--attention {asked.attention}": bool(asked.attention),
         f"--experts {asked.experts}": bool(asked.experts),
         "--compiled": asked.compiled,
+        f"--zero-gradients {zeros}": bool(zeros),
     }
     return " ".join([*words, *(word for word, wanted in given.items() if wanted), "--predict --gpu h200"])
