@@ -139,10 +139,14 @@ def schedule_of(
     return name, layout.pp, micro_batches, chunks_for(layout, name)
 
 
+class TooManySlotsError(ScheduleError):
+    """A schedule that would have to be run slot by slot, of more than are."""
+
+
 def written(name: str, stages: int, micro_batches: int, chunks: int) -> Schedule:
     """Slot by slot, as long as that is possible."""
     if slots_of(stages, micro_batches, chunks) > MOST:
-        raise ScheduleError(
+        raise TooManySlotsError(
             f"{micro_batches:,} micro-batches of schedule {name} on {stages} stage(s) are more than the "
             f"{MOST:,} slots that are run one by one; use fewer"
         )

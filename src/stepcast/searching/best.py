@@ -8,6 +8,7 @@ from heapq import nsmallest
 import numpy as np
 
 from stepcast.cost.memory import memory
+from stepcast.forecast.options import TooManySlotsError
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster
 from stepcast.searching.around import MORE_BYTES as MORE_BYTES
@@ -23,7 +24,6 @@ from stepcast.searching.result import Part as Part
 from stepcast.searching.result import Result as Result
 from stepcast.searching.result import Watch as Watch
 from stepcast.searching.space import Ints
-from stepcast.simulation.schedule import ScheduleError
 
 ROUND = 16
 FEWEST_FOR_SEVERAL = 64  # fewer are simulated before other processes have begun
@@ -174,7 +174,7 @@ class Searching:
             return Trial(largest)  # known without a simulation
         try:
             prediction = predict(part.space.model, self.cluster, strategy, part.framework)
-        except ScheduleError:
+        except TooManySlotsError:
             return Trial(largest, refused=True)
         score = self.objective.score(Candidate(prediction, largest, strategy.layout.gpus, self.cluster))
         return Trial(largest, prediction.step_s, score)

@@ -17,7 +17,7 @@ Answer = TypeVar("Answer")
 FEWEST_EACH = 64  # a process for fewer is not worth its start
 PARTS_EACH = 8
 
-# What processes that are forked off find here; nothing needs to be sent to them.
+# Of a process that was forked off; no task needs to be sent to it.
 _task: Callable[[Any], Any] | None = None
 
 
@@ -45,22 +45,18 @@ class Crew:
         self.pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> "Crew":
-        global _task
         if self.workers > 1:
             from concurrent.futures import ProcessPoolExecutor
             from multiprocessing import get_context
 
-            _task = self.task
-            self.pool = ProcessPoolExecutor(self.workers, get_context("fork"), _begin)
+            self.pool = ProcessPoolExecutor(self.workers, get_context("fork"), _begin, (self.task,))
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        global _task
         if self.pool is not None:
             self.pool.shutdown(cancel_futures=True)
-            _task = None
 
     def answers(self, items: Sequence[Any], at_once: int = 1) -> Iterator[Any]:
         """The answers in the order of *items*; a process takes *at_once* of them."""
@@ -79,8 +75,10 @@ class Crew:
             ) from None
 
 
-def _begin() -> None:
-    """An interrupt is for the process that asked."""
+def _begin(task: Callable[[Any], Any]) -> None:
+    """A process that was forked off has its task; an interrupt is for the one that asked."""
+    global _task
+    _task = task
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
