@@ -12,6 +12,8 @@ K = ElementwiseKind
 FLOATS = ("fp32", "bf16", "fp16", "fp64", "fp8")
 # Bytes at whose multiples rows have to begin for the widest loads, for narrower ones, and for any at all.
 LOADS_BYTES = (16, 4, 1)
+# By how much sizes may grow to show that: a product of few columns would no longer be the same work.
+MOST_GROWTH = 0.01
 
 
 def laid_out(kind: ElementwiseKind, tensors: tuple[Tensor, ...], mixed: bool) -> ElementwiseKind:
@@ -62,8 +64,14 @@ def as_aligned(work: Matmul, tensors: Sequence[Tensor]) -> Matmul:
     """*work* with sizes that show how well the rows of its operands and its result are aligned.
 
     Sizes n and k say that of a product whose operands lie row by row. Where one is transposed or a slice,
-    another size or none says it (the gradient of a weight of odd width): then one is larger by an element.
+    another size or none says it (the gradient of a weight of odd width): then one is larger by an element,
+    where that is next to nothing.
     """
+    shown = _shown(work, tensors)
+    return shown if shown.flops <= (1 + MOST_GROWTH) * work.flops else work
+
+
+def _shown(work: Matmul, tensors: Sequence[Tensor]) -> Matmul:
     size_bytes = work.dtype.bytes
     lies = max(_loads(_pitch(each) * size_bytes) for each in tensors)
     shows = max(_loads(size * size_bytes) for size in (work.n, work.k))
