@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 
 EVERY_S = 0.1
+FEW_COUNTS = 4  # numbers of GPUs that are told one by one
 SETTLED_ELSEWHERE = ("precision", "sharding", "sequence_parallel", "recompute")
 
 
@@ -71,29 +72,25 @@ class Question:
             self.model, Axes(gpus=self.gpus, **axes), self.global_batch, self.seq, self.cluster.domain_gpus
         )
         if not len(space):
-            counts = " or ".join(f"{count:,}" for count in self.gpus[:4])
+            counts = [f"{each:,}" for each in self.gpus]
+            said = " or ".join(counts) if len(counts) <= FEW_COUNTS else f"{counts[0]} to {counts[-1]}"
             raise ValueError(
-                f"no candidates: tp x cp x pp divides {counts} GPUs for none of the values allowed"
+                f"no candidates: tp x cp x pp divides {said} GPUs for none of the values allowed"
             )
         try:
             with contextlib.nullcontext(watch) if watch else _Watching() as told:
-                if self.mixed:
-                    return search_mixed(
-                        parts_of(space, self._settle),
-                        self.cluster,
-                        top or args.top,
-                        args.objective,
-                        self.most_bytes,
-                        told,
-                        args.time,
-                    )
-                result = search_parts(
+                asked = (
                     parts_of(space, self._settle),
                     self.cluster,
                     top or args.top,
                     args.objective,
                     self.most_bytes,
                     told,
+                )
+                if self.mixed:
+                    return search_mixed(*asked, args.time)
+                result = search_parts(
+                    *asked,
                     args.workers or usable_workers(),
                     looks_around=top is None,
                     most_s=args.time,

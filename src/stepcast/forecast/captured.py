@@ -10,8 +10,9 @@ from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.cuts import cuts, pieces
 from stepcast.forecast.exchanges import reduced, sharded
+from stepcast.forecast.issue import issue_s_of
 from stepcast.forecast.options import Engine, Options
-from stepcast.forecast.predict import _issue_s, compute_pricer, memory_facts
+from stepcast.forecast.predict import compute_pricer, memory_facts
 from stepcast.forecast.simulate import Prediction, simulate
 from stepcast.forecast.splits import split_captured, updated_share, with_idle_weights
 from stepcast.forecast.ties import held_parts, summed
@@ -81,7 +82,7 @@ def predict_captured(
     idle = spread.zero_gradients == 1
     compute = compute_pricer(captured.workload, cluster, calibration, framework.attention, idle)
     workload, begins = spread_out(captured, spread, compute)
-    issue_s = _issue_s(framework)
+    issue_s = issue_s_of(framework)
     options = Options(
         schedule=spread.schedule,
         issue_s=issue_s,

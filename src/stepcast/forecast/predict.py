@@ -12,14 +12,14 @@ from typing import Any
 from stepcast.cost.band import band_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import Load, counted_load, priced_once
-from stepcast.cost.dispatch import EXPERT_ISSUE_S, MODULE_ISSUE_S, PART_ISSUE_S, SCALED_ISSUE_S
-from stepcast.cost.fits import default_dispatch, default_fit
+from stepcast.cost.fits import default_fit
 from stepcast.cost.generations import as_run, slowed
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.cost.slowest import pace_of, paced
 from stepcast.forecast.beyond import beyond_checked
+from stepcast.forecast.issue import issue_s_of
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.simulate import Prediction, prepared, simulate, together
 from stepcast.generate.flops import model_flops
@@ -31,8 +31,6 @@ from stepcast.ir.framework import (
     Dispatcher,
     Execution,
     Framework,
-    Kernels,
-    Modules,
 )
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.model import Model
@@ -41,14 +39,7 @@ from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import (
-    Collective,
-    CollectiveKind,
-    Communication,
     Compute,
-    GroupedMatmul,
-    HostUpdate,
-    Matmul,
-    Work,
 )
 from stepcast.ir.workload import Block, Layer, Manner, Workload
 from stepcast.simulation.messages import Send
@@ -227,7 +218,7 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framew
         schedule=options.schedule or str(strategy.schedule),
         pairs=strategy.pairs_micro_batches,
         contention=not options.ideal_communication,
-        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else _issue_s(framework),
+        issue_s=options.issue_s if framework.execution is Execution.GRAPHS else issue_s_of(framework),
         ahead=framework.runs_ahead,
         once_per_node=experts.top_k if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
@@ -310,47 +301,6 @@ def _host_warnings(facts: dict[str, Any]) -> list[str]:
         f"{format_bytes(host['node'])} are offloaded to the host of each node, which has "
         f"{format_bytes(host['capacity'])}: lower --offload"
     ]
-
-
-def _issue_s(framework: Framework) -> Callable[[Work, bool], float]:
-    if framework.modules is Modules.TRANSFORMERS:
-        return partial(_written_issue_s, "compiled" if framework.kernels is Kernels.COMPILED else "dispatch")
-    if framework.listed_gathers:
-        return _listed_issue_s
-    return _engine_issue_s if framework.kernels is Kernels.FUSED else _eager_issue_s
-
-
-def _listed_issue_s(work: Work, backward: bool) -> float:
-    """Modules of Megatron-LM, whose weights are gathered part by part."""
-    if isinstance(work, Collective) and work.kind is CollectiveKind.ALL_GATHER:
-        return PART_ISSUE_S
-    return _engine_issue_s(work, backward)
-
-
-def _written_issue_s(kind: str, work: Work, backward: bool) -> float:
-    """Modules of which every kernel is counted; all experts are one product."""
-    dispatch = default_dispatch("transformers", kind)
-    if isinstance(work, HostUpdate | Communication):
-        return dispatch.backward_heavy_s if backward else dispatch.heavy_s
-    return dispatch.issue_s(work, backward)
-
-
-def _engine_issue_s(work: Work, backward: bool) -> float:
-    """Transformer Engine's modules, which take longer over products, most over those of scaled formats."""
-    issue_s = _eager_issue_s(work, backward)
-    if isinstance(work, Matmul | GroupedMatmul):
-        issue_s += MODULE_ISSUE_S + (SCALED_ISSUE_S if work.dtype.scaled else 0.0)
-    return issue_s
-
-
-def _eager_issue_s(work: Work, backward: bool) -> float:
-    """What eager PyTorch takes on the host; a collective is issued like a heavy kernel."""
-    dispatch = default_dispatch()
-    if isinstance(work, GroupedMatmul):
-        return dispatch.issue_s(work, backward) + work.groups * EXPERT_ISSUE_S
-    if isinstance(work, HostUpdate | Communication):
-        return dispatch.backward_heavy_s if backward else dispatch.heavy_s
-    return dispatch.issue_s(work, backward)
 
 
 def compute_pricer(
