@@ -25,10 +25,18 @@ from functools import lru_cache
 from stepcast.ir.coded import falls_back, fuses_attention, masks_window, widens_softmax
 from stepcast.ir.dtype import FP32_BYTES, DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
+from stepcast.ir.kept_feed_forward import (
+    experts_activated,
+    experts_kept,
+    experts_transient,
+    mlp_kept,
+    mlp_transient,
+)
 from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
 from stepcast.ir.kept_recurrent import delta_kept, delta_transient, selective_kept, selective_transient
+from stepcast.ir.kept_shape import Shape
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Activation, Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
+from stepcast.ir.model_parts import Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
 
 M = RecomputeModule
@@ -58,7 +66,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
     return _layer_kept(
         model,
         block,
-        _Shape(
+        Shape(
             tokens=strategy.local_tokens,
             seq=strategy.seq,
             batch=strategy.micro_batch,
@@ -89,36 +97,6 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
-    tokens: int
-    seq: int
-    batch: int
-    tp: int
-    outer: int  # ways in which tokens outside tensor-parallel regions are split
-    cp: int
-    expert_tp: int
-    element: float
-    stream: float  # bytes of an element of the residual stream
-    matmul: float  # bytes of an element as a matmul keeps its input
-    flash: bool
-    mask: float  # bytes of an element of dropout's mask; 0 without dropout
-    activated: float  # bytes of an element of an activation's input, as fused kernels keep it
-    kernels: Kernels
-    alternate: bool  # every second matmul is recomputed
-    modules: frozenset[RecomputeModule]  # which the backward runs again
-    routed: float  # rows at the busiest expert rank per token and chosen expert
-    written: bool = False  # modules of transformers, which keep what each of their operations needs
-    masked: bool = False  # attention by a mask, for a window
-    wide_softmax: bool = False  # of attention that is written out
-    score: float = 0.0  # bytes of an element of its square
-    copies: bool = False  # autocast casts the input of each product by itself
-
-    @property
-    def plain(self) -> bool:
-        return self.kernels is Kernels.PLAIN
-
-
-@dataclass(frozen=True, slots=True)
 class _Half:
     """A mixer or a feed-forward with its norm: what it would keep, what recomputation frees of that, and
     what its backward needs for a moment.
@@ -136,7 +114,7 @@ def _modules(strategy: Strategy, framework: Framework) -> frozenset[RecomputeMod
 
 
 @lru_cache(maxsize=8192)
-def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
+def _layer_kept(model: Model, block: Block, shape: Shape) -> Kept:
     outer = shape.tokens / shape.outer * model.hidden
     if shape.alternate:
         return _kept_by_torchtitan(model, block, shape, outer)
@@ -150,7 +128,7 @@ def _layer_kept(model: Model, block: Block, shape: _Shape) -> Kept:
     )
 
 
-def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
+def _mixer_half(model: Model, block: Block, shape: Shape, outer: float) -> _Half:
     # A norm's input and its output, which the projection needs; the input of a norm at the end.
     norm_output = _norm_output(shape, outer) * (3 if shape.copies else 1)
     normed = _normed_bytes(model, shape)
@@ -172,7 +150,7 @@ def _mixer_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Hal
     return _Half()
 
 
-def _recurrent(model: Model, block: Block, shape: _Shape) -> tuple[float, float]:
+def _recurrent(model: Model, block: Block, shape: Shape) -> tuple[float, float]:
     """What a delta net or a Mamba block of the first version keeps, and needs for a moment."""
     sizes = (shape.tokens, shape.batch, shape.tp, shape.cp)
     if block.mixer is Mixer.DELTA:
@@ -182,7 +160,7 @@ def _recurrent(model: Model, block: Block, shape: _Shape) -> tuple[float, float]
     return kept, selective_transient(model, shape.tokens, shape.element)
 
 
-def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) -> _Half:
+def _feed_forward_half(model: Model, block: Block, shape: Shape, outer: float) -> _Half:
     if block.feed_forward is FeedForward.NONE:
         return _Half()
     normed = _normed_bytes(model, shape)
@@ -193,19 +171,19 @@ def _feed_forward_half(model: Model, block: Block, shape: _Shape, outer: float) 
         norms += outer * normed * model.pre_norms + norm_output
     if block.feed_forward is FeedForward.DENSE:
         inner = model.ffn / shape.tp
-        kept = _mlp(model, shape, shape.tokens, inner)
+        kept = mlp_kept(model, shape, shape.tokens, inner)
         freed = kept if M.MLP in shape.modules else 0.0
-        return _Half(norms + kept, freed, _mlp_transient(model, shape, shape.tokens, inner))
-    kept = _experts(model, shape)
+        return _Half(norms + kept, freed, mlp_transient(model, shape, shape.tokens, inner))
+    kept = experts_kept(model, shape)
     freed = norm_output if M.NORMS in shape.modules else 0.0
     if M.EXPERTS in shape.modules:
         freed += kept
     elif M.EXPERT_ACTIVATION in shape.modules:
-        freed += _experts_activated(model, shape)
-    return _Half(norms + kept, freed, _experts_transient(model, shape))
+        freed += experts_activated(model, shape)
+    return _Half(norms + kept, freed, experts_transient(model, shape))
 
 
-def _normed_bytes(model: Model, shape: _Shape) -> float:
+def _normed_bytes(model: Model, shape: Shape) -> float:
     """Of one element before a norm, what that keeps of it: the input; where it is written out, the input in
     fp32 and what its weight multiplies.
     """
@@ -214,11 +192,11 @@ def _normed_bytes(model: Model, shape: _Shape) -> float:
     return shape.stream
 
 
-def _norm_output(shape: _Shape, outer: float) -> float:
+def _norm_output(shape: Shape, outer: float) -> float:
     return outer * (shape.matmul if shape.kernels is Kernels.FUSED else shape.element)
 
 
-def _attention(model: Model, shape: _Shape) -> float:
+def _attention(model: Model, shape: Shape) -> float:
     """From the projection's output to the output projection's input."""
     tokens, tp, element = shape.tokens, shape.tp, shape.element
     query = tokens * model.heads * model.head_dim / tp
@@ -251,7 +229,7 @@ def _attention(model: Model, shape: _Shape) -> float:
     return kept + _scores(model, shape) * _score_bytes(shape)
 
 
-def _repeated(model: Model, shape: _Shape, once: float) -> float:
+def _repeated(model: Model, shape: Shape, once: float) -> float:
     """Keys and values for each head, where transformers copies them."""
     if not shape.written or model.heads == model.kv_heads:
         return 0.0
@@ -259,7 +237,7 @@ def _repeated(model: Model, shape: _Shape, once: float) -> float:
     return (shape.tokens * width - once) * shape.element + once * shape.element
 
 
-def _attention_freed(model: Model, shape: _Shape) -> float:
+def _attention_freed(model: Model, shape: Shape) -> float:
     """Of the heads: the square of scores, and what the projections from a latent made."""
     freed = 0.0
     if M.CORE in shape.modules and not shape.flash:
@@ -273,10 +251,10 @@ def _attention_freed(model: Model, shape: _Shape) -> float:
     return freed
 
 
-def _kept_by_torchtitan(model: Model, block: Block, shape: _Shape, outer: float) -> Kept:
+def _kept_by_torchtitan(model: Model, block: Block, shape: Shape, outer: float) -> Kept:
     """Its selective recomputation; Mamba blocks, which it does not know, keep everything."""
     kept = outer * shape.stream + _every_second_matmul(model, block, shape)
-    transient = _mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
+    transient = mlp_transient(model, shape, shape.tokens, model.ffn / shape.tp)
     if block.mixer is Mixer.MAMBA:
         scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
         kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
@@ -288,7 +266,7 @@ def _kept_by_torchtitan(model: Model, block: Block, shape: _Shape, outer: float)
     return Kept(kept, outer * shape.stream, transient)
 
 
-def _every_second_matmul(model: Model, block: Block, shape: _Shape) -> float:
+def _every_second_matmul(model: Model, block: Block, shape: Shape) -> float:
     """What torchtitan's selective recomputation keeps of a layer besides its input: the attention's result
     and the outputs of query, value, gate (or up) and down projections, that is of every second matmul.
     """
@@ -306,12 +284,12 @@ def _every_second_matmul(model: Model, block: Block, shape: _Shape) -> float:
     return shape.tokens * (width * shape.element + lse)
 
 
-def _scores(model: Model, shape: _Shape) -> float:
+def _scores(model: Model, shape: Shape) -> float:
     """Elements of the stored square of attention probabilities."""
     return shape.batch * (model.heads / shape.tp) * (shape.seq / shape.cp) * shape.seq
 
 
-def _score_bytes(shape: _Shape) -> float:
+def _score_bytes(shape: Shape) -> float:
     """Of one probability; with dropout its mask and what that leaves of it, too (Korthikanti et al. 2022,
     section 4.1).
     """
@@ -319,7 +297,7 @@ def _score_bytes(shape: _Shape) -> float:
     return wide + shape.score + (shape.mask + shape.element if shape.mask else 0.0)
 
 
-def _projected(model: Model, shape: _Shape) -> float:
+def _projected(model: Model, shape: Shape) -> float:
     """Queries, keys and values as they are projected; where tensor ranks share kv heads, those of all ranks
     (``generate.attention``).
     """
@@ -329,74 +307,6 @@ def _projected(model: Model, shape: _Shape) -> float:
     return shape.tokens * width / ways * shape.element
 
 
-def _attention_transient(model: Model, shape: _Shape) -> float:
+def _attention_transient(model: Model, shape: Shape) -> float:
     """Gradients of queries, keys, values and their projection; unfused, those of two squares."""
     return 2 * _projected(model, shape) + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.score)
-
-
-def _mlp(model: Model, shape: _Shape, rows: float, inner: float) -> float:
-    """Activation inputs and output: the second matmul keeps the latter."""
-    if shape.kernels is Kernels.FUSED:
-        return rows * inner * ((2 if model.gated else 1) * shape.activated + shape.matmul)
-    sides = (3 if shape.plain else 2) if model.gated else 1
-    if model.activation is Activation.RELU and not model.gated:
-        return rows * inner * shape.element  # its own result, which the second product needs too, is enough
-    if shape.written and model.activation is Activation.GELU_NEW:
-        # Its input, both factors of the last product and the tanh; autocast has them in fp32.
-        return rows * inner * (4 * shape.stream + shape.element)
-    return rows * inner * (sides + 1) * shape.element
-
-
-def _activated(model: Model, shape: _Shape, rows: float, inner: float) -> float:
-    """Of that, what the activation and its gate made."""
-    inputs = 2 if model.gated else 1
-    kept = shape.activated if shape.kernels is Kernels.FUSED else shape.element
-    return _mlp(model, shape, rows, inner) - rows * inner * inputs * kept
-
-
-def _mlp_transient(model: Model, shape: _Shape, rows: float, inner: float) -> float:
-    return rows * inner * shape.element * (2 if model.gated else 1)
-
-
-def _experts(model: Model, shape: _Shape) -> float:
-    """Tokens in the order of the experts, and the experts' own activations.
-
-    Megatron-LM weights inside the activation; a plain loop keeps each result before and after its weight.
-    """
-    experts = model.experts
-    assert experts is not None
-    width = experts.latent or model.hidden
-    rows = _expert_rows(model, shape)
-    gathered = rows * shape.expert_tp
-    kept = gathered * width * shape.matmul
-    if shape.kernels is not Kernels.FUSED:
-        kept += rows * width * shape.element * 2
-    kept += _mlp(model, shape, gathered, experts.ffn / shape.expert_tp)
-    kept += shape.tokens / shape.outer * experts.count * FP32_BYTES * 2  # router logits and probabilities
-    if experts.latent:
-        kept += shape.tokens / shape.outer * experts.latent * shape.element
-    if experts.shared_ffn:
-        kept += _mlp(model, shape, shape.tokens, experts.shared_ffn / shape.tp)
-    return kept
-
-
-def _experts_activated(model: Model, shape: _Shape) -> float:
-    experts = model.experts
-    assert experts is not None
-    gathered = _expert_rows(model, shape) * shape.expert_tp
-    return _activated(model, shape, gathered, experts.ffn / shape.expert_tp)
-
-
-def _expert_rows(model: Model, shape: _Shape) -> float:
-    assert model.experts is not None
-    return shape.tokens / shape.outer * model.experts.top_k * shape.routed
-
-
-def _experts_transient(model: Model, shape: _Shape) -> float:
-    experts = model.experts
-    assert experts is not None
-    rows = _expert_rows(model, shape) * shape.expert_tp
-    if shape.plain:  # one expert at a time
-        rows /= experts.count
-    width = experts.latent or model.hidden
-    return rows * (experts.ffn / shape.expert_tp * (2 if model.gated else 1) + width) * shape.element
