@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import stepcast
 from stepcast.cost.memory import memory
 from stepcast.cost.memory.loss import loss_bytes
 from stepcast.hardware.catalog import load_gpu
@@ -37,6 +38,14 @@ def test_gradients_that_wait_keep_their_logits_in_a_pipeline() -> None:
     more = loss_bytes(MODEL, piped, 1, waits) - loss_bytes(MODEL, piped, 1, MEGATRON_CORE)
     assert more == pytest.approx(3 * 2 * LOGITS)
     assert loss_bytes(MODEL, ONE, 1, waits) == loss_bytes(MODEL, ONE, 1, MEGATRON_CORE)
+
+
+@pytest.mark.parametrize(("schedule", "waiting"), [("1f1b", 0), ("zb-h1", 7), ("zb-h2", 14)])
+def test_the_last_zero_bubble_stage_keeps_logit_gradients_in_bf16(schedule: str, waiting: int) -> None:
+    """Of its micro-batches (pp of ZB-H1, 2 pp - 1 of ZB-H2) one is between forward and input gradient."""
+    last = stepcast.predict("llama-3.1-8b", "dgx-h100", gpus=8, pp=8, schedule=schedule).memory[-1]
+    at_work, workspaces = 6 * LOGITS, 3 * 32 * MIB
+    assert last.temporary == pytest.approx(at_work + waiting * 2 * LOGITS + workspaces)
 
 
 def test_dropout_keeps_a_byte_for_each_element_of_both_branches() -> None:

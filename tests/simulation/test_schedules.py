@@ -132,6 +132,9 @@ def test_orders_are_as_the_table_says(kind: ScheduleKind, stages: int, batches: 
             assert place is None or along[place.stage][place.chunk] == piece + 1
     held = [facts.held(Pipeline(stages, chunks, batches), stage) for stage in range(stages)]
     assert peak_in_flight(schedule) == tuple(sum(min(batches, one) for one in each) for each in held)
+    if facts.before_input_gradient is not None:
+        held = [facts.before_input_gradient(Pipeline(stages, chunks, batches), at) for at in range(stages)]
+        assert peak_in_flight(schedule, Kind.INPUT) == tuple(min(batches, one) for (one,) in held)
 
 
 @settings(max_examples=60, deadline=None)

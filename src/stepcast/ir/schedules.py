@@ -52,7 +52,7 @@ class Pipeline(NamedTuple):
 
 
 Held = Callable[[Pipeline, int], tuple[int, ...]]
-"""(pipeline, stage) -> the micro-batches that each piece of the stage holds when it is fullest."""
+"""(pipeline, stage) -> the number of micro-batches that each piece of the stage holds at its peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,9 @@ class ScheduleFacts:
     most_chunks: int | None = 1
     placement: Placement = Placement.LOOP
     splits_backward: bool = False  # into input and weight gradients
+    # Of the micro-batches held, those whose input gradient has not run yet: the others wait for their weight
+    # gradient alone. None: all of them.
+    before_input_gradient: Held | None = None
     # Stages may stop for their messages; in others, which run ahead of their receivers, they would for ever.
     stops: bool = False
     alone: bool = False  # orders the micro-batches of a single stage too
@@ -146,6 +149,11 @@ def _twice_ahead(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
     return (2 * pipeline.stages - 1,)
 
 
+def _to_the_end_and_back_twice(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
+    """Return the forwards of ZB-H2 before the first input gradient (Qi et al. 2023, figure 3)."""
+    return (2 * (pipeline.stages - stage) - 1,)
+
+
 def _down_and_up(pipeline: Pipeline, stage: int) -> tuple[int, ...]:
     """As much as the first stage of 1F1B, spread over both chunks."""
     return (2 * pipeline.stages - 1 - stage, stage + 1)
@@ -165,8 +173,12 @@ SCHEDULES: dict[ScheduleKind, ScheduleFacts] = {
     ScheduleKind.INTERLEAVED: ScheduleFacts(
         _in_rounds, 2, None, pairs=Pairs.ASKED, fewest_batches=1, whole_rounds=True
     ),
-    ScheduleKind.ZB_H1: ScheduleFacts(_every_stage, splits_backward=True, stops=True),
-    ScheduleKind.ZB_H2: ScheduleFacts(_twice_ahead, splits_backward=True),
+    ScheduleKind.ZB_H1: ScheduleFacts(
+        _every_stage, splits_backward=True, before_input_gradient=_to_the_end_and_back, stops=True
+    ),
+    ScheduleKind.ZB_H2: ScheduleFacts(
+        _twice_ahead, splits_backward=True, before_input_gradient=_to_the_end_and_back_twice
+    ),
     ScheduleKind.ZB_V: ScheduleFacts(_down_and_up, 2, 2, Placement.V, splits_backward=True),
     ScheduleKind.DUALPIPE: ScheduleFacts(
         _from_both_ends,

@@ -10,19 +10,30 @@ from stepcast.ir.strategy import Strategy
 
 
 def default_in_flight(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
-    """For each stage, the micro-batches that each of its pieces holds."""
+    """Return, for each stage, the number of micro-batches that each of its pieces holds."""
+    return _held(strategy.schedule, _pipeline_of(strategy), False)
+
+
+def before_input_gradient(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
+    """Return, for each stage and piece, how many of them have not run their input gradient yet.
+
+    The others wait for their weight gradient: of the loss they keep the gradient of the logits alone.
+    """
+    return _held(strategy.schedule, _pipeline_of(strategy), True)
+
+
+def _pipeline_of(strategy: Strategy) -> Pipeline:
     layout = strategy.layout
     # A forward beside the backward of another micro-batch: one more is begun before the first ends. On a
     # single stage the one fills what the other empties, layer by layer.
     paired = strategy.pairs_micro_batches and layout.pp > 1
-    pipeline = Pipeline(layout.pp, layout.vpp, strategy.micro_batches, ahead=1 if paired else 0)
-    return _held(strategy.schedule, pipeline)
+    return Pipeline(layout.pp, layout.vpp, strategy.micro_batches, ahead=1 if paired else 0)
 
 
 @lru_cache(maxsize=1024)
-def _held(schedule: ScheduleKind, pipeline: Pipeline) -> tuple[tuple[int, ...], ...]:
+def _held(schedule: ScheduleKind, pipeline: Pipeline, before_input: bool) -> tuple[tuple[int, ...], ...]:
     facts, batches = facts_of(schedule, pipeline.stages), pipeline.micro_batches
+    held = (facts.before_input_gradient if before_input else None) or facts.held
     return tuple(
-        tuple(min(batches, number) for number in facts.held(pipeline, stage))
-        for stage in range(pipeline.stages)
+        tuple(min(batches, number) for number in held(pipeline, stage)) for stage in range(pipeline.stages)
     )

@@ -11,18 +11,27 @@ ALIGNED = 8
 
 
 def loss_bytes(
-    model: Model, strategy: Strategy, in_flight: int = 1, framework: Framework = MEGATRON_CORE
+    model: Model,
+    strategy: Strategy,
+    in_flight: int = 1,
+    framework: Framework = MEGATRON_CORE,
+    waiting: int = 0,
 ) -> float:
-    """The most that logits, softmax and their gradients take at once, and the projection's own gradient.
+    """Return the most that logits, softmax and their gradients take at once, with the projection's gradient.
 
     *in_flight* micro-batches keep their softmax; one of them is at work. So do the losses of further tokens:
     Megatron-Core computes them before that of the next token, which is the first to run backward.
+    *waiting* more have run their input gradient and wait for the weight gradient of a zero-bubble schedule:
+    autograd has freed their softmax, and the projection keeps its input and the gradient of its output, the
+    logits, in the training precision (github.com/sail-sg/zero-bubble, WeightGradStore.put in
+    megatron/core/tensor_parallel/layers.py).
     """
     tp, kernels = strategy.layout.tp, framework.kernels
     vocab = model.padded_vocab(tp)
     logits = strategy.local_tokens * vocab / tp
     kept = logits * FP32_BYTES * max(0, in_flight * (1 + strategy.further_tokens) - 1)
     element = strategy.stored.bytes
+    kept += logits * element * waiting * (1 + strategy.further_tokens)
     if strategy.layout.pp > 1:
         kept += logits * element * min(framework.deferred_gradients, strategy.micro_batches)
     if kernels is Kernels.PLAIN:

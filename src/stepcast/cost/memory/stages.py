@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 from stepcast.cost.memory.gathered import keeps_weights
-from stepcast.cost.memory.in_flight import default_in_flight
+from stepcast.cost.memory.in_flight import before_input_gradient, default_in_flight
 from stepcast.cost.memory.loss import loss_bytes
 from stepcast.cost.memory.overhead import communicators
 from stepcast.cost.memory.piece import PieceTotals, piece_totals
@@ -107,12 +107,13 @@ def memory(
     shared = _Shared(model, strategy, framework, workspace_bytes(model, framework, gpu))
     known: dict[tuple[int, ...], _Held] = {}
     stages = []
+    before_input = before_input_gradient(strategy)
     for stage, counts in enumerate(in_flight):
         pieces = [totals[index] for index in pieces_of_stage(strategy, stage)]
         key = tuple(map(id, pieces))
         if key not in known:
             known[key] = _Held(shared, pieces)
-        stages.append(_Stage(known[key], counts).memory(stage, gpu))
+        stages.append(_Stage(known[key], counts, before_input[stage]).memory(stage, gpu))
     return tuple(stages)
 
 
@@ -182,12 +183,14 @@ class _Shared:
         self.word_gradient = rows * width * strategy.weights.bytes if full else 0.0
         self.tied = model.tied
         self.model = model
-        self.loss: dict[int, float] = {}
+        self.loss: dict[tuple[int, int], float] = {}
 
-    def loss_bytes(self, count: int) -> float:
-        if count not in self.loss:
-            self.loss[count] = loss_bytes(self.model, self.strategy, count, self.framework)
-        return self.loss[count]
+    def loss_bytes(self, count: int, before_input: int) -> float:
+        """Of *count* micro-batches, the loss of *before_input* at most has not run backward yet."""
+        key = min(count, before_input), max(0, count - before_input)
+        if key not in self.loss:
+            self.loss[key] = loss_bytes(self.model, self.strategy, key[0], self.framework, key[1])
+        return self.loss[key]
 
 
 class _Held:
@@ -215,8 +218,8 @@ class _Held:
 
 
 class _Stage:
-    def __init__(self, held: _Held, counts: Sequence[int]) -> None:
-        self.held, self.counts, self.shared = held, counts, held.shared
+    def __init__(self, held: _Held, counts: Sequence[int], before_input: Sequence[int]) -> None:
+        self.held, self.counts, self.before_input, self.shared = held, counts, before_input, held.shared
         self.strategy, self.framework = held.shared.strategy, held.shared.framework
         self.states = held.states
         pairs = list(zip(held.pieces, counts, strict=True))
@@ -265,9 +268,9 @@ class _Stage:
             _Moment(late, held.largest_layer, held.working + sharded),
             _Moment(gradients, 0.0, self._embedding_gradient() + shared.workspace),
         ]
-        for piece, count in zip(held.pieces, self.counts, strict=True):
+        for piece, count, before_input in zip(held.pieces, self.counts, self.before_input, strict=True):
             if piece.head:
-                loss = shared.loss_bytes(count) + held.gathered + shared.workspace
+                loss = shared.loss_bytes(count, before_input) + held.gathered + shared.workspace
                 moments.append(_Moment(early, self.activations, loss))
         return moments
 
