@@ -1,12 +1,57 @@
-"""Property tests look for new cases on a person's machine and repeat the same ones in continuous integration.
+"""Set up hypothesis, the markers of slow tests and the list of skipped tests at the end of a run.
 
-None has a time to keep: on a machine that does other work too, that fails of itself.
+Hypothesis tries the same examples in every run, on a developer's machine as in continuous integration, so that a
+change that passes in one passes in the other. All settings that hypothesis would choose by the variable ``CI``
+are therefore fixed here. ``pytest --hypothesis-profile explore`` looks for new examples instead. No profile has
+a deadline, and slow data generation is no error: either would fail on a busy machine.
 """
 
-import os
+from collections import Counter
+from pathlib import Path
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 
-settings.register_profile("explore", deadline=None)
-settings.register_profile("repeat", deadline=None, derandomize=True)
-settings.load_profile("repeat" if os.environ.get("CI") else "explore")
+settings.register_profile(
+    "repeat",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "explore", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("repeat")
+
+TESTS = Path(__file__).parent
+# Markers of all tests of a folder or a file; pyproject.toml describes them.
+MARKED = {
+    "browser": "browser",
+    "fuzz": "fuzz",
+    "fuzz/test_bombs.py": "exhaustion",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of the folders and files in MARKED."""
+    for item in items:
+        if item.path.is_relative_to(TESTS):
+            path = item.path.relative_to(TESTS)
+            for place in (path, *path.parents):
+                if marker := MARKED.get(place.as_posix()):
+                    item.add_marker(marker)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print each reason for skipping once, with the number of tests (or of files skipped on import)."""
+    reasons: Counter[tuple[str, str]] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        if isinstance(report.longrepr, tuple):
+            unit = "file" if isinstance(report, pytest.CollectReport) else "test"
+            reasons[report.longrepr[2].removeprefix("Skipped: "), unit] += 1
+    if reasons:
+        terminalreporter.section("skipped")
+    for (reason, unit), count in sorted(reasons.items()):
+        terminalreporter.line(f"{count} {unit}{'s' if count > 1 else ''}: {reason}")

@@ -1,13 +1,20 @@
-"""Where the shared reference material lies, for tests that need it."""
+"""Find the measurements of ``../shared/data``, which are not part of the repository, and skip tests without them.
+
+Each test names the folders that it reads: where only some are present, the others' tests are skipped.
+"""
 
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHARED = ROOT.parent / "shared"
-DATA = SHARED / "data"
+DATA = ROOT.parent / "shared" / "data"
 
-needs_shared = pytest.mark.skipif(
-    not DATA.is_dir(), reason="needs the measurement folder ../shared/data, which is not beside this checkout"
-)
+
+def needs_data(*folders: str) -> pytest.MarkDecorator:
+    """Skip a test if ``../shared/data`` or one of its *folders* does not exist."""
+    missing = [folder for folder in folders if not (DATA / folder).is_dir()]
+    reason = f"needs the measurements in ../shared/data/{', '.join(missing)}"
+    if not DATA.is_dir():
+        reason = "needs the measurements in ../shared/data, which is not part of the repository"
+    return pytest.mark.skipif(bool(missing) or not DATA.is_dir(), reason=reason)

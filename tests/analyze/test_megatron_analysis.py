@@ -13,7 +13,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members
 from tests.analyze.megatron_run import Pipeline, step_ms, write
 from tests.inputs.test_megatron import SUMS_MS
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 RUN = Pipeline()
 RANK_7 = ROOT / "examples" / "megatron-rank7.txt"
@@ -95,7 +95,7 @@ def test_the_seed_alone_warns_that_one_rank_is_not_enough() -> None:
     assert found["critical_path"] == []
 
 
-@needs_shared
+@needs_data("megatron-traces")
 def test_the_whole_run_of_the_seed() -> None:
     found = analyze_megatron(read(DATA / "megatron-traces" / "20240923205004")).facts()
     assert found["step_s"] * 1e3 == pytest.approx(3855.5, abs=0.1)
@@ -112,7 +112,7 @@ def test_the_whole_run_of_the_seed() -> None:
     assert ends[0]["ranks"] == [7]
 
 
-@needs_shared
+@needs_data("megatron-traces")
 @pytest.mark.parametrize("run", sorted(path.name for path in (DATA / "megatron-traces").glob("*")))
 def test_every_shared_run_is_explained(run: str) -> None:
     found = analyze_megatron(read(DATA / "megatron-traces" / run)).facts()

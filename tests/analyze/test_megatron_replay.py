@@ -16,7 +16,7 @@ from stepcast.analyze.spans import timeline_of
 from stepcast.analyze.whatif import GpuChange, Surroundings, WhatIfError, apply_changes
 from stepcast.inputs.table import read
 from tests.analyze.megatron_run import Pipeline, step_ms, write
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 RUN = Pipeline()
 
@@ -226,7 +226,7 @@ def test_a_played_step_is_a_timeline(tmp_path: Path) -> None:
     assert any(name.startswith("wait: ") for name in timeline.names)
 
 
-@needs_shared
+@needs_data("megatron-traces")
 def test_rank_7_healthy_in_the_shared_run() -> None:
     recording = record_megatron(read(DATA / "megatron-traces" / "20240923205004"))
     result = replay(recording, ["rank.7=healthy"])

@@ -11,9 +11,9 @@ from stepcast.analyze.stragglers import Stragglers
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.stragglers import looks_like, read
-from tests.shared import ROOT
+from tests.shared import DATA, needs_data
 
-DATA = ROOT.parent / "shared" / "data" / "stragglers"
+TRACES = DATA / "stragglers"
 HEAD = "dp_rank,stage,rank,step,optype,start_ts,duration,seq_id,mc,mb_id,gmc\n"
 
 
@@ -56,11 +56,11 @@ def test_a_transfer_is_what_follows_the_last_start() -> None:
     assert np.allclose(found.recorded_s[:, :, scatter], 0.5)
 
 
-@pytest.mark.skipif(not DATA.is_dir(), reason="the published traces are not here")
+@needs_data("stragglers")
 @pytest.mark.parametrize("name", ["ST", "AR"])
 def test_published_answers(name: str) -> None:
-    found = Stragglers(read(Source(DATA / f"trace-{name}.csv.gz")))
-    expected = json.loads((DATA / f"expected-{name}.json").read_text())
+    found = Stragglers(read(Source(TRACES / f"trace-{name}.csv.gz")))
+    expected = json.loads((TRACES / f"expected-{name}.json").read_text())
     result = expected["result"]
     assert found.slowdown == pytest.approx(result["blocking_slowdown"], rel=1e-5)
     assert found.undelayed_s == pytest.approx(list(result["step_t_nodelay"].values()), abs=1e-4)

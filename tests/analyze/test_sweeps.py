@@ -20,7 +20,7 @@ from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US
 from tests.inputs.fuzz import mutations
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 from tests.sweep_logs import log_of
 
 KNOWN = {*(fault.cause for fault in FAULTS), *(one[0] for one in UNEXPLAINED.values()), "tcp", BETTER[0]}
@@ -190,7 +190,7 @@ def test_clusters_with_the_gpu_of_the_log_are_suggested(
     assert "with h100-sxm are known" in capsys.readouterr().err
 
 
-@needs_shared
+@needs_data("nccl-tests")
 @pytest.mark.parametrize("ranks", [2, 8, 16, 64])
 def test_measured_logs_are_healthy_where_they_were_fitted(
     ranks: int, capsys: pytest.CaptureFixture[str]
@@ -201,14 +201,14 @@ def test_measured_logs_are_healthy_where_they_were_fitted(
     assert found["mean_abs_error"] < 0.2
 
 
-@needs_shared
+@needs_data("nccl-tests")
 def test_a_slow_network_shows_beside_a_healthy_description(capsys: pytest.CaptureFixture[str]) -> None:
     """The same logs beside what the parts should reach: 128 of 187 GB/s, which no count of NICs explains."""
     found = analyze(capsys, str(DATA / "nccl-tests" / "nccl_16.log"), "--cluster", "dgx-a100")
     assert [one["cause"] for one in found["findings"]] == ["slow-network"]
 
 
-@needs_shared
+@needs_data("collectives")
 def test_sockets_are_told_from_rdma() -> None:
     """A published sweep over IP over InfiniBand, on VMs whose NICs could do RDMA."""
     with (DATA / "collectives" / "collectives.csv").open(newline="") as lines:

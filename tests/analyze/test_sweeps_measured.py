@@ -11,7 +11,7 @@ from stepcast.inputs.collective_table import TableRow, read_rows
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.validate.collective_rows import matched, row_route
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 # What its source says is wrong with a table, as far as stepcast can see it: sockets; a ring where the switch
 # could add; a network that its owner was asking about, or that is known to be far below its rate.
@@ -53,13 +53,13 @@ def causes(rows: list[TableRow]) -> list[str]:
     return [one["cause"] for one in findings(log_of(rows))]
 
 
-@needs_shared
+@needs_data("collectives")
 @pytest.mark.parametrize("name", WRONG)
 def test_a_known_fault_is_named(name: str, tables: dict[str, list[TableRow]]) -> None:
     assert causes(tables[name]) == [WRONG[name]]
 
 
-@needs_shared
+@needs_data("collectives")
 def test_few_healthy_machines_are_accused(tables: dict[str, list[TableRow]]) -> None:
     healthy = {
         name: rows
@@ -71,7 +71,7 @@ def test_few_healthy_machines_are_accused(tables: dict[str, list[TableRow]]) -> 
     assert len(accused) <= 3
 
 
-@needs_shared
+@needs_data("collectives")
 @pytest.mark.parametrize(
     "name", ["superbench-a100x8-reducescatter", "gcp-a3mega-x16-ag", "oke-gb200x128", "vultr-mi355x-x8-a2a"]
 )

@@ -37,7 +37,7 @@ def chromium_path() -> str | None:
 def browser() -> Iterator[Any]:
     """Debian's chromium, or what STEPCAST_CHROMIUM names, through Playwright's package."""
     sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="needs Playwright: pip install 'stepcast[browser]'"
+        "playwright.sync_api", reason="needs the extra browser: pip install 'stepcast[browser]'"
     )
     path = chromium_path()
     if path is None:

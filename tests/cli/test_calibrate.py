@@ -15,7 +15,7 @@ from stepcast.hardware import load_gpu
 from stepcast.inputs.kineto import ops as kineto_ops
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Matmul
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 ATEN = kineto_ops.OPERATORS
 TRACE = ROOT / "examples" / "kineto-llama-1b.json.gz"
@@ -271,7 +271,7 @@ def test_one_rank_alone_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "backward_factor_tf32" in capsys.readouterr().out
 
 
-@needs_shared
+@needs_data("megatron-traces")
 def test_whole_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = ("20250320141611", "20250320144110", "20250321130317")
     written = tmp_path / "c.toml"
@@ -294,7 +294,7 @@ def test_whole_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert predicted["step_s"] == pytest.approx(0.9317, rel=0.05), "the first of these runs"
 
 
-@needs_shared
+@needs_data("megatron-traces")
 def test_slow_ranks_do_not_count(capsys: pytest.CaptureFixture[str]) -> None:
     found = calibrate(capsys, str(RUNS / "20240923205004"), "--gpu", "a800-sxm-80gb")
     assert any("rank 7 is 2.26 times as slow and left out" in text for text in found["warnings"])

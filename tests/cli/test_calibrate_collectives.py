@@ -14,7 +14,7 @@ from stepcast.hardware import cluster_names, load_cluster
 from stepcast.inputs.nccl_tests import read
 from stepcast.inputs.source import Source
 from stepcast.ir.work import CollectiveKind
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 from tests.sweep_logs import log_of
 
 # Further from the description than any measured cluster is.
@@ -124,7 +124,7 @@ def test_every_constant_can_be_set_where_a_cluster_has_it(name: str) -> None:
             assert constant.of(with_constants(changed, [constant], [value])) == value
 
 
-@needs_shared
+@needs_data("nccl-tests")
 @pytest.mark.parametrize("names", [("2", "8", "16", "64"), ("8",), ("16",)])
 def test_sizes_left_out_of_measured_logs_come_closer(
     names: tuple[str, ...], capsys: pytest.CaptureFixture[str]

@@ -13,8 +13,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "captured" / "llama-3.2-1b.js
 CONFIG = Path(stepcast.__file__).parent / "data" / "transformers" / "configs" / "llama-3.2-1b.json"
 BATCH, SEQ = 4, 4096  # that the example was captured with
 
-pytestmark = pytest.mark.skipif(not EXAMPLE.exists(), reason="examples are not installed")
-
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, object]:
     assert main([*words, "--json"]) == 0

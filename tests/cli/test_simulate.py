@@ -12,7 +12,7 @@ from stepcast.simulation.messages import Send
 from stepcast.simulation.schedules.table import ORDERS
 from stepcast.units import format_percent, format_seconds
 from tests.cli.test_main import EXAMPLES, run, run_json
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 LLAMA = str(EXAMPLES / "simai-llama-405b.txt")
 ON_H100 = ("--cluster", "dgx-h100")
@@ -65,13 +65,12 @@ def test_every_schedule_runs(capsys: pytest.CaptureFixture[str], schedule: str) 
     assert found["schedule"] == schedule
 
 
-@needs_shared
 @pytest.mark.parametrize(
     ("path", "totals_us"),
     [
         (EXAMPLES / "simai-gpt-13b.txt", {"dp": 109168, "tp": 124302, "bubble": 940909, "compute": 951592, "total": 2125971}),
         (EXAMPLES / "simai-llama-405b.txt", {"dp": 322654, "tp": 290054, "bubble": 6946315, "compute": 7213232, "total": 14772256}),
-        (DATA / "simai" / "moe_9216gpus.txt", {"dp": 40332, "dp_ep": 1067010, "tp": 326686, "ep": 1222811, "bubble": 345984, "compute": 4542795, "total": 7545619}),
+        pytest.param(DATA / "simai" / "moe_9216gpus.txt", {"dp": 40332, "dp_ep": 1067010, "tp": 326686, "ep": 1222811, "bubble": 345984, "compute": 4542795, "total": 7545619}, marks=needs_data("simai")),
     ],
     ids=["gpt", "llama", "moe"],
 )  # fmt: skip

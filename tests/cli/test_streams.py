@@ -157,7 +157,7 @@ def test_help_is_a_word_too(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_file_is_written_where_one_must_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if os.geteuid() == 0:
-        pytest.skip("the superuser may write anywhere")
+        pytest.skip("needs a user other than root, who may write everywhere")
     tmp_path.chmod(0o555)
     status, _, err = run(capsys, "convert", LLAMA, str(tmp_path / "w.txt"), "--to", "simai")
     assert status == 2

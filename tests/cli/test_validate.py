@@ -8,7 +8,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.validate.h200 import comparison as h200
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 KEYS = (
     "rows",
@@ -76,7 +76,7 @@ def test_a_folder_of_sets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         assert json.loads(capsys.readouterr().out)["sets"]["h200"]["rows"] == 10
 
 
-@needs_shared
+@needs_data("nccl-tests")
 def test_the_cluster_of_logs_can_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     errors = []
     for words in ([], ["--cluster", "dgx-a100"]):

@@ -14,7 +14,7 @@ from stepcast.validate.nccl_tests import (
     compare_sweep,
     mean_abs_error,
 )
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 FOLDER = DATA / "nccl-tests"
 CLUSTER = "azure-nd-a100-v4"
@@ -35,14 +35,14 @@ def rows() -> tuple[MeasuredCollective, ...]:
     return compared
 
 
-@needs_shared
+@needs_data("nccl-tests")
 def test_all_world_sizes_together(rows: tuple[MeasuredCollective, ...]) -> None:
     assert len(rows) == 104
     assert mean_abs_error(rows) <= 0.07
     assert mean_abs_error(rows, MIB) <= 0.04
 
 
-@needs_shared
+@needs_data("nccl-tests")
 @pytest.mark.parametrize("ranks", [2, 8, 16, 64])
 def test_each_world_size(rows: tuple[MeasuredCollective, ...], ranks: int) -> None:
     ours = [row for row in rows if row.ranks == ranks]
@@ -50,7 +50,7 @@ def test_each_world_size(rows: tuple[MeasuredCollective, ...], ranks: int) -> No
     assert mean_abs_error(ours, MIB) <= 0.07
 
 
-@needs_shared
+@needs_data("nccl-tests")
 def test_the_logs_tell_how_ranks_were_launched() -> None:
     """One process drove all GPUs of a node, or each had its own."""
     per_thread = {log.ranks: log.ranks_per_thread for log in map(read, folder_files(str(FOLDER)))}

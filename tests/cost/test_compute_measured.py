@@ -20,7 +20,7 @@ from stepcast.validate.h200.ops import operator_s
 from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
 from stepcast.validate.neusight.models import neusight_kernels
 from stepcast.validate.priced import priced
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 FOLDER = Path(__file__).parents[1] / "data" / "h200"
 H200 = load_gpu("h200")
@@ -101,7 +101,7 @@ def test_blocks_on_an_h200() -> None:
     assert np.median(backward) <= 0.035
 
 
-@needs_shared
+@needs_data("neusight")
 def test_whole_fp32_models_are_closer_than_neusight() -> None:
     gpus = {
         "NVIDIA_A100-PCIE-40GB": "a100-pcie-40gb",

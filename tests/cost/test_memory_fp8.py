@@ -13,7 +13,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import ScheduleKind, Sharding, Strategy, TrainingKind
 from stepcast.models.catalog import load_model
 from stepcast.units import GIB
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 Row = Mapping[str, str]
 
@@ -44,7 +44,7 @@ def strategy(row: Row) -> Strategy:
     )
 
 
-@needs_shared
+@needs_data("mlperf")
 def test_weights_in_fp8_need_what_was_logged() -> None:
     errors = {}
     with open(DATA / "mlperf" / "training_runs.csv", newline="") as file:

@@ -17,7 +17,7 @@ from stepcast.validate.optimus import peaks
 from stepcast.validate.published.comparison import MemoryRow, measure, records_of
 from stepcast.validate.published.corrections import corrected, corrections
 from stepcast.validate.published.setup import completed, setup_of
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 OURS = Path(__file__).parents[1] / "data" / "h200"
 # Ran out of memory for a reason the arithmetic does not show: docs/memory.md has the count, and the runs beside
@@ -62,7 +62,7 @@ def memory_is_known(record: Mapping[str, str | None]) -> bool:
     return run.out_of_memory or run.peak_memory_gib is not None
 
 
-@needs_shared
+@needs_data("published")
 def test_peaks_of_published_runs() -> None:
     known = [row for row in published() if not row.out_of_memory]
     errors = [row.predicted_bytes / row.measured_bytes - 1 for row in known]
@@ -71,14 +71,14 @@ def test_peaks_of_published_runs() -> None:
     assert abs(mean(errors)) < 0.02
 
 
-@needs_shared
+@needs_data("published")
 def test_published_runs_that_ran_out_of_memory_do_not_fit() -> None:
     failed = [row for row in published() if row.out_of_memory]
     assert len(failed) >= 3
     assert [row.name for row in failed if row.fits] in ([], sorted(UNEXPLAINED))
 
 
-@needs_shared
+@needs_data("published")
 def test_published_runs_with_room_to_spare_fit() -> None:
     spare_bytes = 0.9 * 79.6 * GIB  # of the smallest of their GPUs
     rows = [row for row in published() if 0 < row.measured_bytes < spare_bytes]
@@ -86,7 +86,7 @@ def test_published_runs_with_room_to_spare_fit() -> None:
     assert [row.name for row in rows if not row.fits] == []
 
 
-@needs_shared
+@needs_data("optimus-sweep")
 def test_stages_of_the_optimus_sweep() -> None:
     """Every other run, with and without tensor parallelism; 'stepcast validate' tells of all of them."""
     logs = read_logs([str(path) for path in sorted((DATA / "optimus-sweep").glob("*_log.txt"))[::2]], print)

@@ -12,16 +12,18 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind, Matmul, Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import GIB, MIB, US
-from tests.shared import DATA, SHARED, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
-SEED_000 = SHARED / "seeds" / "000_61968dba09bf56f9.txt"
-SEED_001 = SHARED / "seeds" / "001_ec526f178b8c47e2.txt"
+GPT = ROOT / "examples" / "simai-gpt-13b.txt"
+LLAMA = ROOT / "examples" / "simai-llama-405b.txt"
 MOE = DATA / "simai" / "moe_9216gpus.txt"
 # DP, DP_EP, TP, EP, bubble, compute, total in us, from SimAI-analytical with 360 and 48.5 GB/s, 8 GPUs, 8 NICs.
 REFERENCE = [
-    (SEED_000, 512, (109168, 0, 124302, 0, 940909, 951592, 2125971)),
-    (SEED_001, 1024, (322654, 0, 290054, 0, 6946315, 7213232, 14772256)),
-    (MOE, 9216, (40332, 1067010, 326686, 1222811, 345984, 4542795, 7545619)),
+    (GPT, 512, (109168, 0, 124302, 0, 940909, 951592, 2125971)),
+    (LLAMA, 1024, (322654, 0, 290054, 0, 6946315, 7213232, 14772256)),
+    pytest.param(
+        MOE, 9216, (40332, 1067010, 326686, 1222811, 345984, 4542795, 7545619), marks=needs_data("simai")
+    ),
 ]
 
 
@@ -48,20 +50,18 @@ def one_layer(
     return Workload((Stage((Block((layer,)),)),), layout)
 
 
-@needs_shared
-@pytest.mark.parametrize(("path", "gpus", "expected_us"), REFERENCE, ids=["seed 000", "seed 001", "moe"])
+@pytest.mark.parametrize(("path", "gpus", "expected_us"), REFERENCE, ids=["gpt", "llama", "moe"])
 def test_totals_are_simais(path: str, gpus: int, expected_us: tuple[int, ...]) -> None:
     price = simai_price(read(path), gpus)
     assert parts_us(price) == pytest.approx(expected_us, abs=2)
     assert price.pp_s == 0
 
 
-@needs_shared
 def test_ignored_broadcast_is_told() -> None:
-    assert "broadcast costs nothing" in simai_price(read(SEED_000), 512).warnings[0]
+    assert "broadcast costs nothing" in simai_price(read(GPT), 512).warnings[0]
 
 
-@needs_shared
+@needs_data("simai")
 def test_overlap_hides_its_group_alone() -> None:
     workload = read(MOE)
     plain = simai_price(workload, 9216)
@@ -72,9 +72,8 @@ def test_overlap_hides_its_group_alone() -> None:
     assert hidden.total_s == pytest.approx(plain.total_s - plain.tp_s - plain.ep_s / 2)
 
 
-@needs_shared
 def test_gpus_of_the_file_are_the_default() -> None:
-    assert simai_price(read(SEED_000)) == simai_price(read(SEED_000), 512)
+    assert simai_price(read(GPT)) == simai_price(read(GPT), 512)
 
 
 @pytest.mark.parametrize(("ranks", "expected_us"), [(2, 10), (4, 12), (8, 15), (16, 66), (128, 320)])

@@ -126,7 +126,7 @@ def test_an_ignored_interrupt_stays_ignored() -> None:
 
 
 def test_numba_without_a_place_to_keep_its_code_still_runs(tmp_path: Path) -> None:
-    pytest.importorskip("numba")
+    pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
     home = tmp_path / "file"
     home.write_text("no folder can be made in here")
     program = """

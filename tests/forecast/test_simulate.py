@@ -8,7 +8,7 @@ from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.jitter import jittered
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 GPT_13B = ROOT / "examples" / "simai-gpt-13b.txt"
 LLAMA_405B = ROOT / "examples" / "simai-llama-405b.txt"
@@ -16,7 +16,7 @@ GPT2_LARGE = ROOT / "examples" / "optable-gpt2-large.tsv"
 BARE_100G = ["node.gpus=1", "node.nics=1", "node.nic.bandwidth=100 Gb/s", "node.nic.efficiency=1.0"]
 
 
-@needs_shared
+@needs_data("neusight")
 def test_operator_table_with_32_ranks_at_100_gigabits() -> None:
     """The known answer of the table with its backward restored: 6874.5 ms, 3.1 ms of it exposed."""
     workload = read(DATA / "neusight" / "seed004_with_backward.csv")

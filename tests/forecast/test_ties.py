@@ -20,8 +20,6 @@ from stepcast.outputs.captured import write
 EXAMPLE = Path(__file__).parents[2] / "examples" / "captured" / "llama-3.2-1b.json"
 EMBEDDING_BYTES = 128256 * 2048 * 2
 
-pytestmark = pytest.mark.skipif(not EXAMPLE.exists(), reason="examples are not installed")
-
 
 @pytest.fixture(scope="module")
 def llama() -> Captured:

@@ -59,15 +59,25 @@ class Outcome:
 
 @cache
 def loaded() -> int:
-    """Load here what every command would load again: a fork has it for nothing. The number of modules."""
+    """Import the modules that commands use, so that forks need not, and return how many were imported.
+
+    A module that needs a package of an extra is left out where that package is not installed.
+    """
     import stepcast
 
     modules = [found.name for found in walk_packages(stepcast.__path__, "stepcast.")]
-    # PyTorch and the web are optional; __main__ would run.
+    # Importing PyTorch takes seconds, and __main__ would run.
     modules = [name for name in modules if not name.startswith(ASIDE) and not name.endswith("__main__")]
+    imported = 0
     for name in modules:
-        import_module(name)
-    return len(modules)
+        try:
+            import_module(name)
+        except ModuleNotFoundError as error:
+            if (error.name or "stepcast").partition(".")[0] == "stepcast":
+                raise
+        else:
+            imported += 1
+    return imported
 
 
 def run_bounded(

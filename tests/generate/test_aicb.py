@@ -1,7 +1,5 @@
 """The aicb-1.1 dialect against files that AICB wrote."""
 
-from pathlib import Path
-
 import pytest
 
 from stepcast.generate.aicb import aicb_workload
@@ -9,7 +7,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.strategy import Sharding, Strategy, StrategyError
 from stepcast.models.table import model_of
 from stepcast.outputs.simai import write
-from tests.shared import DATA, SHARED, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 LLAMA = model_of(
     "llama-405b-like",
@@ -36,23 +34,19 @@ def layer_lines(text: str) -> list[list[str]]:
     return [[*row[:2], *row[3:5], *row[6:8], *row[9:12]] for row in cells]
 
 
-def seed_file() -> Path:
-    return next((SHARED / "seeds").glob("001_*"))
-
-
-@needs_shared
-def test_seed_001_line_by_line() -> None:
+def test_llama_405b_example_line_by_line() -> None:
     strategy = Strategy(
         Layout(tp=8, pp=16, dp=8), 1, 128, 4096, sequence_parallel=True, sharding=Sharding.ZERO_1
     )
-    ours, theirs = write(aicb_workload(LLAMA, strategy)).decode(), seed_file().read_text()
+    theirs = (ROOT / "examples" / "simai-llama-405b.txt").read_text()
+    ours = write(aicb_workload(LLAMA, strategy)).decode()
     assert ours.splitlines()[:2] == theirs.splitlines()[:2]
     lines = layer_lines(ours)
     assert len(lines) == 557
     assert lines == layer_lines(theirs)
 
 
-@needs_shared
+@needs_data("simai")
 def test_simais_mixture_of_experts_line_by_line() -> None:
     layout = Layout(tp=2, ep=16, pp=12, dp=384)
     strategy = Strategy(layout, 1, 384 * 24, 4096, sequence_parallel=True)

@@ -6,7 +6,7 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.gpustat import looks_like, read_gpustat
 from stepcast.inputs.source import Source
 from stepcast.units import MIB
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 LOG = """===== 2025-12-24 11:19:55 =====
 s8             Wed Dec 24 11:19:56 2025  560.35.05
@@ -37,7 +37,7 @@ def test_bad_logs_are_told(text: str, expected: str) -> None:
         read_gpustat(Source("log", text.encode()))
 
 
-@needs_shared
+@needs_data("optimus-sweep")
 def test_known_peaks_of_the_seeds_run() -> None:
     path = DATA / "optimus-sweep" / "20251224_105911_gpustat_TP1_DP1_PP8_MBS1_GBS32.log"
     peaks = [peak // MIB for peak in read_gpustat(Source(path))]

@@ -14,7 +14,7 @@ from stepcast.inputs.megatron.reader import read_run
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read
 from stepcast.ir.dtype import DType
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 TRACES = DATA / "megatron-traces"
 SEED = (ROOT / "examples" / "megatron-rank7.txt").read_bytes()
@@ -170,7 +170,7 @@ def test_gradients_of_experts_alone_are_not_taken_for_a_model() -> None:
     assert config.layout.tp == 1
 
 
-@needs_shared
+@needs_data("megatron-traces")
 def test_eight_ranks_read_as_one_timeline() -> None:
     timeline = read(TRACES / "20240923205004")
     assert timeline.ranks == tuple(range(8))
@@ -195,12 +195,12 @@ def all_runs() -> list[Path]:
     return sorted(TRACES.iterdir()) if TRACES.is_dir() else []
 
 
-@needs_shared
+@needs_data("megatron-traces")
 def test_all_shared_runs_are_there() -> None:
     assert len(all_runs()) == 12
 
 
-@needs_shared
+@needs_data("megatron-traces")
 @pytest.mark.parametrize("folder", all_runs(), ids=lambda folder: folder.name)
 def test_layout_of_every_shared_run_from_content_alone(folder: Path) -> None:
     """Files are read under names that say nothing; layers of expert runs cannot be told that way."""
@@ -223,7 +223,7 @@ def test_layout_of_every_shared_run_from_content_alone(folder: Path) -> None:
     assert len(timeline.ranks) == world
 
 
-@needs_shared
+@needs_data("megatron-traces")
 def test_ranks_of_two_real_runs_are_refused() -> None:
     other = next(iter(sorted((TRACES / "20250320144110").iterdir())))
     with pytest.raises(FormatError, match="expected ranks of one run"):

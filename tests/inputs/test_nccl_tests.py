@@ -12,7 +12,7 @@ from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import US
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 SHAPE = "# nThread 1 nGpus 1 minBytes 8 maxBytes 64 step: 2(factor) warmup iters: 5 iters: 20 validation: 1"
 NEW_COLUMNS = "#  size  count  type  redop  root  time  algbw  busbw  #wrong  time  algbw  busbw  #wrong"
@@ -164,7 +164,7 @@ def test_bad_logs_are_named(text: str, expected: str) -> None:
         read_text(text)
 
 
-@needs_shared
+@needs_data("nccl-tests")
 @pytest.mark.parametrize(("ranks", "nodes", "count"), [(2, 1, 28), (8, 1, 28), (16, 2, 25), (64, 8, 23)])
 def test_measured_logs(ranks: int, nodes: int, count: int) -> None:
     path = DATA / "nccl-tests" / f"nccl_{ranks}.log"

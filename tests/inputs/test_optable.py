@@ -18,7 +18,7 @@ from stepcast.outputs.optable import write
 from stepcast.report.workload import workload_facts
 from stepcast.units import MS
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 GPT2_LARGE = ROOT / "examples" / "optable-gpt2-large.tsv"
 HEAD = "\t".join(COLUMNS)
@@ -66,7 +66,7 @@ def test_backward_factor() -> None:
     assert workload_facts(workload)["communication_elements"] == 774_080_337
 
 
-@needs_shared
+@needs_data("neusight")
 def test_comma_twin_with_backward() -> None:
     workload = read(Source(DATA / "neusight" / "seed004_with_backward.csv"))
     phases = workload_facts(workload)["compute_by_phase_s"]

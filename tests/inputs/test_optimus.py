@@ -13,7 +13,7 @@ from stepcast.inputs.source import HEAD_BYTES, Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.runlog import RunLog
 from tests.inputs.fuzz import FUZZ, mutations
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 SEED_PATH = ROOT / "examples" / "optimus-llama-1b.txt"
 SEED = SEED_PATH.read_text()
@@ -271,12 +271,12 @@ def all_logs() -> list[Path]:
     return sorted(SWEEP.glob("*_log.txt"))
 
 
-@needs_shared
+@needs_data("optimus-sweep")
 def test_all_shared_logs_are_there() -> None:
     assert len(all_logs()) == 8
 
 
-@needs_shared
+@needs_data("optimus-sweep")
 @pytest.mark.parametrize("path", all_logs(), ids=lambda path: path.name)
 def test_every_shared_log_is_complete(path: Path) -> None:
     """The first rank of each stage reports 20 steps; every rank of the last stage prints each batch."""

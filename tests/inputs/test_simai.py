@@ -16,7 +16,7 @@ from stepcast.ir.workload import Workload
 from stepcast.outputs.simai import write
 from stepcast.report.workload import workload_facts
 from tests.inputs.fuzz import FUZZ, check_reader, mutations
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 GPT_13B = ROOT / "examples" / "simai-gpt-13b.txt"
 LLAMA_405B = ROOT / "examples" / "simai-llama-405b.txt"
@@ -70,7 +70,7 @@ def test_written_back_byte_for_byte(path: Path) -> None:
     assert write(read(Source(path))) == path.read_bytes()
 
 
-@needs_shared
+@needs_data("simai")
 def test_moe_example_of_9216_gpus() -> None:
     path = DATA / "simai" / "moe_9216gpus.txt"
     workload = read(Source(path))

@@ -6,7 +6,7 @@ import pytest
 
 from stepcast.models.catalog import UnknownModelError, load_model
 from stepcast.models.columns import model_of_columns
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 
 def test_a_known_name_with_its_own_sizes() -> None:
@@ -53,7 +53,7 @@ def test_too_little_to_go_by() -> None:
         model_of_columns("gpt2", {"layers": 1.5})
 
 
-@needs_shared
+@needs_data("published")
 def test_every_published_run_has_its_model() -> None:
     """All rows but the one of DeepSeek-V4-Flash, whose architecture is not described here."""
     missing = set()
@@ -69,7 +69,7 @@ def test_every_published_run_has_its_model() -> None:
     assert missing <= {"deepseek-v4-flash"}
 
 
-@needs_shared
+@needs_data("h200")
 def test_measured_models_have_the_counted_parameters() -> None:
     for file_name in ("models.csv", "models_compiled_moe.csv"):
         with open(DATA / "h200" / file_name) as file:

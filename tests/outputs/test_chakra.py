@@ -30,7 +30,7 @@ from stepcast.ir.work import (
 )
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 from stepcast.outputs.chakra import files, losses
-from tests.shared import SHARED, needs_shared
+from tests.shared import ROOT
 
 counts = st.integers(1, 2**40)
 sizes = st.integers(0, 2**50)
@@ -131,11 +131,10 @@ def test_random_workloads_come_back_equal(workload: Workload) -> None:
     assert round_trip(workload) == workload
 
 
-@needs_shared
-@pytest.mark.parametrize("seed", ["000_61968dba09bf56f9", "001_ec526f178b8c47e2"])
-def test_seeds_come_back_equal(seed: str) -> None:
+@pytest.mark.parametrize("name", ["simai-gpt-13b", "simai-llama-405b"])
+def test_examples_come_back_equal(name: str) -> None:
     """On fewer ranks than there are: each has a file, and those of a stage differ in numbers alone."""
-    workload = simai.read(Source(SHARED / "seeds" / f"{seed}.txt"))
+    workload = simai.read(Source(ROOT / "examples" / f"{name}.txt"))
     layout = replace(workload.layout, tp=2, dp=2)
     workload = replace(workload, layout=layout, micro_batches=min(2, workload.micro_batches))
     assert round_trip(workload) == replace(workload, warnings=())

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'stepcast[torch]'")
-pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'stepcast[torch]'")
+pytest.importorskip("transformers", reason="needs the extra torch: pip install 'stepcast[torch]'")
 
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured  # noqa: E402
 from stepcast.forecast.predict import predict  # noqa: E402

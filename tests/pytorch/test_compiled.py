@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'stepcast[torch]'")
-pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'stepcast[torch]'")
+pytest.importorskip("transformers", reason="needs the extra torch: pip install 'stepcast[torch]'")
 
 import stepcast  # noqa: E402
 from stepcast.ir.captured import Captured  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'stepcast[torch]'")
+pytest.importorskip("torch", reason="needs the extra torch: pip install 'stepcast[torch]'")
 
 from stepcast.cli.main import main
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'stepcast[torch]'")
-pytest.importorskip("transformers", reason="transformers is not installed")
+torch = pytest.importorskip("torch", reason="needs the extra torch: pip install 'stepcast[torch]'")
+pytest.importorskip("transformers", reason="needs the extra torch: pip install 'stepcast[torch]'")
 
 from stepcast.inputs import captured as reader  # noqa: E402
 from stepcast.inputs.source import Source  # noqa: E402

@@ -2,7 +2,7 @@
 
 import pytest
 
-pytest.importorskip("starlette", reason="needs the extra web")
+pytest.importorskip("starlette", reason="needs the extra web: pip install 'stepcast[web]'")
 
 from stepcast.cli.served import Verbs
 from stepcast.cli.strategy_options import PRECISIONS

@@ -80,7 +80,7 @@ def test_unfolded_agrees_with_the_event_simulator_under_jitter(plan: Plan, seed:
 @settings(max_examples=100, deadline=None)
 @given(plans, st.integers(0, 2**32))
 def test_compiled_and_python_agree_bit_for_bit(plan: Plan, seed: int) -> None:
-    pytest.importorskip("numba")
+    pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
     program = plan.program()
     for duration_s in (None, np.random.default_rng(seed).exponential(size=program.tasks)):
         compiled = simulate_unfolded(program, duration_s, compiled=True)

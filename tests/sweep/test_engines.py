@@ -38,13 +38,13 @@ def test_an_engine_that_is_not_installed_says_what_to_install(
 
 
 def test_dask(tmp_path: Path, local: list[dict[str, Any]]) -> None:
-    pytest.importorskip("distributed", reason="needs the extra dask")
+    pytest.importorskip("distributed", reason="needs the extra dask: pip install 'stepcast[dask]'")
     questions.run(str(tmp_path), engine="dask", workers=2)
     assert table(tmp_path) == local
 
 
 def test_slurm_by_its_stand_in(tmp_path: Path, local: list[dict[str, Any]]) -> None:
-    pytest.importorskip("submitit", reason="needs the extra slurm")
+    pytest.importorskip("submitit", reason="needs the extra slurm: pip install 'stepcast[slurm]'")
     few = 'where = "pp < 4"\n' + questions.SPEC
     questions.run(str(tmp_path), text=few, engine="slurm", workers=4, address="local")
     places = {row["position"] for row in table(tmp_path)}
@@ -55,7 +55,7 @@ def test_slurm_by_its_stand_in(tmp_path: Path, local: list[dict[str, Any]]) -> N
 @pytest.fixture
 def two_nodes() -> Iterator[Any]:
     """A Ray cluster of two nodes, each with a raylet of its own."""
-    pytest.importorskip("ray", reason="needs the extra ray")
+    pytest.importorskip("ray", reason="needs the extra ray: pip install 'stepcast[ray]'")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})

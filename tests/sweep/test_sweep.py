@@ -182,7 +182,7 @@ def test_a_full_disk_keeps_what_was_answered(tmp_path: Path) -> None:
     assert table(tmp_path) == before, "the points of before are those of now"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes into folders that are read-only")
+@pytest.mark.skipif(os.geteuid() == 0, reason="needs a user other than root, who may write everywhere")
 def test_a_read_only_folder(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(OSError, match="denied"):

@@ -18,7 +18,7 @@ from stepcast.validate.collective_constants import CONSTANTS, changed_route, fol
 from stepcast.validate.collective_rows import matched, priced_row, row_route
 from stepcast.validate.collective_tables import FILE, left_out, measure_folder
 from stepcast.validate.scoreboard import Scoreboard, scoreboard
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 FOLDER = DATA / "collectives"
 GOOD = {
@@ -181,7 +181,7 @@ def board() -> Scoreboard:
     return scoreboard(measure_folder(str(FOLDER)))
 
 
-@needs_shared
+@needs_data("collectives")
 def test_errors_as_the_page_has_them(board: Scoreboard) -> None:
     assert board.summary is not None
     assert board.summary.rows == 735
@@ -195,7 +195,7 @@ def test_errors_as_the_page_has_them(board: Scoreboard) -> None:
         assert one.mean_abs_error <= 0.15, name
 
 
-@needs_shared
+@needs_data("collectives")
 def test_machines_that_took_part_in_no_fit(board: Scoreboard) -> None:
     """The tables of one machine are predicted by what those of the others give."""
     assert board.figures["left out, 1 MiB and more"] <= 0.16
@@ -204,7 +204,7 @@ def test_machines_that_took_part_in_no_fit(board: Scoreboard) -> None:
     assert {row.system for row in rows} == set(folds())
 
 
-@needs_shared
+@needs_data("collectives")
 def test_the_listed_constants_are_those_that_ship() -> None:
     """Every row's route, with each constant set to its listed value, is the route of the catalogue."""
     listed = {constant.name: constant.value for constant in CONSTANTS}
@@ -215,7 +215,7 @@ def test_the_listed_constants_are_those_that_ship() -> None:
             assert sizes[0] == pytest.approx(sizes[1], rel=1e-9), row.table
 
 
-@needs_shared
+@needs_data("collectives")
 def test_the_page_has_these_figures(board: Scoreboard) -> None:
     page = (ROOT / "docs" / "collectives.md").read_text(encoding="utf-8")
     for name, one in board.groups["gpu from 1 MiB"].items():

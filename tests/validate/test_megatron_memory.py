@@ -13,7 +13,7 @@ from stepcast.ir.strategy import RecomputeModule, Sharding
 from stepcast.validate.megatron_memory.comparison import COMMAND, measure_folder
 from stepcast.validate.megatron_memory.patterns import layer_pattern, stage_layers_of
 from stepcast.validate.megatron_memory.row import Case, LeftOutError
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 
 GPT = {
@@ -123,7 +123,7 @@ def test_rows_are_bytes_and_their_commands_can_be_typed(
     assert sum(stages[-1][part] for part in parts) == pytest.approx(row.predicted_s)
 
 
-@needs_shared
+@needs_data("megatron-memory")
 def test_most_tests_are_compared() -> None:
     found = measure_folder(str(DATA / "megatron-memory"))
     assert len(found.columns) >= 195

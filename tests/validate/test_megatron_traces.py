@@ -5,7 +5,7 @@ from pathlib import Path
 from stepcast.validate.megatron import REAL, TOY, measure_folder
 from stepcast.validate.scoreboard import scoreboard
 from tests.analyze.megatron_run import Pipeline, write
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 
 def test_every_run_folder_is_a_row(tmp_path: Path) -> None:
@@ -24,7 +24,7 @@ def test_a_folder_may_be_one_run(tmp_path: Path) -> None:
     assert len(measure_folder(str(tmp_path)).columns) == 1
 
 
-@needs_shared
+@needs_data("megatron-traces")
 def test_replays_of_the_shared_runs() -> None:
     """The bar: mean 0.7 % and worst 2.5 % over real-size runs, toy ones apart."""
     board = scoreboard(measure_folder(str(DATA / "megatron-traces")))

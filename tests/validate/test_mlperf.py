@@ -9,7 +9,7 @@ from stepcast.ir.strategy import RecomputeKind, Sharding, TrainingKind
 from stepcast.validate.mlperf import measure_folder
 from stepcast.validate.published.comparison import COMMAND
 from stepcast.validate.published.setup import Setup, setup_of
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 from tests.validate.test_published_commands import typed_s
 
@@ -107,7 +107,7 @@ def test_a_row_is_what_its_command_says(
     assert typed_s(row.tags[COMMAND], capsys) == pytest.approx(row.predicted_s, rel=1e-9)
 
 
-@needs_shared
+@needs_data("mlperf")
 def test_most_runs_are_compared() -> None:
     found = measure_folder(str(DATA / "mlperf"))
     assert len(found.columns) >= 110

@@ -22,7 +22,7 @@ from stepcast.optimus.runs import lengths_of, model_with, observed
 from stepcast.validate.optimus import measure_folder
 from stepcast.validate.optimus import rows as left_out
 from stepcast.validate.scoreboard import Row
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 
 SWEEP = DATA / "optimus-sweep"
 DATA_PARALLEL = DATA / "optimus-dp"
@@ -34,7 +34,7 @@ def rows(folder: Path) -> tuple[list[Row], dict[str, int]]:
     return [found.columns.row(at) for at in range(len(found.columns))], dict(found.skipped)
 
 
-@needs_shared
+@needs_data("optimus-sweep")
 def test_left_out_runs_are_predicted() -> None:
     skipped: list[str] = []
     logs = read_logs(
@@ -50,7 +50,7 @@ def test_left_out_runs_are_predicted() -> None:
     assert abs(seed.error) < 0.05
 
 
-@needs_shared
+@needs_data("optimus-dp")
 def test_data_parallel_runs_are_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     """No constant saw them; their samples were shuffled, so that even the lengths are an estimate."""
     assert main(["validate", "--set", "optimus", "--data", str(DATA_PARALLEL), "--json"]) == 0
@@ -61,7 +61,7 @@ def test_data_parallel_runs_are_predicted(capsys: pytest.CaptureFixture[str]) ->
     assert any("a step took 128 samples: read as 2 micro-batches of 16" in note for note in found["notes"])
 
 
-@needs_shared
+@needs_data("optimus-sweep")
 def test_shipped_constants_are_those_of_the_sweep(tmp_path: Path) -> None:
     written = tmp_path / "c.toml"
     assert main(["calibrate", str(SWEEP), "-o", str(written)]) == 0
@@ -130,7 +130,7 @@ def _fail(path: str, reason: str) -> None:
     raise AssertionError(f"{path}: {reason}")
 
 
-@needs_shared
+@needs_data("optimus-sweep")
 @pytest.mark.parametrize(("tp", "worst"), [(4, 0.07), (2, 0.10)])
 def test_a_whole_layout_left_out(tp: int, worst: float) -> None:
     """The model carries over to tensor-parallel sizes that it was never fitted to."""

@@ -23,7 +23,7 @@ from stepcast.validate.published.comparison import (
 )
 from stepcast.validate.published.run import NotComparableError, run_of
 from stepcast.validate.published.setup import Setup, completed, setup_of
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 
 FILE = DATA / "published" / "training_runs.csv"
@@ -323,7 +323,7 @@ def test_a_folder_without_runs(tmp_path: Path) -> None:
         measure_folder(str(tmp_path))
 
 
-@needs_shared
+@needs_data("published")
 def test_nearly_every_published_row_has_a_setup() -> None:
     with FILE.open(newline="") as lines:
         records = list(csv.DictReader(lines))
@@ -337,7 +337,7 @@ def test_nearly_every_published_row_has_a_setup() -> None:
     assert setups > 0.95 * len(records)
 
 
-@needs_shared
+@needs_data("published")
 def test_errors_of_some_published_runs() -> None:
     """One row in twelve: fast enough for every day, and it fails when predictions get much worse."""
     with FILE.open(newline="") as lines:
@@ -354,7 +354,7 @@ def test_errors_of_some_published_runs() -> None:
     assert median(abs(error) for error in errors) < 0.09
 
 
-@needs_shared
+@needs_data("published")
 def test_errors_of_recipes_with_experts() -> None:
     """DeepSeek-V3 and Kimi K2 of Megatron-Bridge, with what their recipes set."""
     with FILE.open(newline="") as lines:

@@ -11,7 +11,7 @@ from stepcast.cli.main import main
 from stepcast.validate.published.comparison import COMMAND, predicted_step, rows
 from stepcast.validate.published.corrections import corrected, corrections
 from stepcast.validate.published.setup import completed, setup_of
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 from tests.validate.test_published import LLAMA
 
@@ -57,7 +57,7 @@ def test_the_output_has_a_column_of_commands(tmp_path: Path, capsys: pytest.Capt
     assert "by command" not in capsys.readouterr().out
 
 
-@needs_shared
+@needs_data("published")
 def test_published_rows_are_what_their_commands_say(capsys: pytest.CaptureFixture[str]) -> None:
     path = DATA / "published" / "training_runs.csv"
     with open(path, encoding="utf-8", newline="") as file:

@@ -13,7 +13,7 @@ from stepcast.ir.strategy import RecomputeKind, RecomputeModule
 from stepcast.validate.published.comparison import measured_step_s
 from stepcast.validate.published.corrections import CorrectionError, corrected, corrections, parse
 from stepcast.validate.published.setup import setup_of
-from tests.shared import DATA, ROOT, needs_shared
+from tests.shared import DATA, ROOT, needs_data
 from tests.validate.csv_rows import write
 
 M = RecomputeModule
@@ -96,7 +96,7 @@ def board(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, obje
     return found
 
 
-@needs_shared
+@needs_data("published-new")
 def test_the_scoreboard_says_what_was_corrected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with (DATA / "published-new" / "training_runs.csv").open(newline="") as lines:
         known = {row["id"]: row for row in csv.DictReader(lines)}
@@ -114,7 +114,7 @@ def test_the_scoreboard_says_what_was_corrected(tmp_path: Path, capsys: pytest.C
     assert told["gt0528"] == ""
 
 
-@needs_shared
+@needs_data("published", "published-new")
 def test_both_folders_are_one_set() -> None:
     from stepcast.cli.validate import _default_places
     from stepcast.validate.sets import measurement_sets
@@ -143,7 +143,7 @@ def test_time_from_utilisation_alone() -> None:
     assert measured_step_s(setup) == pytest.approx(model_flops(setup.model, 8192, 256) / (0.4 * peak * 16))
 
 
-@needs_shared
+@needs_data("published-new")
 def test_the_zoo_of_mixtures_counts_causal_attention() -> None:
     """A row that states both: 276 TFLOP/s x 256 GPUs x 17.6 s are the causal count, 0.886 of the square."""
     with (DATA / "published-new" / "training_runs.csv").open(newline="") as lines:

@@ -12,7 +12,7 @@ from stepcast.validate.folds import fit_digest, load_folds
 from stepcast.validate.h200 import comparison as h200
 from stepcast.validate.scoreboard import Scoreboard, scoreboard
 from stepcast.validate.sets import measurement_sets
-from tests.shared import DATA, needs_shared
+from tests.shared import DATA, needs_data
 
 
 def board(name: str, folder: Path) -> Scoreboard:
@@ -90,7 +90,7 @@ def test_a_folder_without_rows_is_a_mistake(tmp_path: Path) -> None:
         measurement_sets()["neusight"].measure(str(tmp_path))
 
 
-@needs_shared
+@needs_data("neusight")
 def test_neusight_rows_with_their_gpu_left_out(tmp_path: Path) -> None:
     """One operator row in ten: enough for the means, and quick."""
     shutil.copy(DATA / "neusight" / "models_fp32.csv", tmp_path)
@@ -108,7 +108,7 @@ def test_neusight_rows_with_their_gpu_left_out(tmp_path: Path) -> None:
     assert ours <= found.figures["models_mean_abs_error_of_neusight"]
 
 
-@needs_shared
+@needs_data("neusight")
 def test_neusight_says_what_it_skips(tmp_path: Path) -> None:
     names = "device,model,mode,seq,batch,option,n_layer,measured_ms,measured_fwd_ms,measured_bwd_ms,neusight_ms,roofline_ms"
     rows = [
@@ -126,7 +126,7 @@ def test_neusight_says_what_it_skips(tmp_path: Path) -> None:
         assert word in reasons
 
 
-@needs_shared
+@needs_data("nccl-tests")
 def test_nccl_rows() -> None:
     found = board("nccl-tests", DATA / "nccl-tests")
     assert found.summary is not None
@@ -138,7 +138,7 @@ def test_nccl_rows() -> None:
     assert one.summary.rows == 28
 
 
-@needs_shared
+@needs_data("nccl-tests")
 def test_small_all_reduces_and_group_sizes_that_nobody_measured() -> None:
     """Below 1 MiB on the logs the constants were fitted to, and beside it each number of ranks left out."""
     found = board("nccl-tests", DATA / "nccl-tests")

@@ -62,7 +62,7 @@ def check(case: dict[str, Any], answer: dict[str, Any], compiled: bool) -> None:
 @pytest.mark.parametrize("compiled", [False, True], ids=["python", "compiled"])
 def test_rates_and_ends_are_those_of_simgrid(compiled: bool) -> None:
     if compiled:
-        pytest.importorskip("numba")
+        pytest.importorskip("numba", reason="needs the extra compiled: pip install 'stepcast[compiled]'")
     assert len(CASES) == 100
     for number, case in enumerate(CASES):
         try:
