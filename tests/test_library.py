@@ -102,6 +102,11 @@ def test_search_and_plan_by_words(capsys: pytest.CaptureFixture[str]) -> None:
     found = stepcast.search("llama-3.2-1b", "h100", 8, global_batch=32, seq="2k", top=3, **fixed)
     assert [row["step_s"] for row in stepcast.rows(found)] == [row["step_s"] for row in printed["rows"]]
     made = stepcast.plan(**NAMED, gpus=64, tokens="100B", runs=20)
+    assert made.fits is True
+    large: dict[str, Any] = {"model": "llama-3.1-405b", "cluster": "dgx-h100", "gpus": 128, "tokens": "1T"}
+    with pytest.raises(ValueError, match="does not fit into GPU memory .* to fit: "):
+        stepcast.plan(**large)
+    assert stepcast.plan(**large, allow_oom=True, runs=20).fits is False
     days = run_json(
         capsys,
         "plan",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepcast.cli.configured import words_for
 from stepcast.cli.main import Parser, with_files
+from stepcast.units import DEFAULT_CURRENCY
 
 if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison
@@ -147,23 +148,28 @@ def plan(
     pue: float = 1.0,
     runs: int = 1000,
     seed: int = 0,
+    currency: str = DEFAULT_CURRENCY,
     **choices: Any,
 ) -> "Plan":
     """A whole run: of *phases* under an *operation*, or by the options of ``stepcast plan``, such as
     ``model="llama-3.1-8b", cluster="dgx-h100", gpus=64, tokens="15T"``.
+
+    A run that does not fit into GPU memory is a ValueError, unless ``allow_oom=True``; ``Plan.fits`` is then
+    False. It is None for measured steps, whose memory is not checked.
     """
     if phases is not None and operation is not None:
         from stepcast.goodput.plan import plan as run
 
         if choices:
             raise ValueError(f"{_first(choices)}: phases say it already; leave one of them out")
-        return run(phases, operation, price_per_gpu_hour, pue, runs, seed)
+        return run(phases, operation, price_per_gpu_hour, pue, runs, seed, currency)
     if phases is not None or operation is not None:
         raise ValueError("phases and an operation go together")
     from stepcast.cli.plan import planned
 
     priced = choices.pop("price", price_per_gpu_hour)
-    return planned(_args("plan", price=priced, pue=pue, runs=runs, seed=seed, **choices)).plan
+    words = {"price": priced, "pue": pue, "runs": runs, "seed": seed, "currency": currency, **choices}
+    return planned(_args("plan", **words)).plan
 
 
 def analyze(*files: Path, **choices: Any) -> dict[str, Any]:

@@ -18,6 +18,9 @@ MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0  # seconds
 
 TFLOPS = 1e12  # FLOP per second
 
+DEFAULT_CURRENCY = "$"
+SMALL_AMOUNT = 1000  # smaller amounts of money are shown with two decimals
+
 SIZE_UNITS: dict[str, float] = {
     "": 1,
     "b": 1,
@@ -102,6 +105,15 @@ def format_short_count(count: float) -> str:
         if abs(count) >= unit:
             return f"{count / unit:.4g}{name}"
     return f"{count:.4g}"
+
+
+def format_money(amount: float, currency: str | None, short: bool = False) -> str:
+    """An amount of money: ``$2,926,600`` or ``2,926,600 EUR``; *short*: ``$2.927M``."""
+    currency = currency or DEFAULT_CURRENCY
+    number = f"{amount:,.0f}" if amount >= SMALL_AMOUNT else f"{amount:,.2f}"
+    if short and amount >= SMALL_AMOUNT:
+        number = format_short_count(amount)
+    return f"{number} {currency}" if currency[0].isalnum() else f"{currency}{number}"
 
 
 def format_seconds(seconds: float) -> str:

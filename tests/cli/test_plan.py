@@ -32,6 +32,83 @@ def test_a_plan_of_a_prediction(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["checkpoint_bytes"] == pytest.approx(14 * 8.03e9, rel=0.001)
 
 
+TOO_LARGE = ("plan", "llama-3.1-405b", "--cluster", "dgx-h100", "--gpus", "128", "--tokens", "1T")
+
+
+def test_a_run_that_does_not_fit_is_refused_with_the_remedies_of_predict(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status, printed, complaint = run(capsys, *TOO_LARGE)
+    assert status == 1
+    assert not printed
+    assert complaint.count("\n") == 1
+    assert "does not fit into GPU memory" in complaint
+    assert "--allow-oom" in complaint
+    # 405.9e9 parameters: bf16 weights and fp32 gradients alone are 6 bytes each on every GPU.
+    step = run_json(capsys, "predict", *TOO_LARGE[1:6])
+    assert step["memory_bytes"]["total"] > 6 * 405e9
+    assert step["remedies"]
+    assert all(each["options"] in complaint for each in step["remedies"])
+
+
+def test_a_run_that_does_not_fit_is_planned_only_if_allowed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "plan.html"
+    found = run_json(capsys, *TOO_LARGE, "--allow-oom", "--html", str(page))
+    (phase,) = found["phases"]
+    assert phase["memory_bytes"]["fits"] is False
+    assert phase["memory_bytes"]["total"] > phase["memory_bytes"]["capacity"]
+    assert "does not fit into GPU memory" in found["warnings"][0]
+    assert "DOES NOT FIT" in page.read_text()
+    _, printed, _ = run(capsys, *TOO_LARGE, "--allow-oom")
+    assert "DOES NOT FIT" in printed
+
+
+def test_every_stage_has_a_memory_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = ("--stage", "steps=1000", "--stage", "steps=500,seq=131072,global-batch=64")
+    status, _, complaint = run(capsys, "plan", *SMALL, *stages)
+    assert status == 1
+    assert "stage 2 of the run does not fit" in complaint
+    found = run_json(capsys, "plan", *SMALL, *stages, "--allow-oom")
+    assert [phase["memory_bytes"]["fits"] for phase in found["phases"]] == [True, False]
+
+
+def test_memory_of_a_measured_step_is_not_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_json(capsys, "plan", *MEASURED)["phases"][0]["memory_bytes"] is None
+    _, printed, _ = run(capsys, "plan", *MEASURED)
+    assert "memory         not checked" in printed
+
+
+def test_fewer_replicas_of_a_measured_run_follow_from_its_layout(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 64 replicas one node holds one, of 2 it takes half of the GPUs along."""
+    words = ("plan", *MEASURED, "--spares", "0", "--shrink", "--repair", "share=1,takes=3d")
+    many, few = (
+        run_json(capsys, *words, *layout)["split_s"]["missing_replicas"]
+        for layout in (("--tp", "8"), ("--dp", "2"))
+    )
+    assert 0 < many < few / 4
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), [((), "$"), (("--currency", "EUR"), " EUR"), (("--currency", "\u20ac"), "\u20ac")]
+)
+def test_money_has_a_currency(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], shown: str
+) -> None:
+    page = tmp_path / "plan.html"
+    # 64 GPUs for 2,000 steps of 9 s: 320 GPU-hours at 50 are 16,000.
+    asked = ("--gpus", "64", "--step-s", "9", "--steps", "2000", "--failures", "none", "--price", "50")
+    found = run_json(capsys, "plan", *asked, *words, "--html", str(page))
+    assert found["cost"] == pytest.approx(16000)
+    assert found["currency"] == shown.strip()
+    money = f"{shown}16,000" if shown != " EUR" else "16,000 EUR"
+    assert money in run(capsys, "plan", *asked, *words)[1]
+    assert money in page.read_text()
+    step = run_json(capsys, "predict", *SMALL, "--tokens", "1T", "--price", "2", *words)
+    assert step["training"]["currency"] == shown.strip()
+
+
 def test_energy_says_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("plan", *SMALL, "--tokens", "1T", "--failures", "none")
     gpus = run_json(capsys, *words)
@@ -55,7 +132,7 @@ def test_predict_tells_days_and_cost(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_stages_follow_each_other(capsys: pytest.CaptureFixture[str]) -> None:
-    stages = ("--stage", "steps=1000", "--stage", "steps=500,seq=32768,cp=4,global-batch=64")
+    stages = ("--stage", "steps=1000", "--stage", "steps=500,seq=32768,cp=4,global-batch=64,sharding=zero-3")
     found = run_json(capsys, "plan", *SMALL, *stages)
     first, second = found["phases"]
     assert found["steps"] == 1500
@@ -110,6 +187,10 @@ def test_choices_as_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
         ((*SMALL, "--tokens", "1T", "--mtbf", "gpu=0h"), "above zero"),
         ((*SMALL, "--tokens", "1T", "--repair", "share=2"), "from 0 to 1"),
         ((*SMALL, "--tokens", "1T", "--shrink"), "give --spares 0 or more"),
+        ((*MEASURED, "--spares", "0", "--shrink"), "needs the replicas of the measured run: give --dp"),
+        ((*MEASURED, "--allow-oom"), "memory is not checked with --step-s"),
+        ((*MEASURED, "--currency", "EUR"), "give --price as well"),
+        ((*MEASURED, "--price", "2.5eur"), "--currency EUR"),
         ((*SMALL, "--tokens", "1T", "--evaluate", "every=5"), "for=... is missing"),
         ((*SMALL, "--stage", "seq=4096"), "give tokens or steps of the stage"),
         ((*SMALL, "--stage", "tokens"), "expected KEY=VALUE"),

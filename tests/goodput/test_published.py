@@ -6,7 +6,8 @@ from tests.cli.test_main import run_json
 
 LLAMA = (
     *("--model", "llama-3.1-405b", "--cluster", "dgx-h100", "--gpus", "16384"),
-    *("--tp", "8", "--pp", "16", "--vpp", "8", "--spares", "16"),
+    # Section 3.3.2 of the paper: optimizer states and gradients are sharded, weights are not.
+    *("--tp", "8", "--pp", "16", "--vpp", "8", "--sharding", "zero-2", "--spares", "16"),
     *("--stage", "tokens=252M,seq=4096,global-batch=1024,gpus=8192"),
     *("--stage", "tokens=2.87T,seq=8192,global-batch=1024,gpus=8192"),
     *("--stage", "tokens=12.73T,seq=8192,global-batch=2048"),
@@ -16,12 +17,14 @@ BLOOM = (
     *("--set", "node.nics=4", "--set", 'node.nic.bandwidth="100 Gb/s"'),
     *("--gpus", "384", "--tp", "4", "--pp", "12", "--micro-batch", "2", "--seq", "2048"),
     *("--global-batch", "2048", "--recompute", "full", "--tokens", "366B"),
-    *("--failures", "bloom", "--spares", "4", "--checkpoint-every", "3h"),
+    *("--sharding", "zero-1", "--failures", "bloom", "--spares", "4", "--checkpoint-every", "3h"),
 )
 DEEPSEEK = (
     *("--model", "deepseek-v3", "--framework", "megatron-core-deepep", "--cluster", "h800-node"),
     *("--gpus", "2048", "--pp", "16", "--ep", "64", "--expert-tp", "1", "--schedule", "dualpipe"),
     *("--precision", "fp8", "--seq", "4096", "--global-batch", "15360", "--tokens", "14.8T"),
+    # Section 3.2.3 of the report recomputes these; it also saves activations in formats not modelled here.
+    *("--recompute", "selective:norms,latent-up,expert-activation", "--allow-oom"),
 )
 
 

@@ -17,7 +17,17 @@ from stepcast.ir.workload import Workload
 # Options of predict that a captured program cannot take, since it says these itself.
 ITS_OWN = (
     *("model", "seq", "micro_batch", "precision", "recompute", "framework", "vpp", "offload", "optimizer"),
-    *("expert_tp", "flash_attention", "to_workload", "tokens", "price", "overlap", "training", "lora_rank"),
+    *(
+        "expert_tp",
+        "flash_attention",
+        "to_workload",
+        "tokens",
+        "price",
+        "currency",
+        "overlap",
+        "training",
+        "lora_rank",
+    ),
 )
 SPLITS = {
     "cp": "context parallelism needs attention that was written for it",

@@ -18,7 +18,17 @@ TABLE = "predict"
 CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
 # Options that say what to do with the answer, which a saved run leaves to those who run it again.
 ABOUT_ANSWERS = ("json", "save", "config", "run", "html", "trace", "gantt", "critical_path", "explain_memory")
-ANSWER_OPTIONS = (*ABOUT_ANSWERS, "to_workload", "require_fit", "jitter", "runs", "seed", "tokens", "price")
+ANSWER_OPTIONS = (
+    *ABOUT_ANSWERS,
+    "to_workload",
+    "require_fit",
+    "jitter",
+    "runs",
+    "seed",
+    "tokens",
+    "price",
+    "currency",
+)
 MOST_OPTIONS = 1_000
 REPEATED = ("set", "what-if", "stage", "allow", "fix")
 

@@ -137,7 +137,7 @@ def _answered(arguments: list[str]) -> int:
             print(f"stepcast: {one_line(_said(error))}", file=sys.stderr)
         if isinstance(error, OSError) and not error.filename:
             discard_output()
-        return 2
+        return getattr(error, "status", 2)
 
 
 def _run(arguments: list[str]) -> int:

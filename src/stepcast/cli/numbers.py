@@ -64,12 +64,24 @@ def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
     return read
 
 
-PRICED = re.compile(r"\s*(usd|eur|\$|\u20ac)?\s*(/|per)?\s*((gpu|accelerator)?[-/ ]*(hour|hr|h))?$")
+PRICED = re.compile(r"\s*(usd|\$)?\s*(/|per)?\s*((gpu|accelerator)?[-/ ]*(hour|hr|h))?$")
+LONGEST_CURRENCY = 8
+FOREIGN = re.compile(r"eur|gbp|\u20ac|\u00a3")
 
 
 def price(text: str) -> float:
     """Of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``, as an argparse type."""
+    if found := FOREIGN.search(text.lower()):
+        raise argparse.ArgumentTypeError(f"{text!r}: give the number here and --currency {found[0].upper()}")
     return amount(PRICED.sub("", text.strip().lower().lstrip("$")))
+
+
+def currency(text: str) -> str:
+    """A symbol or a short code, such as ``$`` or ``EUR``, as an argparse type."""
+    name = text.strip()
+    if not 0 < len(name) <= LONGEST_CURRENCY or re.search(r"[\d\s]", name):
+        raise argparse.ArgumentTypeError(f"expected a symbol or a code, such as $ or EUR, not {text!r}")
+    return name
 
 
 def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), splits: bool = True) -> None:

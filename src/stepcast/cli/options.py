@@ -22,6 +22,7 @@ from stepcast.cli.numbers import (
     MOST_TOKENS,
     amount,
     count,
+    currency,
     gpu_count,
     positive,
     price,
@@ -58,6 +59,7 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
         ("nvlink-gb-per-s nic-gb-per-s step-s", rate),
         ("jitter backward-factor", float),
         ("price", price),
+        ("currency", currency),
         ("precision gradients", words.meaning(words.PRECISIONS)),
         ("sharding", words.sharding_word),
         ("recompute", words.recompute_text),
@@ -76,6 +78,7 @@ SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         {"choices": PLACES, "default": "even"},
     ),
     "--engine": (f"--engine  {ENGINE} (default: fast)", {"choices": ENGINES, "default": "fast"}),
+    "--currency": ("--currency C  currency of --price, a symbol or a code (default $)", {"default": "$"}),
     "--background": (
         "--background JOB.toml  other jobs, or plain flows, that share the network meanwhile (by the fluid "
         "engine)",

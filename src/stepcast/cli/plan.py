@@ -8,22 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
 from stepcast.cli.forecasting import Asked, add_forecast_arguments, forecast
-from stepcast.cli.numbers import amount, count
+from stepcast.cli.numbers import amount, check_multiple, count
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.pages import told_page, write_page
 from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
+from stepcast.cli.predict import DOES_NOT_FIT
+from stepcast.cli.remedies import remedies
 from stepcast.ir.doubts import doubts
 from stepcast.ir.limits import STEPS
 from stepcast.outputs.rows import table_bytes
 from stepcast.report.asked import asked_pairs
+from stepcast.report.step import memory_words, remedy_pairs
 from stepcast.report.text import facts as facts_text
 from stepcast.report.visible import visible
-from stepcast.units import parse_duration_s
+from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Phase, Plan
+    from stepcast.ir.step import StepReport
 
 MOST_STEPS = STEPS.most
 SPARES = (0, 1, 2, 4, 8, 16)
@@ -42,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """
         --runs N           runs to draw (default 1000)
         --seed N           seed of the drawing
+        --allow-oom        plan a run that does not fit into GPU memory (default: refuse it, exit status 1)
         -o, --output FILE  goodput by interval and spares, as csv
         --html
         --json
@@ -63,7 +68,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
         --step-s S                 seconds of a step that was measured
         --stage KEY=VALUE,... ...  a stage of the run, in order: tokens or steps, and options that change in
                                    it, as tokens=1T,global-batch=2048,seq=4096
-        --price X                  of a GPU-hour, 2.5 or 2.5/gpu-hour
+        --price X                  price per GPU-hour, 2.5 or 2.5/gpu-hour
+        --currency
         --pue X                    energy of the building for that used
         --host-power W             of a node beside its GPUs (default 0)
         """,
@@ -99,6 +105,12 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
     )
 
 
+class DoesNotFitError(ValueError):
+    """A stage of the run does not fit into GPU memory."""
+
+    status = DOES_NOT_FIT
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan and what is told of it."""
@@ -108,19 +120,28 @@ class Planned:
 
 
 def planned(args: argparse.Namespace) -> Planned:
-    """The whole run that *args* describe."""
+    """Plan the run that *args* describe; a DoesNotFitError if it needs more memory than the GPUs have."""
     from stepcast.goodput.plan import choices, plan
 
     if args.step_s is None and (args.model is None or (args.cluster or args.gpu) is None):
         raise ValueError("a run has steps: give --model and --cluster, or --step-s of a measured one")
     if args.step_s is not None and args.gpus is None:
         raise ValueError("--step-s knows no layout: give --gpus as well")
+    if args.step_s is not None and args.shrink and _measured_replicas(args) is None:
+        raise ValueError(
+            "--shrink needs the replicas of the measured run: give --dp, or --tp, --cp and --pp, as well"
+        )
+    if args.step_s is not None and args.allow_oom:
+        raise ValueError("--allow-oom has no effect: memory is not checked with --step-s")
+    if args.price is None and args.currency != DEFAULT_CURRENCY:
+        raise ValueError(f"--currency {args.currency} has no effect: give --price as well")
     stages = [_stage(args, text) for text in args.stage] or [args]
     forecasts = [forecast(each) if each.step_s is None else None for each in stages]
+    unfit = _check_memory(stages, forecasts, args.allow_oom)
     assumptions = list(dict.fromkeys(note for each in forecasts if each for note in each.assumptions))
     operation = _operation(args, forecasts[-1], assumptions)
     phases = [_phase(each, found, operation) for each, found in zip(stages, forecasts, strict=True)]
-    made = plan(phases, operation, args.price, args.pue, args.runs, args.seed)
+    made = plan(phases, operation, args.price, args.pue, args.runs, args.seed, args.currency)
     if made.energy_mwh and not args.host_power and args.pue == 1:
         assumptions.append(
             "energy is what GPUs draw, without hosts, network and cooling (--host-power, --pue)"
@@ -137,7 +158,10 @@ def planned(args: argparse.Namespace) -> Planned:
         "checkpoint_bytes": operation.saving.size_bytes,
         "choices": choices(phases, operation, spares=spares),
         "assumptions": assumptions,
-        "warnings": [note for each in forecasts if each for note in each.prediction.report.warnings],
+        "warnings": [
+            *unfit,
+            *(note for each in forecasts if each for note in each.prediction.report.warnings),
+        ],
     }
     answer = {
         key: found[key] for key in ("days", "split_s", "tokens_per_s", "gpu_hours", "cost", "energy_mwh")
@@ -146,6 +170,26 @@ def planned(args: argparse.Namespace) -> Planned:
     if args.until:
         found["until"] = args.until.isoformat()
     return Planned(made, found)
+
+
+def _check_memory(
+    stages: list[argparse.Namespace], forecasts: list[Asked | None], allowed: bool
+) -> list[str]:
+    """Return a warning for each stage that does not fit; unless that is *allowed*, refuse the first one."""
+    warnings = []
+    for number, (args, found) in enumerate(zip(stages, forecasts, strict=True), 1):
+        if found is None or found.prediction.fits:
+            continue
+        which = f"stage {number} of the run" if len(stages) > 1 else "the run"
+        memory = found.prediction.report.memory_bytes
+        assert memory is not None
+        told = f"{which} does not fit into GPU memory ({memory_words(memory).partition(':')[0]})"
+        if not allowed:
+            remedied = {"remedies": remedies(args, found, found.prediction.step_s)}
+            fixes = "; ".join(f"{name}: {text}" for name, text in remedy_pairs(remedied))
+            raise DoesNotFitError(f"{told}; {fixes}; --allow-oom plans it as it is")
+        warnings.append(told)
+    return warnings
 
 
 def run(args: argparse.Namespace) -> int:
@@ -209,7 +253,7 @@ def _phase(args: argparse.Namespace, found: Asked | None, operation: "Operation"
 
     if found is None:
         tokens = float(args.seq or 0) * (args.global_batch or 0)
-        phase = Phase(0, args.step_s, tokens, args.gpus)
+        phase = Phase(0, args.step_s, tokens, args.gpus, replicas=_measured_replicas(args) or 1)
     else:
         node, report, layout = found.cluster.node, found.prediction.report, found.strategy.layout
         gpus = min(node.gpus, args.gpus)
@@ -223,8 +267,27 @@ def _phase(args: argparse.Namespace, found: Asked | None, operation: "Operation"
             replicas=layout.dp,
             busy_node_w=node_watts(node.gpu.power_w, gpus, args.host_power, report.breakdown_s),
             idle_node_w=idle_node_watts(node.gpu.power_w, gpus, args.host_power),
+            memory_bytes=_verdict(report),
         )
     return replace(phase, steps=_steps(args, phase, operation))
+
+
+def _measured_replicas(args: argparse.Namespace) -> int | None:
+    """Return the replicas of a measured run; None if no option gives its layout."""
+    if args.dp is not None:
+        return int(args.dp)
+    if not args.given & {"tp", "cp", "pp"}:
+        return None
+    ways = args.tp * args.cp * args.pp
+    check_multiple(args.gpus, ways)
+    return int(args.gpus // ways)
+
+
+def _verdict(report: "StepReport") -> dict[str, Any] | None:
+    """Return the memory of a step without its breakdown by pipeline stage."""
+    if report.memory_bytes is None:
+        return None
+    return {name: value for name, value in report.memory_bytes.items() if name != "stages"}
 
 
 def _steps(args: argparse.Namespace, phase: "Phase", operation: "Operation") -> int:

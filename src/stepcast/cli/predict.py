@@ -42,7 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --to-workload FILE  also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et
                             (.gz compresses)
         --tokens N          also tell days and GPU-hours for so many, as 15T
-        --price X           with --tokens: of a GPU-hour
+        --price X           price per GPU-hour (with --tokens)
+        --currency
         --explain-memory    what fills the GPUs of each stage
         --require-fit       exit with status 1 where the memory does not suffice
         """,
@@ -71,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         args,
         found.facts(),
         lambda: neighbours(args, found, args.command),
-        training=training(args.tokens, args.price, found.strategy, prediction.step_s),
+        training=training(args, found.strategy, prediction.step_s),
         remedies=remedies(args, found, prediction.step_s) if unfit else None,
         config=described.facts() if (described := getattr(args, "described", None)) else None,
     )
@@ -116,10 +117,9 @@ def _save(args: argparse.Namespace, found: "Asked") -> None:
     write_file(args.save, saved_run(args, args.own, {**settled, **dropped}))
 
 
-def training(
-    tokens: float | None, gpu_hour: float | None, strategy: "Strategy", step_s: float
-) -> dict[str, Any] | None:
-    """What training on *tokens* takes, step after step; 'stepcast plan' knows what comes between."""
+def training(args: argparse.Namespace, strategy: "Strategy", step_s: float) -> dict[str, Any] | None:
+    """Return what training on ``--tokens`` takes without interruptions; ``stepcast plan`` includes those."""
+    tokens, gpu_hour = args.tokens, args.price
     if tokens is None:
         return None
     steps = math.ceil(tokens / strategy.tokens)
@@ -131,6 +131,7 @@ def training(
         "days": seconds / DAY,
         "gpu_hours": hours,
         "cost": None if gpu_hour is None else hours * gpu_hour,
+        "currency": None if gpu_hour is None else args.currency,
     }
 
 

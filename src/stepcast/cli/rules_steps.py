@@ -166,7 +166,8 @@ STRATEGY = (
 PRICE = Rule(
     ("price",), lambda f: f["tokens"] is not None, "it is of a whole run; give --tokens as well, such as 1T"
 )
-PREDICT = (*STRATEGY, PRICE, JITTER, DRAWING, BACKGROUND)
+CURRENCY = Rule(("currency",), lambda f: f["price"] is not None, "give --price as well")
+PREDICT = (*STRATEGY, PRICE, CURRENCY, JITTER, DRAWING, BACKGROUND)
 PLAN = STRATEGY
 
 SIMULATE = (

@@ -10,7 +10,7 @@ from stepcast.cli.numbers import count, positive
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, terminal_width, write_file
 from stepcast.cli.pages import told_page, write_page
-from stepcast.units import parse_duration_s
+from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 
 if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
@@ -63,7 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --max-memory SIZE     of a GPU, such as 70GiB
         --top K               strategies to rank (default 10)
         --tokens N            also tell days and GPU-hours, as 15T
-        --price X             with --tokens: of a GPU-hour
+        --price X             price per GPU-hour (with --tokens)
+        --currency
         --time T              end after so long, as 60s, with the best so far
         --workers N           processes (default: as many as cores)
         -o, --output FILE     write the rows as .csv, .parquet or .json
@@ -84,6 +85,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.price is not None and args.tokens is None:
         raise ValueError("--price has no effect: it is of a whole run; give --tokens as well, such as 1T")
+    if args.price is None and args.currency != DEFAULT_CURRENCY:
+        raise ValueError(f"--currency {args.currency} has no effect: give --price as well")
     _check_output(args.output)
     asked = question_of(args)
     result = asked.answer()

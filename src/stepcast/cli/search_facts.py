@@ -103,7 +103,7 @@ def _sensitivity(asked: Question, result: Result) -> list[dict[str, Any]]:
 def _row(asked: Question, rank: int, found: Found, report: StepReport, best: StepReport) -> dict[str, Any]:
     assert report.throughput is not None
     args = asked.args
-    run = training(args.tokens, args.price, found.strategy, found.step_s) or {}
+    run = training(args, found.strategy, found.step_s) or {}
     return {
         "rank": rank,
         **all_words(found.strategy),
@@ -121,6 +121,7 @@ def _row(asked: Question, rank: int, found: Found, report: StepReport, best: Ste
         "days": run.get("days"),
         "gpu_hours": run.get("gpu_hours"),
         "cost": run.get("cost"),
+        "currency": run.get("currency"),
         "command": _command(asked, found),
     }
 

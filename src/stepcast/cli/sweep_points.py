@@ -217,7 +217,7 @@ def _row(asked: Asked, args: argparse.Namespace, prediction: Any, breakdown: boo
     try:
         step_s = prediction.step_s
         fast = throughput(asked.model, asked.cluster, asked.strategy, step_s)
-        run = training(args.tokens, args.price, asked.strategy, step_s) or {}
+        run = training(args, asked.strategy, step_s) or {}
         low_s, high_s = prediction.band.around(step_s) if prediction.band else (None, None)
         row = {
             "step_s": step_s,

@@ -13,7 +13,7 @@ from stepcast.goodput.operation import Operation
 from stepcast.goodput.process import Process, Split
 from stepcast.ir.check import require
 from stepcast.ir.facts import DaysFacts, PhaseFacts, PlanFacts
-from stepcast.units import DAY, HOUR
+from stepcast.units import DAY, DEFAULT_CURRENCY, HOUR
 
 QUANTILES = (0.1, 0.5, 0.9)
 
@@ -33,6 +33,8 @@ class Phase:
     # Drawn by all GPUs of a node and the node around them, in a step and while nothing runs.
     busy_node_w: float = 0.0
     idle_node_w: float = 0.0
+    # The memory verdict of a predicted step: total, capacity and fits. None: the step was measured.
+    memory_bytes: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         require(self.steps >= 0, "a phase has steps")
@@ -105,6 +107,7 @@ class PhaseCourse:
             "checkpoint_write_s": process.lag_s or process.pause_s,
             "restart_s": process.restart_s,
             "days": self.split.total_s / DAY,
+            "memory_bytes": self.phase.memory_bytes,
         }
 
 
@@ -121,6 +124,7 @@ class Plan:
     courses: Courses
     price_per_gpu_hour: float | None = None
     pue: float = 1.0
+    currency: str = DEFAULT_CURRENCY
 
     def __repr__(self) -> str:
         days, gpus = self.mean_s / DAY, self.phases[-1].phase.gpus
@@ -134,6 +138,14 @@ class Plan:
             "checkpoint_bytes": self.operation.saving.size_bytes,
         }
         return plan_html({**self.facts(), **about})
+
+    @property
+    def fits(self) -> bool | None:
+        """True if every phase fits into GPU memory; None if the step of one was measured."""
+        verdicts = [each.phase.memory_bytes for each in self.phases]
+        if any(memory and not memory["fits"] for memory in verdicts):
+            return False
+        return None if None in verdicts else True
 
     @property
     def ideal_s(self) -> float:
@@ -220,6 +232,7 @@ class Plan:
             "tokens_per_s": self.tokens / self.mean_s if self.mean_s else None,
             "gpu_hours": hours,
             "cost": None if self.price_per_gpu_hour is None else hours * self.price_per_gpu_hour,
+            "currency": None if self.price_per_gpu_hour is None else self.currency,
             "energy_mwh": self.energy_mwh or None,
             "goodput": self.goodput,
             "split_s": self.split_s,
@@ -236,6 +249,7 @@ def plan(
     pue: float = 1.0,
     runs: int = 1000,
     seed: int = 0,
+    currency: str = DEFAULT_CURRENCY,
 ) -> Plan:
     """The run of *phases*, one after the other, under *operation*."""
     require(bool(phases), "a run has at least one phase")
@@ -248,7 +262,7 @@ def plan(
         here = draw(process, runs, generator)
         drawn = here if drawn is None else drawn.then(here)
     assert drawn is not None
-    return Plan(tuple(courses), operation, drawn, price_per_gpu_hour, pue)
+    return Plan(tuple(courses), operation, drawn, price_per_gpu_hour, pue, currency)
 
 
 def _course(phase: Phase, operation: Operation, process: Process) -> PhaseCourse:

@@ -126,6 +126,7 @@ class PhaseFacts(TypedDict):
     checkpoint_write_s: float
     restart_s: float
     days: float
+    memory_bytes: Mapping[str, Any] | None
 
 
 class PlanFacts(TypedDict):
@@ -137,6 +138,7 @@ class PlanFacts(TypedDict):
     tokens_per_s: float | None
     gpu_hours: float
     cost: float | None
+    currency: str | None
     energy_mwh: float | None
     goodput: float
     split_s: dict[str, float]

@@ -8,12 +8,14 @@ from stepcast.pages.blocks import about_line, answer, band, card, table, waterfa
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup
-from stepcast.report.plan import CHOICE_HEADS, PART_NAMES, STAGE_HEADS, choice_row, stage_rows
+from stepcast.report.plan import CHOICE_HEADS, PART_NAMES, STAGE_HEADS, choice_row, fullest_memory, stage_rows
+from stepcast.report.step import memory_words
 from stepcast.units import (
     DAY,
     HOUR,
     format_bytes,
     format_duration,
+    format_money,
     format_percent,
     format_seconds,
     format_short_count,
@@ -52,9 +54,13 @@ def _headline(found: Facts) -> Markup:
         low, high, sure = step["low"], step["high"], "as uncertain as the step is: within"
     ends = (format_duration(low * DAY), format_duration(high * DAY))
     number, _, unit = format_duration(days["median"] * DAY).partition(" ")
-    cards = [card("GPU-hours", format_short_count(found["gpu_hours"]), f"{found['gpu_hours']:,.0f}")]
+    cards = [
+        _memory_card(found),
+        card("GPU-hours", format_short_count(found["gpu_hours"]), f"{found['gpu_hours']:,.0f}"),
+    ]
     if found["cost"] is not None:
-        cards.append(card("Cost", format_short_count(found["cost"]), f"{found['cost']:,.0f}"))
+        cost, currency = found["cost"], found["currency"]
+        cards.append(card("Cost", format_money(cost, currency, short=True), format_money(cost, currency)))
     if found["energy_mwh"]:
         cards.append(card("Energy", f"{found['energy_mwh']:,.0f} MWh"))
     cards.append(card("Goodput", format_percent(found["goodput"]), "of the time in steps that count"))
@@ -81,6 +87,14 @@ def _headline(found: Facts) -> Markup:
         band(low, days["median"], high, ends, sure),
         cards,
     )
+
+
+def _memory_card(found: Facts) -> Markup:
+    memory = fullest_memory(found)
+    if memory is None:
+        return card("Memory", "not checked", "the step was measured")
+    used, _, verdict = memory_words(memory).partition(" of ")
+    return card("Memory", used, f"of {verdict}", "good" if memory["fits"] else "bad")
 
 
 def _split(found: Facts) -> Section:

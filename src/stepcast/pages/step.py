@@ -13,7 +13,7 @@ from stepcast.pages.markup import Markup, join, tag
 from stepcast.pages.roofline import roofline_section
 from stepcast.pages.timeline import timeline_section
 from stepcast.report.step import micro_batches, told_parts
-from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
+from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 64
@@ -156,7 +156,7 @@ def _cards(found: Facts) -> list[Markup]:
             )
         )
     if training := found.get("training"):
-        cost = "" if training["cost"] is None else f", cost {training['cost']:,.0f}"
+        cost = "" if training["cost"] is None else f", {format_money(training['cost'], training['currency'])}"
         cards.append(
             card(
                 f"{format_short_count(training['tokens'])} tokens",

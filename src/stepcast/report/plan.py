@@ -3,17 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
+from stepcast.report.step import memory_words
 from stepcast.report.text import bullet, facts, parts_table, table
 from stepcast.units import (
     DAY,
     format_bytes,
     format_duration,
+    format_money,
     format_percent,
     format_seconds,
     format_short_count,
 )
 
 Facts = Mapping[str, Any]
+NOT_CHECKED = "not checked: --step-s gives a step without a model"
 PART_NAMES = {
     "steps": "steps",
     "stragglers": "slow nodes",
@@ -48,11 +51,11 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     if band:
         low, high = (format_duration(band[name] * DAY) for name in ("low", "high"))
         pairs.append(("likely within", f"{low} to {high}, as uncertain as the step"))
-    pairs.append(("GPU-hours", f"{found['gpu_hours']:,.0f}"))
+    pairs += [("memory", _memory(found)), ("GPU-hours", f"{found['gpu_hours']:,.0f}")]
     if found.get("until"):
         pairs.insert(0, ("until", found["until"]))
     if found["cost"] is not None:
-        pairs.append(("cost", f"{found['cost']:,.0f}"))
+        pairs.append(("cost", format_money(found["cost"], found["currency"])))
     if found["energy_mwh"]:
         pairs.append(("energy", f"{found['energy_mwh']:,.0f} MWh"))
     tokens = f", {format_short_count(found['tokens'])} tokens" if found["tokens"] else ""
@@ -80,13 +83,26 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     return pairs
 
 
+def fullest_memory(found: Facts) -> Facts | None:
+    """Return the memory verdict of the stage that leaves least memory free; None if one was measured."""
+    verdicts = [phase["memory_bytes"] for phase in found["phases"]]
+    if None in verdicts:
+        return None
+    return max(verdicts, key=lambda memory: (not memory["fits"], memory["total"] / memory["capacity"]))
+
+
+def _memory(found: Facts) -> str:
+    memory = fullest_memory(found)
+    return memory_words(memory) if memory else NOT_CHECKED
+
+
 def _split(found: Facts, width: int) -> str:
     total_s = sum(found["split_s"].values()) or 1.0
     parts = [(PART_NAMES[name], seconds) for name, seconds in found["split_s"].items() if seconds > 0]
     return parts_table("the mean run spends", parts, total_s, format_duration, width)
 
 
-STAGE_HEADS = ("stage", "GPUs", "steps", "step", "days", "interruptions")
+STAGE_HEADS = ("stage", "GPUs", "steps", "step", "days", "interruptions", "memory")
 
 
 def stage_rows(found: Facts) -> list[tuple[object, ...]]:
@@ -99,6 +115,7 @@ def stage_rows(found: Facts) -> list[tuple[object, ...]]:
             format_seconds(each["step_s"]),
             f"{each['days']:.1f}",
             f"{each['interruptions']:,.0f}",
+            memory_words(each["memory_bytes"]) if each["memory_bytes"] else "not checked",
         )
         for at, each in enumerate(found["phases"])
     ]

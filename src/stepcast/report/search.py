@@ -8,7 +8,7 @@ from stepcast.ir.strategy import Strategy
 from stepcast.report.asked import asked_pairs
 from stepcast.report.cells import Column, cells
 from stepcast.report.text import bullet, facts, table
-from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.units import format_bytes, format_money, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
@@ -135,7 +135,9 @@ def ranked_columns(rows: Sequence[Facts]) -> dict[str, Column]:
     }
     if rows[0]["days"] is not None:
         columns |= {"days": ("days", lambda row: f"{row['days']:,.1f}"), "GPU-hours": "gpu_hours,"}
-    return columns | ({"cost": "cost,"} if rows[0]["cost"] is not None else {})
+    if rows[0]["cost"] is not None:
+        columns["cost"] = ("cost", lambda row: format_money(row["cost"], row["currency"]))
+    return columns
 
 
 def _ranked(found: Facts, width: int) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 from stepcast.report.asked import asked_pairs, config_note
 from stepcast.report.cells import cells
 from stepcast.report.text import GAP, bullet, facts, parts_table, table
-from stepcast.units import GIB, format_bytes, format_percent, format_seconds, format_short_count
+from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds, format_short_count
 
 Facts = Mapping[str, Any]
 MOST_STAGES = 16
@@ -66,16 +66,13 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         ]
     memory = found["memory_bytes"]
     if memory is not None:
-        verdict = "fits" if memory["fits"] else "DOES NOT FIT"
-        pairs.append(
-            ("memory", f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}")
-        )
-        pairs += _remedies(found)
+        pairs.append(("memory", memory_words(memory)))
+        pairs += remedy_pairs(found)
         if host := memory.get("host"):
             node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
             pairs.append(("host memory", f"{node} of {capacity} per node"))
     if training := found.get("training"):
-        cost = "" if training["cost"] is None else f", cost {training['cost']:,.0f}"
+        cost = "" if training["cost"] is None else f", {format_money(training['cost'], training['currency'])}"
         pairs.append(
             (
                 f"{format_short_count(training['tokens'])} tokens",
@@ -85,8 +82,14 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     return pairs
 
 
-def _remedies(found: Facts) -> list[tuple[str, object]]:
-    """What would make the step fit, the fastest first."""
+def memory_words(memory: Facts) -> str:
+    """Return the memory verdict of a step: bytes used, bytes available, and whether it fits."""
+    verdict = "fits" if memory["fits"] else "DOES NOT FIT"
+    return f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}"
+
+
+def remedy_pairs(found: Facts) -> list[tuple[str, str]]:
+    """Return the changes that make the step fit, the fastest first."""
     if "remedies" not in found:
         return []
     if not found["remedies"]:
