@@ -104,7 +104,7 @@ def test_search_and_plan_by_words(capsys: pytest.CaptureFixture[str]) -> None:
     made = stepcast.plan(**NAMED, gpus=64, tokens="100B", runs=20)
     assert made.fits is True
     large: dict[str, Any] = {"model": "llama-3.1-405b", "cluster": "dgx-h100", "gpus": 128, "tokens": "1T"}
-    with pytest.raises(ValueError, match="does not fit into GPU memory .* to fit: "):
+    with pytest.raises(ValueError, match=r"does not fit into GPU memory .* to fit: "):
         stepcast.plan(**large)
     assert stepcast.plan(**large, allow_oom=True, runs=20).fits is False
     days = run_json(
