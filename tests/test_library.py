@@ -1,12 +1,14 @@
 """``import stepcast`` as a Python user meets it: the verbs with their words, defaults and checks."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import stepcast
+from stepcast.ir.dtype import DType
 from stepcast.ir.strategy import Sharding, StrategyError
 from tests.cli.test_main import EXAMPLES, run_json
 
@@ -122,6 +124,27 @@ def test_search_and_plan_by_words(capsys: pytest.CaptureFixture[str]) -> None:
         "20",
     )["days"]
     assert stepcast.rows(made)[0]["days_median"] == days["median"]
+
+
+@pytest.mark.parametrize("name", ["pytorch", "megatron-core", "torchtitan", "megatron-bridge"])
+def test_a_loaded_framework_predicts_as_its_name_does(name: str) -> None:
+    """With its defaults too: ZeRO of Megatron-Core, FSDP of torchtitan, presets of Megatron-Bridge."""
+    by_name = stepcast.predict(**NAMED, gpus=16, framework=name)
+    by_value = stepcast.predict(**NAMED, gpus=16, framework=stepcast.load_framework(name))
+    assert by_value.facts() == by_name.facts()
+
+
+def test_a_changed_framework_stays_as_it_was_changed() -> None:
+    """PyTorch's gradients have the format of the weights, here 4 bytes, unless a Framework says otherwise."""
+    usual = stepcast.load_framework("pytorch")
+    changed = replace(usual, gradient_dtype=DType.BF16)
+    before, after = (
+        stepcast.predict(**NAMED, gpus=8, precision="tf32", framework=each) for each in (usual, changed)
+    )
+    less = before.memory[0].gradients - after.memory[0].gradients
+    assert less == pytest.approx(2 * 8.03e9, rel=0.01)
+    own = stepcast.predict(**NAMED, gpus=8, framework=replace(usual, name="ours"))
+    assert any("'ours' is not in the catalogue" in note for note in own.report.assumptions)
 
 
 def test_functions_stay_functions_whatever_is_imported() -> None:

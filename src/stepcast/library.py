@@ -188,10 +188,14 @@ def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: Any) -> d
 
 
 def compare(predicted: Any, measured: Any) -> "Comparison":
-    """Two accounts of a step: Predictions, facts of them, or files of measured runs."""
-    from stepcast.analyze.compare import compare as side_by_side
+    """Compare two accounts of a step: Predictions, facts of them, or files of measured runs.
 
-    return side_by_side(_account(predicted), _account(measured))
+    Of a prediction and a measurement the prediction becomes the first side, in either order.
+    """
+    from stepcast.analyze.compare import compare as side_by_side
+    from stepcast.analyze.compare import is_measured
+
+    return side_by_side(*sorted((_account(predicted), _account(measured)), key=is_measured))
 
 
 def rows(*answers: Any) -> list[dict[str, Any]]:
@@ -257,7 +261,8 @@ def _args(verb: str, *files: Path, **choices: Any) -> argparse.Namespace:
     parser = _Words(prog=f"stepcast.{verb}", add_help=False)
     import_module(f"stepcast.cli.{verb}").add_arguments(parser)
     words = [fspath(file) for file in files]
-    made = {name: value for name, value in choices.items() if name in ("model", "cluster") and _made(value)}
+    nouns = ("model", "cluster", "framework")
+    made = {name: value for name, value in choices.items() if name in nouns and _made(value)}
     for name, value in choices.items():
         if value is not None:
             words += words_for(name, name if name in made else value)

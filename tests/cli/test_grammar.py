@@ -81,7 +81,7 @@ def test_compare_names_its_sides(tmp_path: Path, capsys: pytest.CaptureFixture[s
     status, out, _ = run(capsys, "compare", str(predicted), trace)
     assert status == 1  # not the same run
     told = " ".join(out.split())
-    assert f"first {predicted} (predicted: llama-3.2-1b)" in told
-    assert f"second {trace} (measured, megatron)" in told
+    assert f"predicted {predicted} (predicted: llama-3.2-1b)" in told
+    assert f"measured {trace} (measured, megatron)" in told
     _, out, _ = run(capsys, "compare", trace, trace)
-    assert f"predicted {trace} (measured, megatron)" in " ".join(out.split())
+    assert f"first {trace} (measured, megatron) second {trace} (measured, megatron)" in " ".join(out.split())

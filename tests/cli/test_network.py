@@ -57,6 +57,30 @@ def test_where_hardly_anything_is_shared_all_three_steps_are_one(capsys: pytest.
     assert found["alone_step_s"] <= found["step_s"] < 1.002 * found["alone_step_s"]
 
 
+@pytest.mark.parametrize("more", [[], NARROW])
+def test_a_link_is_at_capacity_only_while_it_is_used_so_much(
+    more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At capacity is 95 % of it and more, whether links are shared or not; bins bound how long that is.
+
+    A bin that is used by m of its capacity is at capacity for at least (m - 0.95) / 0.05 of its time.
+    """
+    found = run_json(capsys, "network", *SMALL, *more)
+    step_s, links = found["step_s"], found["hottest"]
+    for link in links:
+        bins = link["share_over_time"]
+        least_s = sum(max(0.0, (used - 0.95) / 0.05) for used in bins) * step_s / len(bins)
+        assert least_s * (1 - 1e-6) <= link["full_s"] <= link["share"] * step_s / 0.95 * (1 + 1e-6)
+    assert any(link["full_s"] > 0.1 * step_s for link in links)
+    status, text, _ = run(capsys, "network", *SMALL, *more)
+    assert status == 0
+    assert "full" not in text
+    first = links[0]
+    use, at_capacity = first["share"] * 100, first["full_s"] / step_s * 100
+    line = next(line for line in text.splitlines() if line.startswith("busiest link "))
+    assert f"mean use {use:.1f} %, at capacity {at_capacity:.1f} %" in line.replace(" 0 %", " 0.0 %")
+
+
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_text_fits_a_terminal_and_says_the_same(narrow: dict[str, Any], width: int) -> None:
     text = network_text(narrow, width)
@@ -80,7 +104,7 @@ def test_a_page_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     status, out, _ = run(capsys, "network", *SMALL, *NARROW, "--html", str(page))
     assert status == 0
     assert "open it in a browser" in out
-    assert "The hottest links over time" in page.read_text()
+    assert "The busiest links over time" in page.read_text()
 
 
 def test_one_gpu_has_no_network(capsys: pytest.CaptureFixture[str]) -> None:

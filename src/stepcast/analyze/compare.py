@@ -12,6 +12,8 @@ from stepcast.units import format_seconds
 
 Facts = Mapping[str, Any]
 
+PREDICTED, REPLAYED, MEASURED = "predicted", "replayed", "measured"
+
 # A part that only one side tells apart is counted where the other side has it.
 COUNTED_AS = {"embedding": "dp", "expert-dp": "dp", "wait": "other", "host": "other"}
 
@@ -76,10 +78,11 @@ class Comparison:
     operations: tuple[Row, ...]
     differences: tuple[Difference, ...]  # of what ran; none: the same run, as far as both say
     warnings: tuple[str, ...]
+    kinds: tuple[str, str] = (PREDICTED, MEASURED)  # how each side came about
 
     def __repr__(self) -> str:
         first, second = format_seconds(self.step.predicted_s), format_seconds(self.step.measured_s)
-        return f"Comparison({first} beside {second} a step)"
+        return f"Comparison({first} vs {second} per step)"
 
     def _repr_html_(self) -> str:
         from stepcast.pages.notebook import compare_html
@@ -95,6 +98,7 @@ class Comparison:
         return {
             "step_s": self.step.predicted_s,
             "measured_step_s": self.step.measured_s,
+            "kinds": list(self.kinds),
             "same_run": same,
             "differences": [one.facts() for one in self.differences],
             "error": self.step.error if same else None,
@@ -108,8 +112,26 @@ class Comparison:
         }
 
 
+def kind_of(account: Facts) -> str:
+    """Return whether the step of an account was predicted, replayed from a recording, or measured."""
+    if "replayed_step_s" in account:
+        return REPLAYED
+    # 'analyze' names the format it read; 'run' states how far its predictions were off.
+    if "format" in account or "mean_abs_error" in account or str(account.get("kind", "")).endswith(" run"):
+        return MEASURED
+    return PREDICTED
+
+
+def is_measured(account: Facts) -> bool:
+    return kind_of(account) == MEASURED
+
+
 def compare(predicted: Facts, measured: Facts) -> Comparison:
-    """Signed errors for the step, its parts, each stage and each kind of operation."""
+    """Return the signed differences of the step, its parts, each stage and each kind of operation.
+
+    Any two accounts may be compared. A prediction and a measurement are best given in this order, since
+    errors are shares of the second.
+    """
     for side, found in (("first", predicted), ("second", measured)):
         if not isinstance(found.get("step_s"), int | float):
             raise ValueError(f"the {side} file does not say how long a step takes (step_s)")
@@ -130,7 +152,8 @@ def compare(predicted: Facts, measured: Facts) -> Comparison:
     first, second = _identity(predicted), _identity(measured)
     if not set(first) & set(second):
         warnings.append("nothing that both say tells whether they are the same run")
-    return Comparison(step, parts, stages, operations, _differences(first, second), tuple(warnings))
+    differences, kinds = _differences(first, second), (kind_of(predicted), kind_of(measured))
+    return Comparison(step, parts, stages, operations, differences, tuple(warnings), kinds)
 
 
 def _identity(found: Facts) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``stepcast compare PREDICTED MEASURED``: two accounts of a step side by side."""
+"""``stepcast compare FIRST SECOND``: two accounts of a step side by side, predicted or measured."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
 
 
-NOT_THE_SAME = 1  # exit status
+NOT_THE_SAME = 1  # exit status where a prediction is held against a measurement of another run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser,
         f"""
-        predicted PREDICTED  {kinds}
-        measured MEASURED    {kinds}
-        --trace FILE         write both runs, aligned at their start, as Perfetto / Chrome JSON
+        predicted FIRST  {kinds}
+        measured SECOND  {kinds}
+        --trace FILE     write both runs, aligned at their start, as Perfetto / Chrome JSON
         --html
         --json
         """,
@@ -38,24 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.analyze.compare import compare
+    from stepcast.analyze.compare import compare, is_measured
 
     args.cluster, args.set, args.calibration = None, [], None
     trace, args.trace = args.trace, None
-    sides = [_facts(path, args) for path in (args.predicted, args.measured)]
-    told = [_side(path, side) for path, side in zip((args.predicted, args.measured), sides, strict=True)]
-    found: Any = {"sides": told, **compare(*sides).facts()}
-    found["warnings"] = [
-        *found["warnings"],
-        *(
-            f"{path}: {text}"
-            for path, side in zip((args.predicted, args.measured), sides, strict=True)
-            for text in side.get("warnings", ())
-        ),
-    ]
+    sides = [(path, _facts(path, args)) for path in (args.predicted, args.measured)]
+    sides.sort(key=lambda side: is_measured(side[1]))  # errors are those of the prediction
+    (args.predicted, first), (args.measured, second) = sides
+    found: Any = {"sides": [_side(path, side) for path, side in sides], **compare(first, second).facts()}
+    found["warnings"] += [f"{path}: {text}" for path, side in sides for text in side.get("warnings", ())]
     if trace:
         _write(args, trace)
-    status = 0 if found["same_run"] else NOT_THE_SAME
+    judged = len(set(found["kinds"])) > 1
+    status = NOT_THE_SAME if judged and not found["same_run"] else 0
     found["warnings"] = [*found["warnings"], *doubts(found)]
     args.trace = trace
     write_page(args, lambda about: _page(args, found, about))
@@ -64,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _side(path: str, side: dict[str, Any]) -> dict[str, Any]:
-    """Which file a side is, and whether it was forecast or measured."""
-    kind = side.get("format") or ("replayed" if "measured_step_s" in side else "")
+    """Return which file a side is, and how its step came about."""
+    from stepcast.analyze.compare import kind_of
+
     name = side.get("model") or side.get("workload") or ""
-    what = f"measured, {kind}" if side.get("format") else kind or "predicted"
+    what = ", ".join(filter(None, (kind_of(side), side.get("format"))))
     return {"file": path, "what": f"{what}: {name}" if name else what}
 
 

@@ -118,7 +118,7 @@ def forecast(args: argparse.Namespace) -> Asked:
 def asked_by(args: argparse.Namespace) -> Asked:
     """The run that *args* describe; what they leave out is settled by the framework and the model."""
     from stepcast.forecast.options import Options
-    from stepcast.frameworks.catalog import load_profile
+    from stepcast.frameworks.catalog import framework_names, load_profile, profile_of
     from stepcast.frameworks.profile import settle
     from stepcast.hardware import Place, load_cluster
     from stepcast.ir.legality import recomputable
@@ -131,7 +131,10 @@ def asked_by(args: argparse.Namespace) -> Asked:
     settle_gpus(args, cluster, assumptions)
     calibration = load_calibration(args.calibration) if args.calibration else None
     corrects = calibration is not None and bool(calibration.corrections)
-    profile = load_profile(args.framework or USUAL_FRAMEWORK)
+    software = args.framework or USUAL_FRAMEWORK
+    profile = load_profile(software) if isinstance(software, str) else profile_of(software)
+    if not isinstance(software, str) and software.name not in framework_names():
+        assumptions.append(f"framework {software.name!r} is not in the catalogue: general defaults are used")
     layout = layout_of(args, profile, model, cluster.gpu.name)
     usual = settle(profile, model, cluster.gpu.name, layout, {})
     said = given_by(args)

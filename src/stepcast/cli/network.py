@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_options(
         parser.add_argument_group("the answer"),
         """
-        --top K  how many of the hottest links to tell (default 20)
+        --top K  number of busiest links to list (default 20)
         --html
         --json
         """,
@@ -85,7 +85,7 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
     for name in sorted(args.given - WITH_WORKLOAD):
         raise ValueError(f"{option_of(name)} has no effect: a workload file says it itself; leave it out")
     if args.cluster is None:
-        raise ValueError("where? give --cluster, a name from 'stepcast list clusters' or a TOML file")
+        raise ValueError("no cluster given: use --cluster NAME (see 'stepcast list clusters') or a TOML file")
     cluster = load_cluster(args.cluster, args.set)
     options = Options(gpus=args.gpus, place=Place(args.place))
     workload = read(args.model)

@@ -59,7 +59,7 @@ replay: a measured run under changed conditions [analyze]
     micro-batches.
     $ replay runs/gpt --what-if rank.7=healthy
     $ replay runs/gpt --what-if bandwidth.tp=2x
-compare: a predicted or measured step beside a measured one [analyze]
+compare: two steps side by side, each predicted or measured [analyze]
     Puts two accounts of a step side by side: predicted beside measured, or measured beside measured.
     $ compare predicted.json runs/gpt
     $ compare before.json after.json --json

@@ -5,7 +5,7 @@ the other. ``[sources]`` names where its values are documented, as in the catalo
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -190,6 +190,30 @@ def load_profile(name_or_path: str) -> Profile:
 def load_framework(name_or_path: str = DEFAULT) -> Framework:
     """The software's decisions alone."""
     return load_profile(name_or_path).framework
+
+
+def profile_of(framework: Framework) -> Profile:
+    """Return the profile whose defaults go with a Framework value.
+
+    A value that ``load_framework`` returned has its profile; presets do not touch fields that were changed
+    since. A value of another name has the general defaults.
+    """
+    if framework.name not in framework_names():
+        return Profile(framework, Defaults())
+    profile = load_profile(framework.name)
+    old = profile.framework
+    changed = {
+        each.name for each in fields(Framework) if getattr(old, each.name) != getattr(framework, each.name)
+    }
+    if not changed:
+        return profile
+    fixed = changed | ({"moment_dtype"} if "optimizer" in changed else set())
+    presets = tuple(
+        replace(each, settings={key: value for key, value in each.settings.items() if key not in changed})
+        for each in profile.presets
+    )
+    as_trained = profile.as_trained - fixed
+    return replace(profile, framework=framework, presets=presets, as_trained=as_trained, residuals=())
 
 
 def looks_like_framework(text: str) -> bool:

@@ -175,6 +175,7 @@ class ComparisonFacts(TypedDict):
 
     step_s: float
     measured_step_s: float
+    kinds: list[str]
     same_run: bool
     differences: list[DifferenceFacts]
     error: float | None

@@ -17,6 +17,7 @@ from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Markup, join, tag
 from stepcast.pages.timeline import timeline_section
 from stepcast.report.analysis import PART_NAMES
+from stepcast.report.compare import side_names
 from stepcast.units import format_seconds
 
 Facts = Mapping[str, Any]
@@ -26,7 +27,7 @@ MOST_ROWS = 40
 def compare_page(
     found: Facts, about: About, names: tuple[str, str], timeline: Timeline | None = None
 ) -> Page:
-    """Of the facts of a Comparison; *names* say what its sides are."""
+    """Return the page of the facts of a Comparison; *names* are those of its two accounts."""
     sections: list[Section | None] = []
     if found["parts"]:
         rows = [{**row, "name": PART_NAMES.get(row["name"], row["name"])} for row in found["parts"]]
@@ -42,37 +43,36 @@ def compare_page(
         sections.append(Section("Stages", _paired(rows, found, names)))
     if found["differences"]:
         cells = [(one["name"], str(one["predicted"]), str(one["measured"])) for one in found["differences"]]
-        made = table(("what", "first", "second"), cells, "What both say of the run, each in another way")
-        sections.append(
-            Section("Not the same run", made, "A difference between two runs is no error of either.")
-        )
+        made = table(("Setting", *side_names(found)), cells, "Settings that both accounts state")
+        lead = "The two are different runs, so the difference between them is no error of either."
+        sections.append(Section("Settings that differ", made, lead))
     sections.append(timeline_section(timeline, about.links, "both runs, aligned at their start"))
-    title = f"{format_seconds(found['step_s'])} beside {format_seconds(found['measured_step_s'])}"
+    title = f"{format_seconds(found['step_s'])} vs {format_seconds(found['measured_step_s'])}"
     return Page(title, _headline(found, names), sections, about, found, warnings=found["warnings"])
 
 
 def _headline(found: Facts, names: tuple[str, str]) -> Markup:
     first, second = found["step_s"], found["measured_step_s"]
-    about = join((tag("strong", names[0]), tag("span", "beside"), tag("strong", names[1])))
-    same = found["same_run"]
-    words = ("predicted", "measured") if same else ("first", "second")
+    about = join((tag("strong", names[0]), tag("span", "vs"), tag("strong", names[1])))
     cards = [
-        card(words[0], format_seconds(first), names[0]),
-        card(words[1], format_seconds(second), names[1]),
+        card(f"{name.capitalize()} step", format_seconds(seconds), account)
+        for name, seconds, account in zip(side_names(found), (first, second), names, strict=True)
     ]
     rows = [row for row in found["parts"] if row["difference_s"]]
     if rows:
         most = max(rows, key=lambda row: abs(row["difference_s"]))
-        cards.append(
-            card("Differs most", PART_NAMES.get(most["name"], most["name"]), signed(most["difference_s"]))
-        )
-    if same and found["error"] is not None:
+        part = PART_NAMES.get(most["name"], most["name"])
+        cards.append(card("Largest difference", part, signed(most["difference_s"])))
+    alike = len(set(found["kinds"])) == 1
+    if not alike and found["error"] is not None:
         mood = "good" if abs(found["error"]) <= 0.1 else "bad"
         cards.insert(0, card("Error", signed_percent(found["error"]), "of the measured step", mood))
         number, unit = signed_percent(found["error"]).split(" ")
         return answer(number, f"{unit} off: {signed(first - second)}", about, cards=cards)
     number, _, unit = signed(first - second).partition(" ")
-    return answer(number, f"{unit} between two different runs", about, cards=cards)
+    share = f" ({signed_percent(first / second - 1)})" if second else ""
+    what = f"{unit}{share}: first minus second" if alike else f"{unit} between two different runs"
+    return answer(number, what, about, cards=cards)
 
 
 def _paired(rows: Sequence[Facts], found: Facts, names: tuple[str, str]) -> Markup:

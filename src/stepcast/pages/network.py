@@ -8,14 +8,16 @@ from stepcast.pages.charts import Piece, Row, axis_row, bars, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
 from stepcast.report.cells import cells
-from stepcast.report.network import TIER, Kind, kind_cells, kinds_of, shade, slower, used_tiers
+from stepcast.report.network import TIER, Kind, kind_cells, kinds_of, link_use, shade, slower, used_tiers
 from stepcast.units import format_bytes, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 CELL_HEIGHT = 16
 STEPS = 10
-TIERS_LEAD = "How much of each tier's busiest link is used, from the start of the step to its end."
-LINKS_LEAD = "A line for each link, the hottest above; the darker, the fuller, and red is full."
+# Sharing links costs so much of a step that it is worth a look.
+COSTLY = 0.01
+TIERS_LEAD = "Use of the busiest link of each tier, from the start of the step to its end."
+LINKS_LEAD = "A line for each link, the busiest first. Darker is more use; red is more than 94 %."
 
 
 def network_page(found: Facts, about: About) -> Page:
@@ -24,30 +26,29 @@ def network_page(found: Facts, about: About) -> Page:
     link_lines = [(_link_name(each), each["share_over_time"]) for each in found["hottest"]]
     sections = [
         *_map("Tiers over time", tier_lines, step_s, TIERS_LEAD),
-        *_map("The hottest links over time", link_lines, step_s, LINKS_LEAD),
+        *_map("The busiest links over time", link_lines, step_s, LINKS_LEAD),
         *_tiers(tiers),
         *_hottest(found["hottest"], step_s),
         *_operations(kinds_of(found["operations"])),
     ]
-    title = f"{format_seconds(step_s)} a step, {slower(found) * 100:.1f} % of it for shared links"
+    title = f"{format_seconds(step_s)} per step: sharing links costs {slower(found) * 100:.1f} %"
     return Page(title, _headline(found), sections, about, found, found["assumptions"], found["warnings"])
 
 
 def _headline(found: Facts) -> Markup:
-    lost = f"sharing costs {slower(found) * 100:.1f} %"
+    lost = f"sharing links costs {slower(found) * 100:.1f} %"
     cards = [
-        card("If no link were shared", format_seconds(found["alone_step_s"]), lost),
-        card("Fast engine", format_seconds(found["fast_step_s"]), "prices each collective by itself"),
+        card("Without sharing", format_seconds(found["alone_step_s"]), lost),
+        card("Fast engine", format_seconds(found["fast_step_s"]), "times each collective by itself"),
         card("Links", f"{found['links']:,}", found["routing"]),
     ]
     if found["hottest"]:
         first = found["hottest"][0]
-        full = format_percent(first["full_s"] / found["step_s"])
-        note = f"{format_percent(first['share'])} used; full for {full} of the step"
-        cards.append(card("Hottest link", first["link"], note, "bad" if first["full_s"] else ""))
+        note = link_use(first, found["step_s"])
+        cards.append(card("Busiest link", first["link"], note, "bad" if slower(found) >= COSTLY else ""))
     what = found.get("model") or found.get("workload") or ""
     about = about_line(what, f"{found['gpus']:,} GPUs of {found['cluster']}")
-    return answer(format_seconds(found["step_s"]), "a step, its links shared", about, cards=cards)
+    return answer(format_seconds(found["step_s"]), "per step with shared links", about, cards=cards)
 
 
 def _link_name(link: Facts) -> str:
@@ -62,7 +63,7 @@ def _map(title: str, lines: Sequence[tuple[str, Sequence[float]]], step_s: float
     rows = [_map_row(name, shares, step_s) for name, shares in lines]
     below = axis_row(step_s, format_seconds, about=4)
     key = tag(
-        "p", [_shade_key(at) for at in range(1, STEPS)], tag("span", "from idle to full"), class_="shades"
+        "p", [_shade_key(at) for at in range(1, STEPS)], tag("span", "from 0 to 100 % use"), class_="shades"
     )
     return [Section(title, join((key, tag("ul", rows, below, class_="rows"))), lead, wide=True)]
 
@@ -105,8 +106,8 @@ def _runs(values: Sequence[int]) -> list[tuple[int, int]]:
 def _tiers(tiers: Sequence[Facts]) -> list[Section]:
     if not tiers:
         return []
-    heads = ("Tier", "Links", "Each", "Carried", "Used", "Busiest link at most")
-    caption = "Used: on average over all links of the tier and the whole step"
+    heads = ("Tier", "Links", "Each", "Carried", "Mean use", "Peak use")
+    caption = "Mean use is that of all links over the step; peak use is that of the busiest link"
     return [Section("Tiers", table(heads, cells(tiers, TIER), caption), wide=True)]
 
 
@@ -124,13 +125,13 @@ def _hottest(links: Sequence[Facts], step_s: float) -> list[Section]:
                 tip = f"{each['link']}: {name} {format_bytes(size)}"
                 pieces.append(Piece(kind_of(name), at, used, tip))
                 at += used
-        note = f"full {format_percent(each['full_s'] / step_s)}"
+        note = f"at capacity {format_percent(each['full_s'] / step_s)}"
         rows.append(Row(_link_name(each), pieces, (format_percent(each["share"]), tag("small", note))))
     key = legend([(kind_of(name), name) for name in names])
     most = max(each["share"] for each in links)
-    lead = "How much of the link the step uses, and which groups share it."
+    lead = "Mean use of each link by the groups that use it, and the share of the step at capacity."
     body = Markup(key + bars(rows, most, format_percent, 0.01))
-    return [Section("Who shares the hottest links", body, lead, wide=True)]
+    return [Section("Who uses the busiest links", body, lead, wide=True)]
 
 
 def kind_of(group: str) -> str:
@@ -146,6 +147,6 @@ def _operations(kinds: Sequence[Kind]) -> list[Section]:
         [each.what, each.group, each.times, each.alone_s, each.took_s, each.slowdown, each.slowest]
         for each in kinds
     ]
-    heads = ("Communication", "Group", "Times", "Alone", "Here", "Slower", "Worst")
-    caption = "Most time lost first; a head sorts by its column"
-    return [Section("Slower than alone", table(heads, lines, caption, keys, True), wide=True)]
+    heads = ("Communication", "Group", "Times", "Alone", "Shared", "Slowdown", "Worst")
+    caption = "Most time lost first; click a column header to sort"
+    return [Section("Slowed down by shared links", table(heads, lines, caption, keys, True), wide=True)]

@@ -15,6 +15,7 @@ from stepcast.pages.measured import megatron_page, replay_page
 from stepcast.pages.plan import plan_page
 from stepcast.pages.step import step_page
 from stepcast.pages.traces import kineto_page, optimus_page
+from stepcast.report.compare import side_names
 from stepcast.report.search import row_words, strategy_words
 from stepcast.units import GIB, format_seconds
 
@@ -52,8 +53,7 @@ def replay_html(found: Facts) -> str:
 
 
 def compare_html(found: Facts) -> str:
-    names = ("predicted", "measured") if found["same_run"] else ("first", "second")
-    return framed(compare_page(found, About("comparison", version=__version__), names))
+    return framed(compare_page(found, About("comparison", version=__version__), side_names(found)))
 
 
 def plan_html(found: Facts) -> str:

@@ -1,4 +1,4 @@
-"""What the links of a step did, as text: tiers over time, the hottest links, and who was slowed down."""
+"""The links of a step as text: use of each tier over time, the busiest links, and what was slowed down."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from stepcast.units import format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 MOST_LINKS = 10
-# From idle to full, in ten steps that any terminal shows.
+# From idle to the capacity of a link, in ten steps that any terminal shows.
 SHADES = " .:-=+*#%@"
 
 
@@ -21,7 +21,7 @@ def network_text(found: Facts, width: int) -> str:
     parts.append(facts(_headline(found), width))
     if used := used_tiers(found):
         parts += [_tiers(used, width), _over_time(used, found["step_s"], width)]
-        parts += [_hottest(found["hottest"], found["step_s"], width)]
+        parts += [_busiest(found["hottest"], found["step_s"], width)]
     if kinds := kinds_of(found["operations"]):
         parts.append(_operations(kinds, width))
     if found["assumptions"]:
@@ -69,23 +69,39 @@ def kinds_of(operations: Sequence[Facts]) -> list[Kind]:
     return sorted(found.values(), key=lambda kind: kind.alone_s - kind.took_s)
 
 
+def busiest_link(found: Facts) -> str:
+    """Return the link with the highest mean use, and how long it is at its capacity."""
+    link, step_s = found["hottest"][0], found["step_s"]
+    alike = f" ({link['alike']:,} alike)" if link["alike"] > 1 else ""
+    return f"{link['link']}{alike}: {link_use(link, step_s)}"
+
+
+def link_use(link: Facts, step_s: float) -> str:
+    """Return the mean use of a link, and for how much of the step all of its capacity is used."""
+    used = f"mean use {format_percent(link['share'])}"
+    at_capacity = link["full_s"] / step_s if step_s else 0.0
+    return f"{used}, at capacity {format_percent(at_capacity) if at_capacity else '0 %'} of the step"
+
+
 def _headline(found: Facts) -> list[tuple[str, object]]:
     alone = format_seconds(found["alone_step_s"])
     links = f"{found['links']:,} links, {found['routing']}"
+    busiest = [("busiest link", busiest_link(found))] if found["hottest"] else []
     return [
-        ("step", f"{format_seconds(found['step_s'])} with links shared"),
-        ("alone", f"{alone} if no link were shared: sharing costs {slower(found) * 100:.1f} %"),
-        ("fast engine", f"{format_seconds(found['fast_step_s'])}: it prices each collective by itself"),
+        ("step", f"{format_seconds(found['step_s'])} with shared links"),
+        ("without sharing", f"{alone}: sharing links costs {slower(found) * 100:.1f} %"),
+        *busiest,
+        ("fast engine", f"{format_seconds(found['fast_step_s'])}: it times each collective by itself"),
         ("network", links if used_tiers(found) else f"{links}; none is used"),
     ]
 
 
-# Its name, links, the rate of one, bytes, how much was used, and at most of one link.
+# Its name, links, the rate of one, bytes, mean use, and the peak use of its busiest link.
 TIER = "tier links, capacity_bytes_per_s bytes share busiest_share"
 
 
 def _tiers(tiers: Sequence[Facts], width: int) -> str:
-    return table(("tier", "links", "each", "carried", "used", "at most"), cells(tiers, TIER), width)
+    return table(("tier", "links", "each", "carried", "mean use", "peak use"), cells(tiers, TIER), width)
 
 
 def _over_time(tiers: Sequence[Facts], step_s: float, width: int) -> str:
@@ -95,7 +111,7 @@ def _over_time(tiers: Sequence[Facts], step_s: float, width: int) -> str:
     lines = [f"{each['tier'].ljust(label)}{GAP}|{shaded(each['busiest_over_time'], room)}|" for each in tiers]
     long = len(shaded(tiers[0]["busiest_over_time"], room))
     axis = " " * (label + len(GAP) + 1) + "0" + format_seconds(step_s).rjust(long - 1)
-    key = f"the busiest link of each tier over time, from idle to full: {SHADES.strip()}"
+    key = f"use of the busiest link of each tier over time, from 0 to 100 %: {SHADES.strip()}"
     return "\n".join([key, *lines, axis])
 
 
@@ -108,28 +124,29 @@ def shaded(shares: Sequence[float], room: int) -> str:
 
 
 def shade(share: float, steps: int) -> int:
-    """Which of *steps* shades: the first for nothing at all, the last for full."""
+    """Return which of *steps* shades: the first for no use at all, the last for more than 94 %."""
     return 0 if share <= 0 else max(1, min(steps - 1, int(share * (steps - 1) + 0.5)))
 
 
-def _hottest(links: Sequence[Facts], step_s: float, width: int) -> str:
+def _busiest(links: Sequence[Facts], step_s: float, width: int) -> str:
     rows = cells(
         links[:MOST_LINKS],
         "link alike, share",
         lambda each: format_percent(each["full_s"] / step_s) if step_s else "-",
         lambda each: carried(each["users"]),
     )
-    return table(("hottest links", "alike", "used", "full", "by"), rows, width)
+    return table(("busiest links", "alike", "mean use", "at capacity", "used by"), rows, width)
 
 
 def carried(users: Mapping[str, float]) -> str:
-    """Whose bytes a link carries, most first: ``dp 80 %, pp 20 %``."""
+    """Return the groups whose bytes a link carries, most first: ``dp 80 %, pp 20 %``."""
     total = sum(users.values()) or 1.0
-    return ", ".join(f"{name} {size / total * 100:.0f} %" for name, size in users.items() if size > 0)
+    shares = {name: size / total for name, size in users.items()}
+    return ", ".join(f"{name} {share * 100:.0f} %" for name, share in shares.items() if share >= 0.005)
 
 
 def kind_cells(kind: Kind, times: str = "x") -> list[str]:
-    """What it is, its group, how often, one alone, one here, how many *times* as long, and at worst."""
+    """Return its name, group, count, time alone, time with shared links, slowdown and worst slowdown."""
     return [
         kind.what,
         kind.group,
@@ -142,5 +159,5 @@ def kind_cells(kind: Kind, times: str = "x") -> list[str]:
 
 
 def _operations(kinds: Sequence[Kind], width: int) -> str:
-    heads = ("communication", "group", "times", "alone", "here", "slower", "worst")
+    heads = ("communication", "group", "times", "alone", "shared", "slowdown", "worst")
     return table(heads, map(kind_cells, kinds), width)

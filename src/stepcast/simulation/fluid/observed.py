@@ -143,19 +143,26 @@ class Observed:
             len(classes.amount),
             self.edges_s,
         )
-        kinds = len(traffic.kind_set)
-        fixed = np.zeros(kinds + 1, bool)
-        fixed[run.system.fixed] = True
-        tasks = np.flatnonzero(fixed[run.shared.task_kind])
-        if len(tasks):
-            kind = run.shared.task_kind[tasks]
-            until = found.end_s[tasks] - run.shared.tail_s[tasks]
-            pace = (traffic.kind_scale / traffic.kind_alone_s)[kind]
-            per_set = binned(
-                traffic.kind_set[kind], found.start_s[tasks], until, pace, len(traffic.sets), self.edges_s
-            )
+        of_set, from_s, to_s, pace = self._unhindered
+        if len(of_set):
+            per_set = binned(of_set, from_s, to_s, pace, len(traffic.sets), self.edges_s)
             total += classes.amount[:, None] * per_set[classes.set_of]
         return total
+
+    @cached_property
+    def _unhindered(self) -> tuple[Ints, Floats, Floats, Floats]:
+        """Operations that share no link that could be short: their set, start, end, and share of it a second.
+
+        They run at one pace, so the engine records no rates of theirs.
+        """
+        run, traffic = self.run, self.run.shared.traffic
+        fixed = np.zeros(len(traffic.kind_set) + 1, bool)
+        fixed[run.system.fixed] = True
+        tasks = np.flatnonzero(fixed[run.shared.task_kind])
+        kind = run.shared.task_kind[tasks]
+        until_s = run.found.end_s[tasks] - run.shared.tail_s[tasks]
+        pace = (traffic.kind_scale / traffic.kind_alone_s)[kind]
+        return traffic.kind_set[kind], run.found.start_s[tasks], until_s, pace
 
     @cached_property
     def bytes_in(self) -> Floats:
@@ -234,15 +241,21 @@ class Observed:
         )
 
     def _full_s(self, at: int, entries: Ints) -> float:
-        """How long a link of class *at* was full, from when its flows went how fast."""
+        """Return how long a link of class *at* was full, from the rates of all that crosses it."""
         run, classes = self.run, self.run.shared.traffic.classes
         found = run.found
         flow, _, bytes_on = classes.entries
         use = np.zeros(len(classes.amount))
         use[flow[entries]] = bytes_on[entries] / classes.amount[flow[entries]]
         takes = use[run.system.class_of[found.flow]] * found.level
+        of_set, from_s, to_s, pace = self._unhindered
+        bytes_of_set = np.bincount(
+            classes.set_of[flow[entries]], bytes_on[entries], len(run.shared.traffic.sets)
+        )
+        takes = np.concatenate([takes, bytes_of_set[of_set] * pace])
         mine = takes > 0
-        times = np.concatenate([found.from_s[mine], found.to_s[mine]])
+        starts = np.concatenate([found.from_s, from_s])[mine]
+        times = np.concatenate([starts, np.concatenate([found.to_s, to_s])[mine]])
         change = np.concatenate([takes[mine], -takes[mine]])
         order = np.argsort(times, kind="stable")
         taken = np.cumsum(change[order])[:-1]
