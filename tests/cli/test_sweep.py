@@ -122,6 +122,54 @@ def test_whole_runs_of_each_point(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert (row["days"], row["goodput"]) == (told["days"]["mean"], told["goodput"])
 
 
+def test_the_page_of_plans_shows_days_cost_and_what_fits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An 8B model with fp32 states on each of 8 GPUs fits at tp 8, not at tp 1 without sharding."""
+    spec, page, folder = tmp_path / "spec.toml", tmp_path / "page.html", str(tmp_path / "answers")
+    spec.write_text(
+        'ask = "plan"\n[fixed]\nmodel = "llama-3.1-8b"\ncluster = "dgx-h100"\ngpus = 8\ntokens = "1T"\n'
+        'runs = 20\nprice = 2\ncurrency = "EUR"\nsharding = "none"\n[[axis]]\ntp = [1, 4, 8]'
+    )
+    found = run_json(capsys, "sweep", str(spec), "-o", folder, "--workers", "1", "--html", str(page))
+    assert found["errors"] == 0
+    rows = run_json(capsys, "sweep", "show", folder, "--sort", "tp")["rows"]
+    assert [row["fits"] for row in rows] == [0, 1, 1]
+    assert all(row["memory_bytes"] > 0 and 0 < row["mfu"] < 1 for row in rows)
+    for row in rows:
+        assert row["cost"] == pytest.approx(2 * row["gpu_hours"])
+        assert row["tokens_per_s_per_gpu"] == pytest.approx(
+            1e12 / row["days"] / row["goodput"] / 86400 / 8, rel=1e-5
+        )
+    text = page.read_text()
+    assert "Nothing" not in text
+    fitting = rows[1:]
+    assert f"{min(row['days'] for row in fitting):,.1f} days" in text
+    assert all(f"{row['cost']:,.0f} EUR" in text for row in fitting)
+    assert f"{rows[0]['cost']:,.0f} EUR" not in text
+    assert " EUR" in run(capsys, "sweep", "show", folder)[1]
+
+
+def test_a_search_that_is_out_of_time_is_not_one_that_finds_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec, page, folder = tmp_path / "spec.toml", tmp_path / "page.html", str(tmp_path / "answers")
+    spec.write_text(
+        'ask = "search"\n[fixed]\nmodel = "llama-3.1-8b"\ncluster = "dgx-h100"\nglobal-batch = 64\n'
+        'seq = 4096\ntime = "1ms"\n[[axis]]\ngpus = [8, 16]'
+    )
+    found = run_json(capsys, "sweep", str(spec), "-o", folder, "--workers", "1", "--html", str(page))
+    assert found["errors"] == 0
+    rows = run_json(capsys, "sweep", "show", folder)["rows"]
+    assert [row["state"] for row in rows] == ["out of time"] * 2
+    assert all(row["error"] is None for row in rows)
+    status = run_json(capsys, "sweep", "status", folder)
+    assert status["out_of_time"] == 2
+    text = page.read_text()
+    assert "out of time" in text.lower()
+    assert "nothing fits" not in text.lower()
+
+
 def test_a_breakdown_is_told_where_it_is_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

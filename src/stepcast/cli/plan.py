@@ -152,6 +152,7 @@ def planned(args: argparse.Namespace) -> Planned:
     found = {
         **asked,
         **facts,
+        "mfu": _mfu(forecasts, phases),
         "step_band_days": _band_days(facts["days"]["median"], forecasts, phases),
         "failures": operation.failures.name,
         "spares": args.spares,
@@ -229,6 +230,16 @@ def _band_days(
         / whole
         for name, seconds in ends.items()
     }
+
+
+def _mfu(forecasts: list[Asked | None], phases: list["Phase"]) -> float | None:
+    """Return the MFU of the steps, weighted by GPU time; None if one was measured."""
+    reached = [found.prediction.report.throughput if found else None for found in forecasts]
+    if None in reached:
+        return None
+    weights = [phase.steps * phase.step_s * phase.gpus for phase in phases]
+    done = sum(each.mfu * weight for each, weight in zip(reached, weights, strict=True) if each)
+    return done / sum(weights) if sum(weights) else None
 
 
 def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:

@@ -11,7 +11,7 @@ from stepcast.cli.search_question import Question
 from stepcast.forecast.predict import predict
 from stepcast.frameworks.command import predict_words
 from stepcast.ir.step import StepReport
-from stepcast.searching.best import Found, Missed, Result
+from stepcast.searching.best import Counts, Found, Missed, Result
 from stepcast.searching.mixed import words_of
 from stepcast.searching.reasons import binding, differences_s, shares
 from stepcast.searching.sensitivity import sensitivity
@@ -65,13 +65,14 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
     }
 
 
-def best_row(asked: Question) -> dict[str, Any] | None:
-    """The best alone, as a row of the table; None where nothing fits."""
-    found = asked.answer(top=1).best
-    if not found:
-        return None
-    report = _report(asked, found[0])
-    return _row(asked, 1, found[0], report, report)
+def best_row(asked: Question) -> tuple[dict[str, Any] | None, Counts]:
+    """Return the best as a row of the table, or None if there is none, and what became of the candidates."""
+    result = asked.answer(top=1)
+    if not result.best:
+        return None, result.counts
+    best = result.best[0]
+    report = _report(asked, best)
+    return _row(asked, 1, best, report, report), result.counts
 
 
 def _report(asked: Question, found: Found) -> StepReport:

@@ -25,6 +25,7 @@ from stepcast.hardware import load_cluster
 from stepcast.models.catalog import load_model
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.spec import Spec, Words
+from stepcast.sweep.summary import OUT_OF_TIME
 from stepcast.units import DAY, format_seconds
 
 # Options that change what is printed or write files, and have no place in a point.
@@ -246,23 +247,36 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 
 def _planned(words: Words) -> dict[str, Any]:
-    """Days are the mean of the runs drawn, as the plan tells them."""
+    """Days are the mean of the simulated runs; a run that does not fit is a row too, as in ``predict``."""
     try:
-        found = planned(parsed("plan", words)).facts
+        args = parsed("plan", words)
+        args.allow_oom = args.step_s is None
+        answer = planned(args)
     except Exception as error:
         return _failed(error)
-    step_s = found["days"]["without_interruption"] * DAY / found["steps"]
-    told = {name: found[name] for name in ("gpu_hours", "cost", "goodput")}
-    return {"step_s": step_s, "days": found["days"]["mean"], **told}
+    found, fits = answer.facts, answer.plan.fits
+    ideal_s = found["days"]["without_interruption"] * DAY
+    gpu_s = sum(phase["steps"] * phase["step_s"] * phase["gpus"] for phase in found["phases"])
+    memory = [phase["memory_bytes"]["total"] for phase in found["phases"] if phase["memory_bytes"]]
+    return {
+        "step_s": ideal_s / found["steps"],
+        "tokens_per_s_per_gpu": found["tokens"] / gpu_s if found["tokens"] else None,
+        "mfu": found["mfu"],
+        "memory_bytes": max(memory, default=None),
+        "fits": None if fits is None else int(fits),
+        "days": found["days"]["mean"],
+        **{name: found[name] for name in ("gpu_hours", "cost", "goodput")},
+    }
 
 
 def _best(words: Words) -> dict[str, Any]:
     try:
-        row = best_row(question_of(parsed("search", {**words, "workers": 1})))
+        row, counts = best_row(question_of(parsed("search", {**words, "workers": 1})))
     except Exception as error:
         return _failed(error)
+    state = {"state": OUT_OF_TIME} if counts.out_of_time else {}
     if row is None:
-        return {"error": "nothing fits"}
+        return state or {"error": "nothing fits", "fits": 0}
     names = ("step_s", "low_s", "high_s", "tokens_per_s_per_gpu", "mfu", "memory_bytes")
     found = {name: row[name] for name in (*names, "days", "gpu_hours", "cost")}
-    return {**found, "fits": 1, "found": row["command"]}
+    return {**found, "fits": 1, "found": row["command"], **state}

@@ -9,13 +9,33 @@ from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
 from stepcast.report.cells import Column
-from stepcast.units import GIB, format_bytes, format_percent, format_seconds
+from stepcast.units import (
+    DAY,
+    GIB,
+    format_bytes,
+    format_duration,
+    format_money,
+    format_percent,
+    format_seconds,
+)
 
 Facts = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 # Colours that are told apart; more lines than these hide each other.
 KINDS = ("compute", "tp", "dp", "ep", "pp", "optimizer", "cp", "host")
 MOST_MAPS = 6
+# Columns of the table of rows, shown if a row has a value; with the head of each.
+COLUMNS: Mapping[str, tuple[str, Column]] = {
+    "step_s": ("step", "step_s"),
+    "tokens_per_s_per_gpu": ("tokens/s/GPU", "tokens_per_s_per_gpu,"),
+    "mfu": ("MFU", "mfu"),
+    "memory_bytes": ("memory", "memory_bytes"),
+    "days": ("days", ("days", lambda row: "-" if row["days"] is None else f"{row['days']:,.1f}")),
+    "gpu_hours": ("GPU-hours", "gpu_hours,"),
+    "cost": ("cost", ("cost", lambda row: _cost(row))),
+    "goodput": ("goodput", "goodput"),
+    "state": ("state", "state"),
+}
 
 
 def sweep_page(found: Facts, about: About) -> Page:
@@ -27,8 +47,7 @@ def sweep_page(found: Facts, about: About) -> Page:
         *_ranked(found["rows"], found["words"]),
         *_errors(found["common_errors"]),
     ]
-    best = found["best_tokens_per_s_per_gpu"]
-    title = f"{found['answered']:,} points: {best:,.0f} tokens/s/GPU at best" if best else "nothing fits"
+    title = f"{found['answered']:,} points: {' '.join(_best(found))}"
     return Page(title, _headline(found), sections, about, found)
 
 
@@ -37,23 +56,46 @@ def _headline(found: Facts) -> Markup:
         card(
             "Points", f"{found['points']:,}", f"{found['left']:,} not answered yet" if found["left"] else ""
         ),
-        card("Fit", f"{found['fit'] or 0:,}"),
+        card("Fit", "not checked" if found["fit"] is None and found["rows"] else f"{found['fit'] or 0:,}"),
         card("Errors", f"{found['errors']:,}", "", "bad" if found["errors"] else ""),
     ]
+    if found["out_of_time"]:
+        cards.append(card("Out of time", f"{found['out_of_time']:,}", "best so far", "bad"))
+    if found["least_days"] is not None:
+        cards.append(card("Shortest run", format_duration(found["least_days"] * DAY)))
+    if found["least_cost"] is not None:
+        cards.append(card("Lowest cost", format_money(found["least_cost"], found["currency"], short=True)))
     if found["best_mfu"] is not None:
         cards.append(card("Best MFU", format_percent(found["best_mfu"])))
+    if found["least_step_s"] is not None:
         cards.append(
             card("Steps", format_seconds(found["least_step_s"]), f"to {format_seconds(found['most_step_s'])}")
         )
     about = join((tag("strong", found["folder"]), tag("span", f"varied: {_words(found['words'])}")))
-    best = found["best_tokens_per_s_per_gpu"]
-    if not best:
-        return answer("Nothing", "fits", about, cards=cards)
-    return answer(f"{best:,.0f}", "tokens per second and GPU at best", about, cards=cards)
+    return answer(*_best(found), about, cards=cards)
+
+
+def _best(found: Facts) -> tuple[str, str]:
+    """Return the answer of the page: a number, or why there is none, and what it is."""
+    if best := found["best_tokens_per_s_per_gpu"]:
+        return f"{best:,.0f}", "tokens per second and GPU at best"
+    if found["least_days"] is not None:
+        number, _, unit = format_duration(found["least_days"] * DAY).partition(" ")
+        return number, f"{unit} at best"
+    if found["rows"]:
+        number, _, unit = format_seconds(found["least_step_s"]).partition(" ")
+        return number, f"{unit} per step at best"
+    if found["out_of_time"]:
+        return "Nothing", "found before the time was over"
+    return ("Nothing", "fits") if found["fit"] is not None else ("Nothing", "could be answered")
 
 
 def _words(names: Sequence[str]) -> str:
     return ", ".join(name.replace("_", "-") for name in names) or "nothing"
+
+
+def _cost(row: Mapping[str, Any]) -> str:
+    return "-" if row["cost"] is None else format_money(row["cost"], row.get("currency"))
 
 
 def _kind(row: Mapping[str, Any], kinds: Sequence[str]) -> str:
@@ -151,6 +193,7 @@ def _cell(value: object) -> str:
 
 def _trade(rows: Rows, words: Sequence[str], kinds: Sequence[str]) -> list[Section]:
     """Speed against memory of the fastest rows."""
+    rows = [row for row in rows if row["memory_bytes"] and row["tokens_per_s_per_gpu"]]
     if len(rows) < 2:
         return []
     sizes = [row["memory_bytes"] / GIB for row in rows]
@@ -202,12 +245,13 @@ def _tip(row: Mapping[str, Any], words: Sequence[str]) -> str:
 def _ranked(rows: Rows, words: Sequence[str]) -> list[Section]:
     if not rows:
         return []
-    heads = [*map(_short, words), "step", "tokens/s/GPU", "MFU", "memory"]
-    caption = "Fastest first; a head sorts by its column"
     ids = [row["position"] for row in rows]
-    columns = (*map(_word, words), "step_s tokens_per_s_per_gpu, mfu memory_bytes")
-    made = sortable_table(heads, rows, columns, caption, ids)
-    return [Section("The fastest that fit", made, wide=True)]
+    told = {name: column for name, column in COLUMNS.items() if any(row[name] is not None for row in rows)}
+    heads = [*map(_short, words), *(head for head, _ in told.values())]
+    columns = (*map(_word, words), *(column for _, column in told.values()))
+    made = sortable_table(heads, rows, columns, "Fastest first; click a column header to sort", ids)
+    fit = "that fit" if any(row["fits"] for row in rows) else "rows"
+    return [Section(f"The fastest {fit}", made, wide=True)]
 
 
 def _errors(errors: Rows) -> list[Section]:

@@ -88,7 +88,8 @@ def fullest_memory(found: Facts) -> Facts | None:
     verdicts = [phase["memory_bytes"] for phase in found["phases"]]
     if None in verdicts:
         return None
-    return max(verdicts, key=lambda memory: (not memory["fits"], memory["total"] / memory["capacity"]))
+    fullest: Facts = max(verdicts, key=lambda memory: memory["total"] / memory["capacity"])
+    return fullest
 
 
 def _memory(found: Facts) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepcast.report.text import facts, table
-from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.units import DAY, format_bytes, format_duration, format_money, format_percent, format_seconds
 
 Shown = tuple[str, Callable[[Any], str]]
 """What a fact is called, and how a person reads its value."""
@@ -24,8 +24,9 @@ SHOWN: dict[str, Shown] = {
     "memory_bytes": ("memory", format_bytes),
     "fits": ("fits", lambda value: "yes" if value else "no"),
     "days": ("days", lambda value: f"{value:,.1f}"),
-    "cost": ("cost", _whole),
+    "cost": ("cost", _whole),  # with the currency of its row
     "goodput": ("goodput", format_percent),
+    "state": ("state", str),
     "error": ("error", str),
 }
 COUNTED: dict[str, Shown] = {
@@ -35,6 +36,7 @@ COUNTED: dict[str, Shown] = {
     "answered": ("answered", _whole),
     "left": ("left", _whole),
     "errors": ("errors", _whole),
+    "out_of_time": ("out of time", _whole),
     "new": ("new", _whole),
     "seconds": ("took", format_seconds),
     "points_per_s": ("rate", lambda value: f"{value:,.1f} points a second"),
@@ -43,10 +45,11 @@ COUNTED: dict[str, Shown] = {
     "most_step_s": ("longest step", format_seconds),
     "best_mfu": ("best MFU", format_percent),
     "best_tokens_per_s_per_gpu": ("most tokens/s/GPU", _whole),
+    "least_days": ("shortest run", lambda days: format_duration(days * DAY)),
     "written": ("written", str),
     "rows": ("rows", _whole),
 }
-HIDDEN = ("position", "low_s", "high_s", "gpu_hours", "found")
+HIDDEN = ("position", "low_s", "high_s", "gpu_hours", "found", "currency")
 
 
 def counted_text(found: Mapping[str, Any], width: int) -> str:
@@ -54,6 +57,8 @@ def counted_text(found: Mapping[str, Any], width: int) -> str:
     pairs: list[tuple[str, object]] = [
         (words, shown(found[name])) for name, (words, shown) in COUNTED.items() if found.get(name) is not None
     ]
+    if found.get("least_cost") is not None:
+        pairs.append(("lowest cost", format_money(found["least_cost"], found["currency"])))
     pairs += [(f"error of {each['points']:,}", each["error"]) for each in found.get("common_errors", ())]
     return facts(pairs, width)
 
@@ -71,12 +76,15 @@ def rows_text(rows: Sequence[Mapping[str, Any]], counts: Mapping[str, int], widt
     ]
     columns = [name for name in names if name not in same]
     heads = [SHOWN[name][0] if name in SHOWN else name.replace("_", "-") for name in columns]
-    cells = [[_cell(name, row[name]) for name in columns] for row in rows]
+    cells = [[_cell(name, row) for name in columns] for row in rows]
     common = facts([("rows", told), *((name.replace("_", "-"), rows[0][name]) for name in same)], width)
     return f"{common}\n\n{table(heads, cells, width)}"
 
 
-def _cell(name: str, value: Any) -> str:
+def _cell(name: str, row: Mapping[str, Any]) -> str:
+    value = row[name]
     if value is None:
         return "-"
+    if name == "cost":
+        return format_money(value, row.get("currency"))
     return SHOWN[name][1](value) if name in SHOWN else str(value)

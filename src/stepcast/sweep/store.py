@@ -18,7 +18,7 @@ NAME = "results.sqlite"
 LOCK = "driver.lock"
 # "swep" as a number: what tells our file from another program's.
 APPLICATION = 0x73776570
-VERSION = 2
+VERSION = 3
 # What is known of an answer; times in seconds, sizes in bytes.
 COLUMNS = {
     "step_s": "REAL",
@@ -35,6 +35,7 @@ COLUMNS = {
     "cost": "REAL",
     "goodput": "REAL",
     "found": "TEXT",
+    "state": "TEXT",  # "out of time": the best so far, or nothing yet
     "error": "TEXT",
 }
 BATCH = 1000

@@ -4,11 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepcast.sweep.store import COLUMNS, Store
+from stepcast.units import DEFAULT_CURRENCY
 
+OUT_OF_TIME = "out of time"
+# Rows that are compared: those that fit, and those whose memory is not checked.
+COMPARED = "fits IS NOT 0 AND step_s IS NOT NULL"
 USUAL_ORDER = '"fits" DESC, "tokens_per_s_per_gpu" DESC, "position"'
 COMMON_ERRORS = 5
 PAGE_ROWS = 200
 WIDEST_MAP = 16
+NOT_MAPPED = ("gpus", "price", "currency")
 
 
 def rows_of(
@@ -43,9 +48,9 @@ def page_facts(store: Store) -> dict[str, Any]:
         **status_facts(store),
         "words": words,
         "kinds": kinds,
-        "rows": rows_of(store, "fits", top=PAGE_ROWS),
+        "rows": rows_of(store, COMPARED, top=PAGE_ROWS),
         "scaling": _fastest(store, [*kinds, "gpus"]) if "gpus" in words else [],
-        "heat": _heat(store, kinds, [name for name in words if name not in (*kinds, "gpus", "price")]),
+        "heat": _heat(store, kinds, [name for name in words if name not in (*kinds, *NOT_MAPPED)]),
     }
 
 
@@ -63,7 +68,8 @@ def _fastest(store: Store, names: Sequence[str]) -> list[dict[str, Any]]:
     grouped = f"GROUP BY {listed} ORDER BY {listed}" if names else ""
     told = f"{listed}, " if names else ""
     return store.rows(
-        f"SELECT {told}max(tokens_per_s_per_gpu) AS tokens_per_s_per_gpu FROM results WHERE fits {grouped}"
+        f"SELECT {told}max(tokens_per_s_per_gpu) AS tokens_per_s_per_gpu FROM results "
+        f"WHERE {COMPARED} AND tokens_per_s_per_gpu IS NOT NULL {grouped}"
     )
 
 
@@ -83,14 +89,29 @@ def _heat(store: Store, kinds: Sequence[str], words: Sequence[str]) -> dict[str,
     return {"across": across, "down": down, "x": values[across], "y": values[down], "cells": cells}
 
 
+def _currency(store: Store) -> dict[str, str | None]:
+    """Return the currency of all points; None if they have several, whose costs are not compared."""
+    if "currency" not in store.columns():
+        return {"currency": DEFAULT_CURRENCY}
+    rows = store.rows("SELECT DISTINCT currency FROM points")
+    names = {row["currency"] or DEFAULT_CURRENCY for row in rows}
+    return {"currency": names.pop() if len(names) == 1 else None}
+
+
 def status_facts(store: Store) -> dict[str, Any]:
     """Points, answers, what went wrong most often, and the fastest of each model where there are several."""
     points = store.rows("SELECT count(*) AS points FROM points")[0]["points"]
     found = store.rows(
         "SELECT count(*) AS answered, count(error) AS errors, sum(fits) AS fit, min(step_s) AS least_step_s, "
-        "max(step_s) AS most_step_s, max(CASE WHEN fits THEN mfu END) AS best_mfu, "
-        "max(CASE WHEN fits THEN tokens_per_s_per_gpu END) AS best_tokens_per_s_per_gpu FROM results"
+        f"max(step_s) AS most_step_s, max(CASE WHEN {COMPARED} THEN mfu END) AS best_mfu, "
+        f"max(CASE WHEN {COMPARED} THEN tokens_per_s_per_gpu END) AS best_tokens_per_s_per_gpu, "
+        f"min(CASE WHEN {COMPARED} THEN days END) AS least_days, "
+        f"min(CASE WHEN {COMPARED} THEN cost END) AS least_cost, "
+        f"sum(state = '{OUT_OF_TIME}') AS out_of_time FROM results"
     )[0]
+    found |= _currency(store)
+    if found["currency"] is None:
+        found["least_cost"] = None
     errors = found["errors"] and store.rows(
         "SELECT error, count(*) AS points FROM results WHERE error IS NOT NULL "
         "GROUP BY error ORDER BY points DESC, error LIMIT ?",
