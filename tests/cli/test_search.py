@@ -244,3 +244,30 @@ def test_the_answer_says_what_would_change_it(capsys: pytest.CaptureFixture[str]
     found = run_json(capsys, "search", *SMALL, "--top", "2")
     assert [each["change"] for each in found["sensitivity"]] == ["2 x network", "+16.00 GiB", "2 x batch"]
     assert all(each["speed"] > 0.9 for each in found["sensitivity"])
+
+
+@pytest.mark.parametrize("objective", ["step", "throughput", "cost", "energy"])
+def test_numbers_of_gpus_are_not_compared_with_each_other(
+    capsys: pytest.CaptureFixture[str], objective: str
+) -> None:
+    """Twice the GPUs are neither a tie of rank 1 nor the effect of a faster network."""
+    asked = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8,16", "--global-batch", "64")
+    narrow = ("--fix", "schedule=1f1b", "--fix", "recompute=none", "--allow", "micro-batch=1,2", "--top", "6")
+    found = run_json(capsys, "search", *asked, *narrow, "--seq", "4096", "--objective", objective)
+    best, rows = found["rows"][0], found["rows"]
+    changes = {each["change"]: each for each in found["sensitivity"]}
+    assert all(each["gpus"] == best["gpus"] for each in changes.values())
+    faster = shlex.split(best["command"])[1:]
+    step = run_json(capsys, *faster, "--set", "node.nic.bandwidth=800Gbps")  # twice those of a dgx-h100
+    assert changes["2 x network"]["step_s"] <= step["step_s"]
+    assert changes["2 x network"]["speed"] == pytest.approx(best["step_s"] / step["step_s"], rel=0.02)
+    assert all(row["gpus"] == best["gpus"] for row in rows if row["equal"])
+    if found["runner_up"]:
+        assert rows[found["runner_up"]["rank"] - 1]["gpus"] == best["gpus"]
+
+
+def test_cost_has_a_currency(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = (*SMALL, "--top", "2", "--tokens", "1T", "--price", "2", "--currency", "EUR")
+    row = run_json(capsys, "search", *asked)["rows"][0]
+    assert row["currency"] == "EUR"
+    assert f"{row['cost']:,.0f} EUR" in run(capsys, "search", *asked)[1]

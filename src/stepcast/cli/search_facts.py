@@ -24,9 +24,10 @@ FIXED = ("tp", "cp", "ep", "pp", "vpp", "micro_batch", "schedule", "recompute", 
 def search_facts(asked: Question, result: Result) -> dict[str, Any]:
     reports = [_report(asked, each) for each in result.best]
     rows = [
-        _row(asked, rank, each, report, reports[0])
+        _row(asked, rank, each, report, _is_tie(asked, result.best[0], reports[0], each))
         for rank, (each, report) in enumerate(zip(result.best, reports, strict=True), 1)
     ]
+    second = next((at for at, row in enumerate(rows) if at and row["gpus"] == rows[0]["gpus"]), None)
     capacity = asked.cluster.gpu.memory_bytes
     return {
         "model": asked.model.name,
@@ -49,10 +50,11 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
         else None,
         "missed": _missed(result.missed) if result.missed else None,
         "runner_up": {
-            "slower_s": reports[1].step_s - reports[0].step_s,
-            "parts_s": differences_s(reports[1], reports[0]),
+            "rank": rows[second]["rank"],
+            "slower_s": reports[second].step_s - reports[0].step_s,
+            "parts_s": differences_s(reports[second], reports[0]),
         }
-        if len(rows) > 1
+        if second is not None
         else None,
         "sensitivity": _sensitivity(asked, result),
         "front": [
@@ -72,7 +74,16 @@ def best_row(asked: Question) -> tuple[dict[str, Any] | None, Counts]:
         return None, result.counts
     best = result.best[0]
     report = _report(asked, best)
-    return _row(asked, 1, best, report, report), result.counts
+    return _row(asked, 1, best, report, True), result.counts
+
+
+def _is_tie(asked: Question, best: Found, report: StepReport, found: Found) -> bool:
+    """Return True if *found* is as good as the best within our error of its step, on as many GPUs."""
+    if found.gpus != best.gpus:
+        return False
+    if asked.args.objective == "memory":
+        return found.memory_bytes == best.memory_bytes
+    return report.low_s <= report.step_s * (found.score / best.score) <= report.high_s
 
 
 def _report(asked: Question, found: Found) -> StepReport:
@@ -101,7 +112,7 @@ def _sensitivity(asked: Question, result: Result) -> list[dict[str, Any]]:
     ]
 
 
-def _row(asked: Question, rank: int, found: Found, report: StepReport, best: StepReport) -> dict[str, Any]:
+def _row(asked: Question, rank: int, found: Found, report: StepReport, equal: bool) -> dict[str, Any]:
     assert report.throughput is not None
     args = asked.args
     run = training(args, found.strategy, found.step_s) or {}
@@ -113,7 +124,7 @@ def _row(asked: Question, rank: int, found: Found, report: StepReport, best: Ste
         "step_s": found.step_s,
         "low_s": report.low_s,
         "high_s": report.high_s,
-        "equal": report.step_s <= best.high_s and report.step_s >= best.low_s,
+        "equal": equal,
         "tokens_per_s_per_gpu": report.throughput.tokens_per_s / found.gpus,
         "mfu": report.throughput.mfu,
         "memory_bytes": found.memory_bytes,

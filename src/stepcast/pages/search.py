@@ -18,7 +18,7 @@ from stepcast.pages.blocks import (
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.search import ranked_columns, strategy_words
+from stepcast.report.search import ranked_columns, slower_words, strategy_words
 from stepcast.report.step import PART_NAMES
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds
 
@@ -82,7 +82,7 @@ def _why(found: Facts) -> Section:
     items += [(f"{name}, of the step", format_percent(share)) for name, share in binds["shares"].items()]
     equal = sum(row["equal"] for row in rows)
     if equal > 1:
-        items.append(("equal within the band", f"{equal} of {len(rows)}"))
+        items.append(("within our error of rank 1", f"{equal} of {len(rows)}"))
     if missed := found["missed"]:
         items.append(
             (
@@ -94,13 +94,11 @@ def _why(found: Facts) -> Section:
     if second:
         parts = sorted(second["parts_s"].items(), key=lambda each: -abs(each[1]))[:4]
         told = ", ".join(f"{name} {signed(seconds)}" for name, seconds in parts if abs(seconds) >= 1e-6)
-        items.append(
-            ("rank 2 is slower by", f"{format_seconds(second['slower_s'])}: {told or 'no part differs'}")
-        )
+        items.append((f"rank {second['rank']}", f"{slower_words(second)}: {told or 'no part differs'}"))
     return Section(
         "Why the first is first",
         pairs(items),
-        "Our error is larger than the difference between those marked =.",
+        "Ranks marked = are within our error of rank 1, on as many GPUs.",
     )
 
 

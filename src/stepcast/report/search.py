@@ -164,9 +164,7 @@ def _why(found: Facts) -> list[tuple[str, object]]:
     equal = sum(row["equal"] for row in found["rows"])
     pairs: list[tuple[str, object]] = [("likely within", f"{low} to {high}")]
     if equal > 1:
-        pairs.append(
-            ("equal", f"{equal} marked = are within that band: our error is larger than their difference")
-        )
+        pairs.append(("equal", f"{equal} marked = are within our error of rank 1, on as many GPUs"))
     parts = ", ".join(f"{name} {format_percent(share)}" for name, share in binds["shares"].items())
     pairs.append(("binds", f"{binds['what']}; of the step: {parts}"))
     if missed := found["missed"]:
@@ -181,12 +179,18 @@ def _why(found: Facts) -> list[tuple[str, object]]:
         losses = [each for each in second["parts_s"].items() if abs(each[1]) >= 1e-6]
         shown = sorted(losses, key=lambda each: -abs(each[1]))[:LARGEST_PARTS]
         parts = ", ".join(f"{name} {'+' if s > 0 else '-'}{format_seconds(abs(s))}" for name, s in shown)
-        pairs.append(("rank 2", f"{format_seconds(second['slower_s'])} slower: {parts or 'no part differs'}"))
+        pairs.append((f"rank {second['rank']}", f"{slower_words(second)}: {parts or 'no part differs'}"))
     for each in found["sensitivity"]:
         with_what = f" with {strategy_words(each)}" if each["other"] else ""
         told = f"{each['speed']:.2f} times the tokens per second, {format_seconds(each['step_s'])}{with_what}"
         pairs.append((each["change"], told))
     return pairs
+
+
+def slower_words(second: Facts) -> str:
+    """Return how much slower, or faster, the next row of as many GPUs is."""
+    seconds = second["slower_s"]
+    return f"{format_seconds(abs(seconds))} {'faster' if seconds < 0 else 'slower'}"
 
 
 def _front(found: Facts, width: int) -> str:

@@ -64,8 +64,11 @@ class Around:
             searching.round(self.crew, queue.names(some))
 
     def beyond(self) -> tuple[Missed | None, Found | None]:
-        """What does not fit: the fastest of it, at best, and the best that more memory would let in."""
+        """Return the fastest of what does not fit, at best, and the best that more memory would let in; both
+        on as many GPUs as the best uses.
+        """
         near = np.arange(self.space.fitting, len(self.space.row))
+        near = near[self.space.gpus[near] == self.searching.kept[0].gpus]
         self.space.bound(near, rough=True)
         return self._missed(near), self._roomier(near)
 

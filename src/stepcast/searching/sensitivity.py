@@ -26,18 +26,19 @@ class Changed:
 
 
 def sensitivity(result: Result, model: Model, cluster: Cluster, few: int = FEW) -> tuple[Changed, ...]:
-    """Of the best *few*: which of them leads after each change. More memory may let others in."""
+    """Return which of the best *few* leads after each change, all on as many GPUs as the best uses."""
     if not result.best or not result.counts.complete:
         return ()
     best, found = result.best[0], []
+    alike = [each for each in result.best if each.gpus == best.gpus][:few]
     if (faster := with_network(cluster, 2.0)) is not None:
-        trials = ((each.strategy, _step_s(model, faster, each, each.strategy)) for each in result.best[:few])
+        trials = ((each.strategy, _step_s(model, faster, each, each.strategy)) for each in alike)
         found.append(_fastest("2 x network", best, trials))
     roomier = result.roomier or best
     if roomier.rank > best.rank:
         roomier = best
     found.append(_fastest(f"+{format_bytes(MORE_BYTES)}", best, [(roomier.strategy, roomier.step_s)]))
-    doubled = [(each, _doubled(each.strategy)) for each in result.best[:few]]
+    doubled = [(each, _doubled(each.strategy)) for each in alike]
     found.append(
         _fastest("2 x batch", best, [(more, _step_s(model, cluster, each, more)) for each, more in doubled])
     )
