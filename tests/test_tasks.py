@@ -253,10 +253,10 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         "where did the time go?",
         "analyze examples/megatron-rank7.txt",
         0,
-        ("an average rank", "waiting"),
+        ("bottleneck", "time breakdown"),
     ),
     ("performance", "a PyTorch trace", "analyze examples/kineto-llama-1b.json.gz", 0, ("step", "kernels")),
-    ("performance", "British spelling", "analyse examples/megatron-rank7.txt", 0, ("an average rank",)),
+    ("performance", "British spelling", "analyse examples/megatron-rank7.txt", 0, ("bottleneck",)),
     ("performance", "what is this file?", "show examples/optimus-llama-1b.txt", 0, ("optimus",)),
     (
         "performance",

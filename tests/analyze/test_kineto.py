@@ -260,8 +260,16 @@ def test_facts_and_text_of_eight_ranks(eight: KinetoAnalysis) -> None:
     assert list(facts["operations_s"])[:2] == ["matmul", "communication: all-reduce"]
     assert facts["stragglers"][0]["rank"] == SLOW_RANK
     text = kineto_text(facts, 120)
-    assert f"rank {SLOW_RANK} computes 1.50 times as long as the usual rank: it came last to 12 of 12" in text
+    first = text.splitlines()[:5]
+    assert first[0].split()[0] == "step"
+    assert first[1].startswith("bottleneck  ")
+    (line,) = [line for line in first if line.startswith("straggler")]
+    assert f"rank {SLOW_RANK} computes 1.50x as long as the median of the others; the others wait" in line
+    assert "it came last to 12 of 12" in " ".join(text.split())
     assert "communication of" in text
+    short = kineto_text(facts, 120, verbose=False)
+    assert "communication of" not in short
+    assert short.splitlines()[:5] == first
 
 
 def test_one_rank_alone_says_what_is_missing(tmp_path: Path) -> None:

@@ -169,6 +169,8 @@ def test_the_text_and_json_name_the_imbalance(tmp_path: Path, capsys: pytest.Cap
     status, text, _ = run(capsys, "analyze", str(tmp_path))
     assert status == 0
     assert "has busy experts: 2.00x the mean tokens" in text
+    verdict = text.split("\n\n")[0]
+    assert "gets 2.00x the mean number of tokens; others wait up to " in " ".join(verdict.split())
     assert "is slow" not in text
     found = run_json(capsys, "analyze", str(tmp_path))
     assert found["expert_imbalance"][0]["factor"] == pytest.approx(2.0)

@@ -35,10 +35,38 @@ def test_analyze_prints_the_promised_keys(run: Path, capsys: pytest.CaptureFixtu
 
 
 def test_analyze_says_it_in_words(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict comes first: step, bottleneck, straggler and what it costs, worked out by hand."""
     assert main(["analyze", str(run)]) == 0
     text = capsys.readouterr().out
+    step, bottleneck, straggler = text.splitlines()[:3]
+    assert step.split() == ["step", f"{step_ms(RUN):.2f}", "ms"]
+    assert bottleneck.startswith("bottleneck  ")
+    assert "waiting for other stages" in bottleneck
+    cost = step_ms(RUN) - step_ms(Pipeline())
+    costs = f"rank 5 takes 2.00x as long as its peers: costs {cost:.2f} ms, {cost / step_ms(RUN) * 100:.1f} %"
+    assert straggler.split(maxsplit=1)[1].startswith(costs)
     assert "rank 5 is slow: 2.00x as long as others for the same work" in text
-    assert "critical path" in text
+    assert len(text.splitlines()) < 45
+    assert main(["analyze", str(run), "--verbose"]) == 0
+    detailed = capsys.readouterr().out
+    assert set(text.splitlines()) - set(detailed.splitlines()) == {text.splitlines()[-1]}
+    for title in ("operation  ", "communication  ", "stage  layers", "critical path: "):
+        assert any(line.startswith(title) for line in detailed.splitlines())
+        assert not any(line.startswith(title) for line in text.splitlines())
+
+
+def test_stragglers_cost_nothing_where_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(Pipeline(), tmp_path)
+    assert printed(capsys, "analyze", tmp_path)["straggler_cost_s"] == 0
+    assert main(["analyze", str(tmp_path)]) == 0
+    assert any(line.split() == ["straggler", "none"] for line in capsys.readouterr().out.splitlines()[:4])
+
+
+def test_verbose_is_noted_where_nothing_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyze", str(ROOT / "examples" / "optimus-llama-1b.txt"), "--verbose"]) == 0
+    assert "--verbose has no effect" in capsys.readouterr().err
 
 
 def test_analyze_compares_bandwidth_with_a_cluster(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,7 +101,7 @@ def test_replay_prints_before_and_after(run: Path, capsys: pytest.CaptureFixture
     assert found["before"]["step_s"] == found["replayed_step_s"]
     assert main(["replay", str(run), "--what-if", "rank.5=healthy"]) == 0
     text = capsys.readouterr().out
-    assert "an average rank spends" in text
+    assert "time breakdown (mean over ranks)" in text
     assert "assumed: rank 5 works at the pace" in text
 
 

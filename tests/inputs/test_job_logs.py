@@ -9,9 +9,11 @@ import pytest
 
 from stepcast.analyze.logs import analyze_collective_log, analyze_step_log
 from stepcast.analyze.streams import analyze_streams
+from stepcast.cli.main import main
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read, read_as_one, recognise
+from stepcast.report.jobs import collective_log_text
 
 MEGATRON = """ [2025-03-01 10:00:00] iteration        1/     100 | consumed samples:          128 | elapsed time per iteration (ms): 9000.0 | throughput per GPU (TFLOP/s/GPU): 80.0 | learning rate: 1.0E-05 | global batch size:   128 | lm loss: 1.1E+01 | loss scale: 1.0 |
 [Rank 0] (after 1 iterations) memory (MB) | allocated: 1000.0 | max allocated: 4096.0 | reserved: 5000.0 | max reserved: 5000.0
@@ -104,6 +106,10 @@ def test_flight_recorder_tells_who_never_came(tmp_path: Path, pickled: bool) -> 
     kind, log = read_as_one([Source(path) for path in paths])
     assert kind.name == "flight-recorder"
     found = analyze_collective_log(log).facts()
+    text = collective_log_text(found, 100)
+    assert text.splitlines()[0].split(maxsplit=1)[1] == "1 unfinished and 0 mismatched calls"
+    stuck = "all_reduce 2 of group 0: ranks [0] wait for ranks [1], which never called it"
+    assert text.index(stuck) < text.index("bus bandwidth")
     assert found["unfinished"] == [
         {"group": "0", "turn": 2, "kind": "all_reduce", "size_bytes": 64, "waiting": [0], "absent": [1]}
     ]
@@ -140,7 +146,7 @@ def test_nccl_inspector(tmp_path: Path) -> None:
     assert row["busbw_bytes_per_s"] == pytest.approx(2e9)
 
 
-def nsys(path: Path) -> None:
+def nsys(path: Path, more: tuple[tuple[int, ...], ...] = ()) -> None:
     with sqlite3.connect(path) as base:
         base.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
         base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "gemm"), (2, "ncclDevKernel_AllReduce")])
@@ -148,7 +154,7 @@ def nsys(path: Path) -> None:
             "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER, "
             "streamId INTEGER, demangledName INTEGER)"
         )
-        rows = [(0, 10, 0, 7, 1), (5, 25, 0, 8, 2), (40, 50, 0, 7, 1)]
+        rows = [(0, 10, 0, 7, 1), (5, 25, 0, 8, 2), (40, 50, 0, 7, 1), *more]
         base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?)", rows)
         base.execute("CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, text TEXT, textId INTEGER)")
         steps = [(at * 20, at * 20 + 15, f"step {at}", None) for at in range(3)]
@@ -165,6 +171,23 @@ def test_nsight_systems(tmp_path: Path) -> None:
     assert parts == pytest.approx({"compute": 20, "exposed": 15, "copy": 0, "idle": 15})
     assert found["step_s"] == pytest.approx(20e-9)
     assert found["kernels"][0]["name"] in ("gemm", "ncclDevKernel_AllReduce")
+
+
+def test_nsight_systems_says_first_which_gpu_is_slow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """GPU 0 computes for 20 ns, GPU 1 for 50 of 50: two and a half times as long."""
+    path = tmp_path / "report.sqlite"
+    nsys(path, ((0, 50, 1, 7, 1),))
+    assert main(["analyze", str(path)]) == 0
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert lines[0].split()[:3] == ["step", "20.00", "ns,"]
+    assert lines[1].split(maxsplit=1)[1] == "computation: 35.00 ns (70.0 % of the time of a GPU)"
+    assert "GPU 1 computes 2.50x as long as the median of the others (30.00 ns more)" in lines[3]
+    assert "gemm" not in text
+    assert main(["analyze", str(path), "--verbose"]) == 0
+    assert "gemm" in capsys.readouterr().out
 
 
 def test_a_database_of_something_else(tmp_path: Path) -> None:

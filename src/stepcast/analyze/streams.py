@@ -12,6 +12,7 @@ from stepcast.ir.timeline import SpanKind, Timeline
 
 MOST_ROWS = 20
 NUMBERS = re.compile(r"\d+")
+SLOW_DEVICE = 1.1  # times the compute time of the median of the others
 LEAST_STEPS = 3  # ranges of one name that are taken for steps
 
 
@@ -39,7 +40,7 @@ class StreamsAnalysis:
             "bubble_s": sum(row["idle_s"] for row in rows) / count,
             "kernels": self._kernels(on_gpu),
             "ranges": self._ranges(),
-            "stragglers": [],
+            "stragglers": _slow_devices(rows),
             "critical_path": [],
             "warnings": list(line.warnings),
         }
@@ -102,6 +103,18 @@ class StreamsAnalysis:
         if len(starts) < LEAST_STEPS:
             return None
         return {"name": name, "count": len(starts), "median_s": float(np.median(np.diff(sorted(starts))))}
+
+
+def _slow_devices(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the GPUs that compute clearly longer than the median of the others, slowest first."""
+    found: list[dict[str, Any]] = []
+    for row in rows:
+        others = [other["compute_s"] for other in rows if other is not row]
+        usual_s = float(np.median(others)) if others else 0.0
+        if usual_s and row["compute_s"] >= SLOW_DEVICE * usual_s:
+            extra_s = row["compute_s"] - usual_s
+            found.append({"rank": row["device"], "factor": row["compute_s"] / usual_s, "extra_s": extra_s})
+    return sorted(found, key=lambda row: -float(row["factor"]))
 
 
 def _union(start_s: npt.NDArray[np.float64], end_s: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

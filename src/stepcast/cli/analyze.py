@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from stepcast.inputs.source import Source
 
 Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
-Text = Callable[[dict[str, Any], int], str]
+Text = Callable[..., str]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                               it)
         --set
         --calibration C.toml  OptimusPrime: constants that 'stepcast calibrate' wrote
-        --trace FILE          write the run, waits told apart, as Perfetto / Chrome JSON
+        --trace FILE          write the run, with its waits, as Perfetto / Chrome JSON
+        --verbose             add the details: operations, communication, kernels, the critical path
         --html
         --json
         """,
@@ -52,7 +54,9 @@ def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:
         return logs
     entry, document = read_as_one(sources, args.format)
     analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
-    check_applicable(args, format=entry.name, file=args.files[0])
+    check_applicable(args, format=entry.name, file=args.files[0], detailed=entry.name in DETAILED)
+    if entry.name in DETAILED:
+        text = partial(text, verbose=args.verbose)
     found = {"format": entry.name, **analyze(document, args)}
     found["warnings"] = [*found["warnings"], *doubts(found)]
     if entry.name == "kineto" and (recorded := _recorded(args.files, found)):
@@ -88,7 +92,9 @@ def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> tuple[dict[s
     if args.trace or args.html:
         raise ValueError(f"{sources[0].path}: --trace and --html are of one run; name one of the files")
     analyze, text = ANALYSES[entry.name]
-    check_applicable(args, format=entry.name, file=sources[0].path)
+    check_applicable(args, format=entry.name, file=sources[0].path, detailed=entry.name in DETAILED)
+    if entry.name in DETAILED:
+        text = partial(text, verbose=args.verbose)
     runs = []
     for source in sources:
         facts = analyze(read_as_one([source], args.format)[1], args)
@@ -156,6 +162,10 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
     **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
     **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),
 }
+
+
+# Formats whose text has details that --verbose adds.
+DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
 
 
 # By format: a page of those facts, and of the timeline where the run has one.

@@ -9,7 +9,7 @@ def loaded(name: str) -> Callable[..., Any]:
     """The function that ``room.module:function`` names, whose module is loaded only when it is called."""
     module, _, function = name.partition(":")
 
-    def call(*arguments: Any) -> Any:
-        return getattr(import_module(f"stepcast.{module}"), function)(*arguments)
+    def call(*arguments: Any, **named: Any) -> Any:
+        return getattr(import_module(f"stepcast.{module}"), function)(*arguments, **named)
 
     return call

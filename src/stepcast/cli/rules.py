@@ -147,6 +147,12 @@ OP = (
 
 ANALYZE = (
     Rule(
+        ("verbose",),
+        lambda f: f["detailed"] and not f["json"],
+        "everything that is known of {file} is shown already",
+        harmless=True,
+    ),
+    Rule(
         ("trace",),
         lambda f: f["format"] != "kineto",
         "the trace is one already; write it for Perfetto with 'stepcast convert {file} OUT --to perfetto'",

@@ -24,7 +24,7 @@ from stepcast.pages.communication import exposed_section
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, tag
 from stepcast.pages.timeline import timeline_section
-from stepcast.report.analysis import PART_NAMES, PATH, PATH_HEADS, sent_name
+from stepcast.report.analysis import PART_NAMES, PATH, PATH_HEADS, sent_name, straggler_words
 from stepcast.report.cells import cells
 from stepcast.units import format_percent, format_seconds
 
@@ -68,7 +68,7 @@ def megatron_page(found: Facts, about: About, timeline: Timeline | None = None) 
         Section(
             "Where the step went",
             waterfall(parts_of(found["breakdown_s"]), found["step_s"]),
-            "An average rank.",
+            "Mean over ranks.",
         ),
         _stragglers(found),
         _stages(found),
@@ -119,12 +119,10 @@ def _headline(found: Facts) -> Markup:
 def _slow_card(found: Facts) -> Markup:
     slow = found["stragglers"]
     if slow:
-        return card(
-            "Slow ranks", str(len(slow)), f"rank {slow[0]['rank']}: {slow[0]['factor']:.2f}x as long", "bad"
-        )
+        return card("Stragglers", str(len(slow)), straggler_words(found), "bad")
     if len(found["ranks"]) == 1:
-        return card("Slow ranks", "Not told", "one rank alone does not show them")
-    return card("Slow ranks", "None", "", "good")
+        return card("Stragglers", "Not known", "one rank alone does not show them")
+    return card("Stragglers", "None", "", "good")
 
 
 def _stages(found: Facts) -> Section | None:
@@ -243,7 +241,7 @@ def replay_page(found: Facts, about: About, timeline: Timeline | None = None) ->
             Section(
                 "Where the step goes",
                 waterfall(parts_of(found["breakdown_s"]), found["step_s"]),
-                "An average rank.",
+                "Mean over ranks.",
             )
         )
     sections.append(

@@ -96,7 +96,7 @@ def optimus_page(found: Facts, about: About, timeline: Timeline | None = None) -
     what = about_line(str(found["model"]), words, found["source"])
     step_s = found["step_s"] or 1.0
     cards = [
-        card("The model says", format_seconds(found["predicted_step_s"]), signed_percent(found["error"])),
+        card("Predicted step", format_seconds(found["predicted_step_s"]), signed_percent(found["error"])),
         card("Bubble", format_percent(found["bubble_s"] / step_s), format_seconds(found["bubble_s"])),
         card(
             "Exposed communication",

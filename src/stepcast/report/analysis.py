@@ -1,15 +1,16 @@
-"""A measured run as text: the step, where it went, who waited, what decided it; and what a change does."""
+"""A measured run as text: verdict, breakdown, details; and what a change does to it."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from stepcast.report.cells import Column, cells, shown
 from stepcast.report.step import micro_batches
-from stepcast.report.text import bullet, facts, parts_table, table
+from stepcast.report.text import MORE, bottleneck, bullet, facts, parts_table, table
 from stepcast.units import format_percent, format_seconds
 
 Facts = Mapping[str, Any]
 MOST_ROWS = 16
+MOST_NAMED = 4
 SMALLEST_SHARE = 5e-4
 # Even routers differ by a few per cent from exchange to exchange.
 UNEVEN_FACTOR = 1.15
@@ -30,33 +31,81 @@ PART_NAMES = {
 }
 
 
-def megatron_text(found: Facts, width: int) -> str:
-    """The facts of a MegatronAnalysis, for a person."""
+WORK = ("compute", "optimizer")
+
+
+def megatron_text(found: Facts, width: int, verbose: bool = True) -> str:
+    """Return the facts of a MegatronAnalysis: the verdict, the breakdown, and where *verbose* the details."""
     parts = [
-        facts(_headline(found), width),
+        facts(_verdict(found), width),
         breakdown_text(found["breakdown_s"], found["step_s"], width),
-        _operations(found, width),
         _stages(found, width),
-        _communication(found, width),
-        _layers(found, width),
-        _experts(found, width),
         _stragglers(found, width),
-        _critical_path(found, width),
+        _experts(found, width),
     ]
+    if verbose:
+        parts += [
+            _operations(found, width),
+            _communication(found, width),
+            _layers(found, width),
+            _critical_path(found, width),
+        ]
+    else:
+        parts.append(MORE.format("operations, communication, layers and the critical path"))
     return "\n\n".join(part for part in parts if part)
 
 
-def _headline(found: Facts) -> list[tuple[str, object]]:
+def straggler_words(found: Facts) -> str:
+    """Return which ranks are slow and how much of the step they cost, in a line."""
+    slow, cost_s = found["stragglers"], found.get("straggler_cost_s")
+    if not slow:
+        return "not known from one rank" if len(found["ranks"]) == 1 and found["gpus"] > 1 else "none"
+    named = ", ".join(f"rank {one['rank']} ({one['factor']:.2f}x)" for one in slow[:MOST_NAMED])
+    more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+    if len(slow) == 1:
+        named = f"rank {slow[0]['rank']} takes {slow[0]['factor']:.2f}x as long as its peers"
+    if cost_s is None:
+        return named + more
+    share = format_percent(cost_s / found["step_s"]) if found["step_s"] else "-"
+    return f"{named}{more}: costs {format_seconds(cost_s)}, {share} of the step"
+
+
+def _uneven(found: Facts) -> list[Facts]:
+    """Sets of ranks whose experts get clearly uneven numbers of tokens."""
+    return [
+        one
+        for one in found["expert_imbalance"]
+        if one["factor"] >= UNEVEN_FACTOR or one["exchange_factor"] >= UNEVEN_FACTOR
+    ]
+
+
+def _experts_words(found: Facts) -> list[tuple[str, object]]:
+    uneven = _uneven(found)
+    if not uneven:
+        return []
+    worst = max(uneven, key=lambda one: max(one["factor"], one["exchange_factor"]))
+    waits = max(worst["waits_caused_s"].values(), default=0.0)
+    waited = f"; others wait up to {format_seconds(waits)} for it" if waits else ""
+    words = f"rank {worst['busiest_rank']} gets {worst['factor']:.2f}x the mean number of tokens{waited}"
+    return [("expert imbalance", words)]
+
+
+def _verdict(found: Facts) -> list[tuple[str, object]]:
     known = found["configuration"]
     layers = f"{known['layers']} layers, " if "layers" in known else ""
     hidden = f"hidden {known['hidden']}, " if "hidden" in known else ""
     ranks = found["ranks"]
     count = micro_batches(known["micro_batches"]) if "micro_batches" in known else "? micro-batches"
     experts = f", experts over {found['ep']}" if found["ep"] > 1 else ""
-    given = f"{len(ranks)} of {found['gpus']} ranks" if len(ranks) > 1 else f"rank {ranks[0]}"
+    given = f"{len(ranks)} of {found['gpus']}" if len(ranks) > 1 else f"rank {ranks[0]} of {found['gpus']}"
     return [
         ("step", format_seconds(found["step_s"])),
-        ("given", given),
+        *bottleneck(_named(found["breakdown_s"]), found["step_s"], [PART_NAMES[name] for name in WORK]),
+        ("straggler" if len(found["stragglers"]) < 2 else "stragglers", straggler_words(found)),
+        *_experts_words(found),
+        ("bubble", _bubble(found)),
+        ("exposed communication", format_seconds(found["exposed_comm_s"])),
+        *_imbalance(found),
         ("layout", f"tp {found['tp']} x dp {found['dp']} x pp {found['pp']} = {found['gpus']} GPUs{experts}"),
         (
             "model",
@@ -64,10 +113,12 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
             f"{count} of {known.get('micro_batch', '?')}, "
             f"{known.get('dtype', '?')}",
         ),
-        ("bubble", _bubble(found)),
-        ("exposed communication", format_seconds(found["exposed_comm_s"])),
-        *_imbalance(found),
+        ("ranks read", given),
     ]
+
+
+def _named(parts: Facts) -> dict[str, float]:
+    return {PART_NAMES.get(name, name): seconds for name, seconds in parts.items()}
 
 
 def _bubble(found: Facts) -> str:
@@ -84,11 +135,11 @@ def _imbalance(found: Facts) -> list[tuple[str, object]]:
 
 def breakdown_text(parts: Facts, step_s: float, width: int) -> str:
     large = [
-        (PART_NAMES.get(name, name), seconds)
-        for name, seconds in parts.items()
+        (name, seconds)
+        for name, seconds in _named(parts).items()
         if step_s and seconds / step_s >= SMALLEST_SHARE
     ]
-    return parts_table("an average rank spends", large, step_s, format_seconds, width)
+    return parts_table("time breakdown (mean over ranks)", large, step_s, format_seconds, width)
 
 
 def _operations(found: Facts, width: int) -> str:
@@ -130,11 +181,8 @@ def _layers(found: Facts, width: int) -> str:
 
 
 def _experts(found: Facts, width: int) -> str:
-    """Sets of ranks whose experts get clearly more tokens than the mean."""
     lines = []
-    for one in found["expert_imbalance"][:MOST_ROWS]:
-        if one["factor"] < UNEVEN_FACTOR and one["exchange_factor"] < UNEVEN_FACTOR:
-            continue
+    for one in _uneven(found)[:MOST_ROWS]:
         ranks = ", ".join(one["tokens"])
         lines.append(
             f"rank {one['busiest_rank']} has busy experts: {one['factor']:.2f}x the mean tokens of the ranks "
@@ -262,7 +310,7 @@ def _before_after(found: Facts, width: int) -> str:
             _signed(found["change_s"]),
         )
     )
-    return table(("an average rank spends", "before", "after", "change"), rows, width)
+    return table(("time breakdown (mean over ranks)", "before", "after", "change"), rows, width)
 
 
 def _stages_before_after(found: Facts, width: int) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from stepcast.report.cells import cells
-from stepcast.report.text import facts, table
+from stepcast.report.text import MORE, bottleneck, facts, table
 from stepcast.units import format_percent, format_seconds
 
 # Of the parts of a rank's window, so that a rank fits a line.
@@ -19,13 +19,15 @@ MOST_ROWS = 10
 NAME_WIDTH = 60
 
 
-def kineto_text(found: dict[str, Any], width: int) -> str:
-    """The facts of a KinetoAnalysis."""
+def kineto_text(found: dict[str, Any], width: int, verbose: bool = True) -> str:
+    """Return the facts of a KinetoAnalysis: the verdict, the breakdown, and where *verbose* the details."""
     ranks = found["ranks"]
     one = ranks[0]
-    head = [
-        ("ranks", f"{len(ranks)}"),
-        ("step", f"{format_seconds(found['step_s'])}, {one['steps'] or 'no'} steps marked"),
+    head: list[tuple[str, object]] = [
+        ("step", format_seconds(found["step_s"])),
+        *bottleneck(mean_parts(found), found["step_s"], ("compute",)),
+        *_straggler(found),
+        ("ranks", f"{len(ranks)}, {one['steps'] or 'no'} steps marked"),
         ("compute", f"{format_seconds(found['compute_s'])} per step"),
         (
             "communication",
@@ -43,7 +45,10 @@ def kineto_text(found: dict[str, Any], width: int) -> str:
                 f"{format_seconds(one['launch_lag_s'])} ahead of the GPU (median)",
             )
         )
-    blocks = [facts(head, width), _ranks(found, width), _classes(found, width), _kernels(found, width)]
+    blocks = [facts(head, width), _ranks(found, width), _classes(found, width)]
+    if not verbose:
+        return "\n\n".join([*blocks, MORE.format("kernels, collectives and streams")])
+    blocks.append(_kernels(found, width))
     if found["communication_by_group_s"]:
         rows = [
             (name, format_seconds(times["total"]), format_seconds(times["exposed"]))
@@ -54,8 +59,16 @@ def kineto_text(found: dict[str, Any], width: int) -> str:
         blocks.append(_collectives(found, width))
     if len(ranks) == 1 and ranks[0]["streams"]:
         blocks.append(_streams(ranks[0], width))
-    blocks += [_straggler(one) for one in found["stragglers"]]
     return "\n\n".join(blocks)
+
+
+def mean_parts(found: dict[str, Any]) -> dict[str, float]:
+    """Return the mean over ranks of the seconds a step spends in each part."""
+    ranks = found["ranks"]
+    return {
+        part: sum(rank["breakdown_s"][part] / max(rank["steps"], 1) for rank in ranks) / len(ranks)
+        for part in ranks[0]["breakdown_s"]
+    }
 
 
 def _ranks(found: dict[str, Any], width: int) -> str:
@@ -108,11 +121,19 @@ def _streams(rank: dict[str, Any], width: int) -> str:
     return table(("stream", "spans", "busy", "compute", "communication", "exposed"), rows, width)
 
 
-def _straggler(one: dict[str, Any]) -> str:
-    text = f"rank {one['rank']} computes {one['factor']:.2f} times as long as the usual rank"
-    if not one["meetings"]:
-        return text
-    return (
-        f"{text}: it came last to {one['last']:,} of {one['meetings']:,} matched collectives, in which the "
-        f"others waited {format_seconds(one['waits_s'])} each"
-    )
+def _straggler(found: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return the slow ranks, and how long the others wait in collectives that they come to last."""
+    if not found["stragglers"]:
+        return [("straggler", "none" if len(found["ranks"]) > 1 else "not known from one rank")]
+    steps = max(found["ranks"][0]["steps"], 1)
+    lines: list[tuple[str, object]] = []
+    for one in found["stragglers"]:
+        text = f"rank {one['rank']} computes {one['factor']:.2f}x as long as the median of the others"
+        if one["meetings"]:
+            waits_s = one["waits_s"] / steps
+            text += (
+                f"; the others wait {format_seconds(waits_s)} per step, and it came last to {one['last']:,} "
+                f"of {one['meetings']:,} matched collectives"
+            )
+        lines.append(("straggler", text))
+    return lines

@@ -11,7 +11,9 @@ Facts = dict[str, Any]
 
 def sweep_text(found: Facts, width: int) -> str:
     nodes = found["nodes"]
+    causes = "; ".join(one["means"] for one in found["findings"])
     pairs = [
+        ("verdict", causes or "all sizes reach the predicted bandwidth"),
         ("collective", found["collective"]),
         ("ranks", f"{found['ranks']} on {nodes} node{'s' if nodes != 1 else ''}"),
         ("device", found["device"] or "not stated"),
@@ -26,10 +28,10 @@ def sweep_text(found: Facts, width: int) -> str:
         lambda row: f"{row['algorithm']} {row['protocol']}",
     )
     heads = ("size", "measured", "predicted", "busbw", "predicted", "reached", "predicted with")
-    blocks = [facts(pairs, width), table(heads, rows, width)]
+    blocks = [facts(pairs, width), *_findings(found["findings"], width), table(heads, rows, width)]
     if any(row["spike"] for row in found["rows"]):
         blocks.append("* slower than the next larger size: disturbed, and not judged")
-    return "\n\n".join([*blocks, *_findings(found["findings"], width)])
+    return "\n\n".join(blocks)
 
 
 def _range(one: Facts) -> str:
@@ -42,8 +44,6 @@ def _range(one: Facts) -> str:
 
 
 def _findings(found: list[Facts], width: int) -> list[str]:
-    if not found:
-        return ["nothing falls short"]
     return [
         "\n".join(
             [

@@ -4,9 +4,11 @@ import math
 from typing import Any
 
 from stepcast.report.cells import cells
-from stepcast.report.text import facts, table
+from stepcast.report.text import bottleneck, facts, table
 from stepcast.units import format_percent, format_seconds
 
+# Parts that are work rather than overhead.
+WORK = ("compute", "unhooked", "accumulation", "optimizer")
 # In the order in which a reader asks.
 PART_TITLES = {
     "compute": "compute of timed modules, forward and backward",
@@ -24,15 +26,18 @@ PART_TITLES = {
 
 
 def optimus_text(found: dict[str, Any], width: int) -> str:
-    """The facts of an OptimusAnalysis."""
+    """Return the facts of an OptimusAnalysis: the verdict, then the breakdown and the stages."""
     step_s, layout, messages = found["step_s"], found["layout"], found["messages"]
     hops = messages["forward_per_hop"]
-    head = [
+    named = {title: found["breakdown_s"].get(part, 0.0) for part, title in PART_TITLES.items()}
+    head: list[tuple[str, object]] = [
+        ("step", f"{format_seconds(step_s)} measured (median)"),
+        *bottleneck(named, step_s, [PART_TITLES[part] for part in WORK]),
+        *_stragglers(found),
         ("run", f"{found['model']}, tp {layout['tp']} x dp {layout['dp']} x pp {layout['pp']}"),
         ("batch", f"{found['micro_batches']} micro-batches of {found['micro_batch']}"),
-        ("sequence", f"{found['sequence']:g} tokens, the median of the steps"),
-        ("step", f"{format_seconds(step_s)} measured (median)"),
-        ("model says", f"{format_seconds(found['predicted_step_s'])} ({_signed(found['error'])})"),
+        ("sequence", f"{found['sequence']:g} tokens (median of the steps)"),
+        ("predicted step", f"{format_seconds(found['predicted_step_s'])} ({_signed(found['error'])})"),
     ]
     if hops:
         head.append(
@@ -57,12 +62,27 @@ def optimus_text(found: dict[str, Any], width: int) -> str:
     )
     blocks = [
         facts(head, width),
-        table((f"stage {found['breakdown_stage']}, which waits least", "time", "share"), parts, width),
+        table(
+            (f"time breakdown of stage {found['breakdown_stage']}, the busiest", "time", "share"),
+            parts,
+            width,
+        ),
         table(("stage", "ends with", "layers", "timed forward", "busy", "bubble"), stages, width),
     ]
-    for one in found["stragglers"]:
-        blocks.append(f"stage {one['stage']}: its timed modules take {one['factor']:.2f} times the usual")
     return "\n\n".join(blocks)
+
+
+def _stragglers(found: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return the slow stages, and how much longer their forward passes take in a step."""
+    forward_s = {row["stage"]: row["forward_s"] for row in found["stages"]}
+    lines: list[tuple[str, object]] = []
+    for one in found["stragglers"]:
+        words = f"stage {one['stage']}: its timed modules take {one['factor']:.2f}x the median of the stages"
+        if own_s := forward_s.get(one["stage"]):
+            extra_s = own_s * (1 - 1 / one["factor"]) * found["micro_batches"]
+            words += f"; {format_seconds(extra_s)} more per step in its forward passes"
+        lines.append(("straggler", words))
+    return lines or [("straggler", "none" if len(found["stages"]) > 2 else "not known from so few stages")]
 
 
 def calibration_text(found: dict[str, Any], width: int) -> str:

@@ -1,10 +1,11 @@
 """Where the time of a measured Megatron-LM step went, who waited for whom, and who is slow."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean
 from typing import Any
 
+from stepcast.analyze.changes import heal_rank
 from stepcast.analyze.durations import at_shortest
 from stepcast.analyze.megatron.events import Operation, operations_of
 from stepcast.analyze.megatron.experts import ExpertLoad, expert_loads
@@ -36,6 +37,7 @@ class MegatronAnalysis:
     critical_path: tuple[PathStep, ...]
     critical_path_s: float | None  # the longest chain of durations alone; None where ranks are missing
     warnings: tuple[str, ...]
+    straggler_cost_s: float | None = None
 
     def __repr__(self) -> str:
         ranks, gpus = len(self.recording.ranks), self.recording.layout.gpus
@@ -87,6 +89,7 @@ class MegatronAnalysis:
             "expert_imbalance": [one.facts() for one in self.expert_loads],
             "rank_times": [self._rank_facts(one) for one in self.parts],
             "stragglers": [_straggler_facts(one, self.recording) for one in self.stragglers],
+            "straggler_cost_s": self.straggler_cost_s,
             "critical_path": [_step_facts(one) for one in self.critical_path],
             "critical_path_s": self.critical_path_s,
             "warnings": list(self.warnings),
@@ -163,7 +166,24 @@ def analyze_megatron(timeline: Timeline, busbw: BusBandwidth | None = None) -> M
     )
     if analysis.alone:
         analysis = replace(analysis, stragglers=(), critical_path=(), critical_path_s=None)
-    return replace(analysis, warnings=tuple(_warnings(analysis)))
+    cost_s = _straggler_cost_s(recording, [one.rank for one in analysis.stragglers])
+    return replace(analysis, straggler_cost_s=cost_s, warnings=tuple(_warnings(analysis)))
+
+
+def _straggler_cost_s(recording: Recording, slow: Sequence[int]) -> float | None:
+    """Return how much shorter the replayed step is with all *slow* ranks at the pace of their peers.
+
+    None where no healthy rank does the same work.
+    """
+    if not slow:
+        return 0.0
+    healed = recording
+    try:
+        for rank in slow:
+            healed = heal_rank(healed, rank, frozenset(slow))
+    except ValueError:
+        return None
+    return max(0.0, play(recording).step_s - play(healed).step_s)
 
 
 def _warnings(analysis: MegatronAnalysis) -> list[str]:
