@@ -1,6 +1,11 @@
 """Exchanges of experts: what an all-to-all reaches, and tokens that cross the network once for each node."""
 
+import json
+import math
 from dataclasses import replace
+from itertools import permutations
+from pathlib import Path
+from statistics import mean
 
 import pytest
 
@@ -11,6 +16,7 @@ from stepcast.hardware.cluster import Communication
 from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.model_parts import Routing
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.models.catalog import load_model
@@ -18,7 +24,7 @@ from stepcast.models.catalog import load_model
 BIG = 512 * 2**20
 
 
-def exchange_s(cluster: str, ep: int, once_per_node: int | None = None) -> float:
+def exchange_s(cluster: str, ep: int, once_per_node: Routing | None = None) -> float:
     pricer = Pricer(load_cluster(cluster), Layout(ep=ep, dp=ep, expert_tp=1), once_per_node=once_per_node)
     return pricer.seconds(Collective(CollectiveKind.ALL_TO_ALL, BIG, Group.EP))
 
@@ -39,19 +45,20 @@ def test_a_token_crosses_the_network_once_for_each_node() -> None:
     pricer = Pricer(load_cluster("dgx-h100"), Layout(ep=64, dp=64, expert_tp=1))
     route = pricer.route(Group.EP)
     assert route.nodes == nodes
-    # Two tokens in three thousand have all experts on one node; the others' lie on 5.25 of 8.
-    met = nodes * (1 - (1 - 1 / nodes) ** experts)
-    forwarding = forwarding_route(route, experts)
+    # A node is missed if all experts are among the 224 of the others.
+    met = nodes * (1 - math.comb(224, experts) / math.comb(256, experts))
+    routing = Routing(experts, 256)
+    forwarding = forwarding_route(route, routing)
     assert forwarding.exchange_bytes_per_s / route.exchange_bytes_per_s == pytest.approx(experts / met)
-    assert forwarding_route(replace(route, nodes=1, ranks_per_node=64), experts).nodes == 1
-    assert exchange_s("dgx-h100", 64, experts) == pytest.approx(
+    assert forwarding_route(replace(route, nodes=1, ranks_per_node=64), routing).nodes == 1
+    assert exchange_s("dgx-h100", 64, routing) == pytest.approx(
         exchange_s("dgx-h100", 64) * met / experts, rel=0.02
     )
 
 
 def test_one_expert_or_one_node_leaves_nothing_to_save() -> None:
-    assert exchange_s("dgx-h100", 64, 1) == pytest.approx(exchange_s("dgx-h100", 64))
-    assert exchange_s("dgx-h100", 8, 8) == exchange_s("dgx-h100", 8)
+    assert exchange_s("dgx-h100", 64, Routing(1)) == pytest.approx(exchange_s("dgx-h100", 64))
+    assert exchange_s("dgx-h100", 8, Routing(8)) == exchange_s("dgx-h100", 8)
 
 
 def test_a_strategy_forwards_its_tokens() -> None:
@@ -64,3 +71,91 @@ def test_a_strategy_forwards_its_tokens() -> None:
     assert steps[1].breakdown_s["ep"] < 0.4 * steps[0].breakdown_s["ep"]
     # What of the gradients is reduced beside computing moves a little.
     assert steps[1].breakdown_s["compute"] == pytest.approx(steps[0].breakdown_s["compute"], rel=5e-3)
+
+
+def chosen_by_best(order: tuple[int, ...], groups: int, top_groups: int, top_k: int) -> list[int]:
+    """Return the experts of a token that ranks them in *order*: groups by their best expert, then experts."""
+    size = len(order) // groups
+    best = list(dict.fromkeys(expert // size for expert in order))[:top_groups]
+    return [expert for expert in order if expert // size in best][:top_k]
+
+
+@pytest.mark.parametrize("nodes", [2, 4, 8])
+@pytest.mark.parametrize("top_k", [1, 2, 3, 4])
+def test_nodes_of_a_token_by_trying_every_order_of_experts(nodes: int, top_k: int) -> None:
+    count, groups, top_groups = 8, 4, 2
+    expected = mean(
+        len({expert * nodes // count for expert in chosen_by_best(order, groups, top_groups, top_k)})
+        for order in permutations(range(count))
+    )
+    assert Routing(top_k, count, groups, top_groups).nodes_per_token(nodes) == pytest.approx(expected)
+
+
+def test_deepseek_v3_sends_a_token_to_at_most_four_nodes() -> None:
+    """With a group of 32 experts on each of 8 nodes (DeepSeek-V3, section 2.1.2): 3.98 instead of 5.29."""
+    experts = load_model("deepseek-v3").experts
+    assert experts is not None
+    assert (experts.groups, experts.top_groups) == (8, 4)
+    assert experts.routing.nodes_per_token(8) == pytest.approx(3.983, abs=1e-3)
+    assert replace(experts.routing, groups=1, top_groups=1).nodes_per_token(8) == pytest.approx(
+        5.295, abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("dispatcher", list(Dispatcher))
+def test_a_group_limit_shortens_forwarded_exchanges_only(dispatcher: Dispatcher) -> None:
+    """Of a plain all-to-all, 7 in 8 copies leave the node with or without the limit: all experts are equal."""
+    model, cluster = load_model("deepseek-v3").with_layers(4), load_cluster("dgx-h100")
+    assert model.experts is not None
+    unlimited = replace(model, experts=replace(model.experts, groups=1, top_groups=1))
+    strategy = Strategy(Layout(ep=64, dp=64, expert_tp=1), 1, 64, 4096)
+    limited, free = (
+        predict(each, cluster, strategy, Framework(dispatcher=dispatcher)).report
+        for each in (model, unlimited)
+    )
+    forwards = dispatcher is Dispatcher.FORWARDING
+    ratio = 3.983 / 5.295 if forwards else 1.0
+    assert limited.breakdown_s["ep"] == pytest.approx(free.breakdown_s["ep"] * ratio, rel=0.03)
+    said = [text for text in limited.assumptions if "expert groups" in text]
+    assert said == forwards * [
+        "routing is limited to 4 of 8 expert groups, 1 group per node: a token is sent to 3.98 of 8 nodes on average"
+    ]
+
+
+def test_groups_that_do_not_align_with_nodes_are_reported() -> None:
+    model, cluster = load_model("deepseek-v2").with_layers(2), load_cluster("dgx-h100")
+    strategy = Strategy(Layout(ep=40, dp=40, expert_tp=1), 1, 40, 4096)
+    report = predict(model, cluster, strategy, Framework(dispatcher=Dispatcher.FORWARDING)).report
+    assert any("do not align with 5 nodes" in text for text in report.assumptions)
+
+
+def test_a_config_states_the_group_limit(tmp_path: Path) -> None:
+    table = {
+        "model_type": "deepseek_v3",
+        "num_hidden_layers": 4,
+        "hidden_size": 1024,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "vocab_size": 1024,
+        "max_position_embeddings": 4096,
+        "kv_lora_rank": 64,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 64,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 256,
+        "n_group": 4,
+        "topk_group": 2,
+    }
+    path = tmp_path / "config.json"
+    for changes, expected in (
+        ({}, (4, 2)),
+        ({"n_group": None, "topk_group": None}, (8, 4)),  # DeepseekV3Config's defaults
+        ({"model_type": "kimi_k2", "n_group": None, "topk_group": None}, (1, 1)),
+        ({"model_type": "deepseek_v2", "topk_method": "greedy"}, (1, 1)),
+    ):
+        path.write_text(json.dumps(table | changes))
+        experts = load_model(str(path)).experts
+        assert experts is not None
+        assert (experts.groups, experts.top_groups) == expected

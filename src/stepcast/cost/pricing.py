@@ -23,6 +23,7 @@ from stepcast.hardware import Cluster, GroupPath, Place, group_path, neighbour_p
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
+from stepcast.ir.model_parts import Routing
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import (
     COMPUTING,
@@ -64,8 +65,8 @@ class Pricer:
     layout: Layout
     compute: ComputePrice = recorded_price
     algorithms: Mapping[CollectiveKind, Algorithm] = field(default_factory=dict)
-    # Experts that a token is sent to where it crosses the network once for each node, not for each expert.
-    once_per_node: int | None = None
+    # How tokens choose experts where one crosses the network once for each node, not for each expert.
+    once_per_node: Routing | None = None
     # Collectives at the rate of the slowest link, without latency or protocol: what no algorithm can beat.
     ideal: bool = False
     place: Place = Place.EVEN
@@ -218,25 +219,28 @@ def _one(route: Route) -> Route:
     return route
 
 
-def forwarding_route(route: Route, experts: int) -> Route:
-    """*route* for an exchange that sends a token to each node once, where ranks hand it on to its *experts*.
+def forwarding_route(route: Route, routing: Routing) -> Route:
+    """Return *route* for an exchange that sends a token to each node once; ranks there forward it to experts.
 
-    DeepEP and HybridEP do so. Of experts drawn evenly, a token's lie on N (1 - (1 - 1/N)^k) of N nodes.
+    DeepEP and HybridEP do so. Ranks of a node then pass on what comes from all nodes, where a plain
+    all-to-all moves only their own tokens inside it.
     """
     nodes = route.nodes
     if nodes == 1:
         return route
-    share = crossing_share(nodes, experts)
+    share = crossing_share(nodes, routing)
     return replace(
         route,
+        intra_bytes_per_s=route.intra_bytes_per_s / nodes,
         inter_bytes_per_s=route.inter_bytes_per_s / share,
         exchange_bytes_per_s=route.exchange_bytes_per_s / share,
     )
 
 
-def crossing_share(nodes: int, experts: int) -> float:
-    """Nodes that a token goes to, of its *experts* drawn evenly, for each of them."""
-    return nodes * (1.0 - (1.0 - 1.0 / nodes) ** experts) / experts
+@lru_cache(maxsize=1024)
+def crossing_share(nodes: int, routing: Routing) -> float:
+    """Return the copies of a token that are sent to nodes, for each expert that it has."""
+    return routing.nodes_per_token(nodes) / routing.top_k
 
 
 def ideal_s(work: Collective, route: Route) -> float:

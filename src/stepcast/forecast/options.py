@@ -9,6 +9,7 @@ from stepcast.hardware import Cluster, Place
 from stepcast.ir.edits import with_layout
 from stepcast.ir.flows import Repeating
 from stepcast.ir.layout import Layout
+from stepcast.ir.model_parts import Routing
 from stepcast.ir.residual import Residual
 from stepcast.ir.work import CollectiveKind
 from stepcast.ir.workload import Workload
@@ -46,8 +47,8 @@ class Options:
     ahead: bool = False
     # Whether computation slows down while communication runs beside it; recorded times may hold that already.
     contention: bool = False
-    # Experts per token where its exchange crosses the network once for each node; None: once for each expert.
-    once_per_node: int | None = None
+    # How tokens choose experts where they cross the network once for each node; None: once for each expert.
+    once_per_node: Routing | None = None
     # Price communication by its slowest link alone, without latency or protocol.
     ideal_communication: bool = False
     # Which GPUs of each rack the job gets, where racks are scale-up domains of several nodes.
@@ -72,7 +73,7 @@ def as_workload_says(options: Options, workload: Workload) -> Options:
         schedule=options.schedule or manner.schedule or None,
         send=options.send or (Send(manner.messages) if manner.messages else None),
         contention=options.contention or (manner.alone and not options.ideal_communication),
-        once_per_node=options.once_per_node or manner.once_per_node or None,
+        once_per_node=options.once_per_node or manner.routing,
     )
 
 

@@ -220,7 +220,7 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framew
         contention=not options.ideal_communication,
         issue_s=options.issue_s if framework.execution is Execution.GRAPHS else issue_s_of(framework),
         ahead=framework.runs_ahead,
-        once_per_node=experts.top_k if experts else options.once_per_node,
+        once_per_node=experts.routing if experts else options.once_per_node,
         send=Send.BLOCKING if _stops_for_transfers(strategy) else options.send,
     )
 

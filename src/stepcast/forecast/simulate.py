@@ -25,6 +25,7 @@ from stepcast.ir.band import Band
 from stepcast.ir.doubts import doubts
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.model_parts import Routing
 from stepcast.ir.step import StepReport
 from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import Direction, Transfer
@@ -237,6 +238,20 @@ def together(predictions: Sequence[Prediction]) -> Sequence[Prediction]:
     return found
 
 
+def _say_group_limit(routing: Routing | None, layout: Layout, pricer: Pricer) -> list[str]:
+    """Say how a limit on expert groups acts on the nodes that tokens are sent to."""
+    nodes = pricer.route(Group.EP).nodes if routing and layout.ep > 1 else 1
+    if routing is None or nodes == 1 or not routing.is_limited:
+        return []
+    limit = f"routing is limited to {routing.top_groups} of {routing.groups} expert groups"
+    if not routing.aligns_with(nodes):
+        return [f"{limit}, which do not align with {nodes} nodes: a token may be sent to any node"]
+    size = routing.groups / nodes
+    mapping = f"{size:g} group{'s' * (size > 1)} per node" if size >= 1 else f"{1 / size:g} nodes per group"
+    mean = f"{routing.nodes_per_token(nodes):.2f} of {nodes} nodes on average"
+    return [f"{limit}, {mapping}: a token is sent to {mean}"]
+
+
 def prepared(
     workload: Workload,
     cluster: Cluster,
@@ -263,6 +278,7 @@ def prepared(
         place=options.place,
         alone=fluid,
     )
+    assumptions.extend(_say_group_limit(options.once_per_node, workload.layout, pricer))
     message = Transfer(Direction.SEND, boundary_bytes, Group.PP)
 
     takes = pricer.lost_share if options.contention else None

@@ -25,6 +25,7 @@ from stepcast.ir.check import require, require_counts
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
+from stepcast.ir.model_parts import Routing
 from stepcast.ir.role import OpPart, Role
 from stepcast.ir.work import Collective, Work
 
@@ -304,8 +305,16 @@ class Manner:
     messages: str = ""
     # Recorded times are those of computing by itself: what runs beside it slows it down.
     alone: bool = False
-    # Experts per token where its exchange crosses the network once for each node; 0: once for each expert.
-    once_per_node: int = 0
+    # How tokens choose experts (files of old: how many each has) where they cross the network once for each
+    # node; 0: once for each expert.
+    once_per_node: Routing | int = 0
+
+    @property
+    def routing(self) -> Routing | None:
+        stated = self.once_per_node
+        if isinstance(stated, int):
+            return Routing(stated) if stated else None
+        return stated
 
 
 UNSTATED = Manner()

@@ -18,6 +18,8 @@ EXPERT_SIZES = {
     "moe_ffn": "ffn",
     "moe_shared_ffn": "shared_ffn",
     "moe_dense_layers": "first_dense",
+    "moe_groups": "groups",
+    "moe_top_groups": "top_groups",
 }
 # Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism.
 PADDED_GPT_VOCAB = 51200
@@ -25,7 +27,8 @@ PADDED_GPT_VOCAB = 51200
 
 def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
     """The model of a row with the columns layers, hidden, heads, kv_heads, ffn, vocab, seq, params_b and
-    moe_experts, moe_topk, moe_ffn, moe_shared_ffn, moe_dense_layers; blank ones say nothing.
+    moe_experts, moe_topk, moe_ffn, moe_shared_ffn, moe_dense_layers, moe_groups, moe_top_groups; blank ones
+    say nothing.
 
     A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden;
     an MLP four times as wide (or of no given width) makes it a GPT, else it is a Llama. Missing layers

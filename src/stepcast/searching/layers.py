@@ -18,7 +18,7 @@ from stepcast.hardware import Cluster
 from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Block
+from stepcast.ir.model_parts import Block, Routing
 from stepcast.ir.strategy import RecomputeKind, Strategy
 from stepcast.ir.work import (
     Collective,
@@ -105,7 +105,7 @@ def part_costs(
     Whatever else a strategy adds comes on top. The GPU has *load* at least, which heats it.
     """
     forwards = model.experts if framework.dispatcher is Dispatcher.FORWARDING else None
-    seconds = _Seconds(cluster, strategy, framework, load, forwards.top_k if forwards else None)
+    seconds = _Seconds(cluster, strategy, framework, load, forwards.routing if forwards else None)
     found = np.zeros((len(parts), ALL_TAKES))
     for part, layers in enumerate(parts):
         forward = [op for layer in layers for op in layer.forward]
@@ -142,7 +142,7 @@ class _Seconds:
         strategy: Strategy,
         framework: Framework,
         load: Load,
-        once_per_node: int | None,
+        once_per_node: Routing | None,
     ) -> None:
         gpu = cluster.gpu
         self.attention, self.architecture = framework.attention, gpu.architecture

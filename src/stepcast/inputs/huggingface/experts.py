@@ -109,6 +109,9 @@ def _deepseek_experts(keys: Keys) -> Experts:
     ffn = keys.count("moe_intermediate_size")
     every = min(keys.count("moe_layer_freq", default=1), MOST_LAYERS)
     method = keys.word("topk_method", default="greedy" if keys.kind == "deepseek_v2" else "noaux_tc")
+    # Left out, these are transformers' own defaults (DeepseekV3Config).
+    usual = (8, 4) if keys.kind == "deepseek_v3" else (1, 1)
+    groups, top_groups = expert_groups(keys, *usual) if method != "greedy" else (1, 1)
     return Experts(
         count=keys.count("n_routed_experts"),
         top_k=keys.count("num_experts_per_tok"),
@@ -117,7 +120,14 @@ def _deepseek_experts(keys: Keys) -> Experts:
         router_bias=method == "noaux_tc",  # the correction added to the scores when choosing
         first_dense=keys.count("first_k_dense_replace", default=0, least=0),
         pattern=(True,) + (False,) * (every - 1),
+        groups=groups,
+        top_groups=top_groups,
     )
+
+
+def expert_groups(keys: Keys, groups: int = 1, top_groups: int = 1) -> tuple[int, int]:
+    """Return the groups that experts are divided into, and how many of them a token may choose from."""
+    return keys.count("n_group", default=groups), keys.count("topk_group", default=top_groups)
 
 
 def grok(keys: Keys, name: str) -> Model:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.huggingface.dense import llama
+from stepcast.inputs.huggingface.experts import expert_groups
 from stepcast.inputs.huggingface.keys import Keys, shown
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.model import Model
@@ -37,6 +38,7 @@ def nemotron_h(keys: Keys, name: str) -> Model:
     )
     experts = None
     if "E" in pattern:
+        groups, top_groups = expert_groups(keys)
         experts = Experts(
             count=keys.count("n_routed_experts"),
             top_k=keys.count("num_experts_per_tok"),
@@ -44,6 +46,8 @@ def nemotron_h(keys: Keys, name: str) -> Model:
             shared_ffn=keys.count("moe_shared_expert_intermediate_size", default=0, least=0),
             router_bias=True,
             latent=keys.count("moe_latent_size", default=0, least=0),
+            groups=groups,
+            top_groups=top_groups,
         )
     return replace(
         model,
