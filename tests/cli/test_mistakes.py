@@ -114,8 +114,6 @@ def test_options_without_effect_are_refused(
 @pytest.mark.parametrize(
     ("cluster", "precision", "warned"),
     [
-        ("dgx-a100", "fp8", "no fp8 matrix units: matrix products run as bf16"),
-        ("dgx-h100", "nvfp4", "run as fp8"),
         ("dgx-2", "bf16", "run as fp32"),
         ("dgx-h100", "fp8", ""),
     ],
@@ -206,3 +204,17 @@ def test_predictions_fit_the_terminal(
     assert status == 0
     assert max(map(len, out.splitlines())) <= columns
     assert "activations" in out
+
+
+@pytest.mark.parametrize(
+    ("cluster", "precision"), [("dgx-a100", "fp8"), ("dgx-h100", "mxfp8"), ("hgx-h200", "nvfp4")]
+)
+@pytest.mark.parametrize("words", [("predict",), ("search", "--global-batch", "64")])
+def test_scaled_formats_without_matrix_units_are_refused(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], cluster: str, precision: str
+) -> None:
+    """Transformer Engine refuses them too: fp8 from compute capability 8.9 on, mxfp8 and nvfp4 from 10."""
+    arguments = ("--model", "llama-3.2-1b", "--cluster", cluster, "--gpus", "8", "--precision", precision)
+    status, out, err = run(capsys, *words, *arguments)
+    assert (status, out) == (2, "")
+    assert f"has no {precision} matrix units; it has fp64" in " ".join(err.split())

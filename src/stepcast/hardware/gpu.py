@@ -7,15 +7,13 @@ from dataclasses import dataclass, field
 from stepcast.hardware.check import require_amount, require_count, require_positive
 
 # Where a format has no matrix units of its own, the work runs in the first of these the GPU has. bf16 on
-# a GPU that lacks it is converted to fp32, never to fp16, whose range is smaller.
+# a GPU that lacks it is converted to fp32, never to fp16, whose range is smaller. Scaled formats (fp8, mxfp8,
+# fp4, nvfp4) have no substitute: Transformer Engine's check_fp8_support, check_mxfp8_support and
+# check_nvfp4_support (pytorch/quantization.py) refuse GPUs without their units.
 RUNS_AS: dict[str, tuple[str, ...]] = {
     "tf32": ("fp32",),
     "fp16": ("fp32",),
     "bf16": ("fp32",),
-    "fp8": ("bf16", "fp16", "fp32"),
-    "mxfp8": ("fp8", "bf16", "fp16", "fp32"),
-    "fp4": ("fp8", "bf16", "fp16", "fp32"),
-    "nvfp4": ("fp4", "fp8", "bf16", "fp16", "fp32"),
 }
 
 # Architectures whose kernels, and errors of predictions, are alike, by the name of one of them.
@@ -76,7 +74,7 @@ class Gpu:
         for candidate in (dtype, *RUNS_AS.get(dtype, ())):
             if candidate in self.matrix_flops:
                 return candidate
-        raise ValueError(f"{self.name} cannot multiply in {dtype}; it has {', '.join(self.matrix_flops)}")
+        raise ValueError(f"{self.name} has no {dtype} matrix units; it has {', '.join(self.matrix_flops)}")
 
     def matrix_peak_flops(self, dtype: str) -> float:
         """Dense matrix-multiply peak in *dtype*, or in the format that stands in for it."""
