@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
+from stepcast.forecast.predict import predict
 from stepcast.generate.flops import hardware_flops, model_flops
 from stepcast.generate.workload import generate
+from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.stages import Piece
+from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import ContextKind, Recompute, RecomputeKind, Strategy, TrainingKind
 from stepcast.ir.trainable import trained_shard
 from stepcast.models.catalog import load_model
@@ -147,3 +150,23 @@ def test_tokens_that_experts_drop_are_not_needed(capacity: float) -> None:
     needed = model_flops(model, seq, BATCH, kept_share=strategy.kept_share)
     assert hardware_flops(generate(model, strategy, UNFUSED)) == pytest.approx(needed, rel=1e-3)
     assert needed <= model_flops(model, seq, BATCH)
+
+
+@pytest.mark.parametrize("context", [None, *ContextKind])
+def test_chunks_of_llama_4_are_sequences_of_their_own(context: ContextKind | None) -> None:
+    """Local layers see nothing beyond their chunk of 8,192 tokens: 4 of them cost what 4 sequences do."""
+    model, cluster = load_model("llama-4-scout").with_layers(3), load_cluster("dgx-h100")
+    cp = 1 if context is None else 2
+
+    def step(seq: int, batch: int) -> StepReport:
+        layout = Layout(cp=cp)
+        return predict(
+            model, cluster, Strategy(layout, batch, batch, seq, context=context or ContextKind.RING)
+        ).report
+
+    long, short = step(32768, 1), step(8192, 4)
+    assert long.throughput is not None
+    assert short.throughput is not None
+    flops = [each.throughput.tflops_per_gpu * each.step_s for each in (long, short)]  # type: ignore[union-attr]
+    assert flops[0] == pytest.approx(flops[1], rel=1e-3)
+    assert long.step_s == pytest.approx(short.step_s, rel=0.02)

@@ -28,15 +28,15 @@ from stepcast.ir.workload import Layer, Op
 def core_layer(sizes: Sizes, block: Block) -> Layer:
     """Scores, softmax and weighted sum, with the communication of context parallelism."""
     if sizes.cp == 1:
-        core = _whole(sizes, block.window, sizes.heads, sizes.kv_heads)
+        core = _whole(sizes, block, sizes.heads, sizes.kv_heads)
         return layer(Role.CORE, core.forward(), core.backward())
     match sizes.strategy.context:
         case ContextKind.RING:
-            return _ring(sizes, block.window)
+            return _ring(sizes, block)
         case ContextKind.ALL_TO_ALL:
-            return _all_to_all(sizes, block.window)
+            return _all_to_all(sizes, block)
         case ContextKind.ALL_GATHER:
-            return _all_gather(sizes, block.window)
+            return _all_gather(sizes, block)
 
 
 def key_value_bytes(sizes: Sizes) -> int:
@@ -44,13 +44,18 @@ def key_value_bytes(sizes: Sizes) -> int:
     return sizes.tokens * (sizes.key_width + sizes.value_width) * sizes.element
 
 
-def window_keys(seq: int, window: int | None) -> int | None:
-    """Keys a query sees on average within its window; None where the window does not bind.
+def window_keys(seq: int, block: Block) -> int | None:
+    """Return the keys a query sees on average within its window or chunk; None where that does not bind.
 
-    The first queries see fewer: sum over positions of min(position + 1, window).
+    In a window the first queries see fewer: sum over positions of min(position + 1, window). In a chunk all
+    see the half before them; the last chunk may be shorter.
     """
+    window = block.window
     if window is None or window >= seq:
         return None
+    if block.chunked:
+        chunks, rest = divmod(seq, window)
+        return max(1, round((chunks * window * (window + 1) + rest * (rest + 1)) / (2 * seq)))
     return max(1, round(window - window * (window - 1) / (2 * seq)))
 
 
@@ -206,18 +211,18 @@ class _Core:
         )
 
 
-def _whole(sizes: Sizes, window: int | None, heads: int, kv_heads: int) -> _Core:
+def _whole(sizes: Sizes, block: Block, heads: int, kv_heads: int) -> _Core:
     """The whole sequence on one rank; a window leaves a rectangle with as many pairs as its band."""
     seq = sizes.strategy.seq
-    if masks_window(window, sizes.strategy, sizes.framework):
+    if masks_window(block.window, sizes.strategy, sizes.framework):
         return _Core(sizes, seq, seq, False, heads, kv_heads, masked=True)
-    keys = window_keys(seq, window)
+    keys = window_keys(seq, block)
     return _Core(sizes, seq, keys or seq, keys is None, heads, kv_heads)
 
 
-def _ring(sizes: Sizes, window: int | None) -> Layer:
+def _ring(sizes: Sizes, block: Block) -> Layer:
     seq, size = sizes.seq, key_value_bytes(sizes)
-    keys = window_keys(sizes.strategy.seq, window)
+    keys = window_keys(sizes.strategy.seq, block)
     if keys is None:
         own = _Core(sizes, seq, seq, True, sizes.heads, sizes.kv_heads)
         other = replace(own, key_len=max(1, seq // 2), causal=False)
@@ -246,8 +251,8 @@ def _pass_on(name: str, size_bytes: int) -> Op:
     return Op(name, Transfer(Direction.SEND, size_bytes, Group.CP), blocking=False)
 
 
-def _all_to_all(sizes: Sizes, window: int | None) -> Layer:
-    core = _whole(sizes, window, sizes.heads // sizes.cp, max(1, sizes.kv_heads // sizes.cp))
+def _all_to_all(sizes: Sizes, block: Block) -> Layer:
+    core = _whole(sizes, block, sizes.heads // sizes.cp, max(1, sizes.kv_heads // sizes.cp))
     kind = CollectiveKind.ALL_TO_ALL
     inside = sizes.tokens * sizes.query_width * sizes.element + key_value_bytes(sizes)
     outside = sizes.tokens * sizes.output_width * sizes.element
@@ -266,10 +271,10 @@ def _all_to_all(sizes: Sizes, window: int | None) -> Layer:
     )
 
 
-def _all_gather(sizes: Sizes, window: int | None) -> Layer:
+def _all_gather(sizes: Sizes, block: Block) -> Layer:
     seq = sizes.strategy.seq
     # Slices from either end of the sequence see half of all keys between them: as many pairs as a rectangle.
-    keys = window_keys(seq, window) or max(1, seq // 2)
+    keys = window_keys(seq, block) or max(1, seq // 2)
     core = _Core(sizes, sizes.seq, keys, False, sizes.heads, sizes.kv_heads)
     size = key_value_bytes(sizes) * sizes.cp
     if sizes.framework.kernels is not Kernels.FUSED:

@@ -67,7 +67,7 @@ def _forward(
         weights += 2.0 * tokens * sum(multiplied)
         if block.mixer is Mixer.ATTENTION:
             keys: float = seq / 2 if causal else seq
-            keys = min(keys, window_keys(seq, block.window) or keys)
+            keys = min(keys, window_keys(seq, block) or keys)
             mixing += 2.0 * tokens * keys * model.heads * (model.head_dim + model.value_dim)
         else:
             mixing += _scan_flops(model, block.mixer, seq, batch)

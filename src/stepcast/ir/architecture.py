@@ -211,6 +211,6 @@ def _blocks(
             routed = experts is not None and experts.at(layer)
             feed_forward = FeedForward.EXPERTS if routed else FeedForward.DENSE
         windowed = window.at(layer) if window and mixer is Mixer.ATTENTION else None
-        block = Block(mixer, feed_forward, windowed)
+        block = Block(mixer, feed_forward, windowed, bool(windowed and window and window.chunked))
         kinds.append(known.setdefault(block, block))
     return tuple(kinds)

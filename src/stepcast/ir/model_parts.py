@@ -99,10 +99,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Sliding-window attention. *pattern* runs over the layers and repeats; true = windowed."""
+    """Local attention. *pattern* runs over the layers and repeats; true = local.
+
+    A query sees the last *size* keys, or, where attention is *chunked* (Llama 4), those before it in its own
+    chunk of *size* tokens.
+    """
 
     size: int
     pattern: tuple[bool, ...] = (True,)
+    chunked: bool = False
 
     def __post_init__(self) -> None:
         require_counts(self, 1, "size")
@@ -304,3 +309,4 @@ class Block:
     mixer: Mixer = Mixer.ATTENTION
     feed_forward: FeedForward = FeedForward.DENSE
     window: int | None = None
+    chunked: bool = False  # the window is a chunk: attention is block-diagonal

@@ -116,7 +116,7 @@ class Keys:
     def window(
         self, layers: int, pattern: tuple[bool, ...] = (True,), size_key: str = "sliding_window"
     ) -> Window | None:
-        """Sliding-window attention, where *size_key* gives a size; layer_types outranks *pattern*."""
+        """Return local attention, where *size_key* gives a size; layer_types outranks *pattern*."""
         if not self.has(size_key):
             return None
         size = self.count(size_key)
@@ -129,7 +129,8 @@ class Keys:
                 known = ", ".join(LAYER_TYPES)
                 raise FormatError(f"unknown layer type {shown(unknown[0])}; known: {known}")
             pattern = tuple(LAYER_TYPES[str(kind)] for kind in types)
-        return Window(size, shortest_period(pattern)) if any(pattern) else None
+        chunked = size_key == "attention_chunk_size"
+        return Window(size, shortest_period(pattern), chunked) if any(pattern) else None
 
 
 def shortest_period(pattern: tuple[bool, ...]) -> tuple[bool, ...]:
