@@ -271,3 +271,21 @@ def test_cost_has_a_currency(capsys: pytest.CaptureFixture[str]) -> None:
     row = run_json(capsys, "search", *asked)["rows"][0]
     assert row["currency"] == "EUR"
     assert f"{row['cost']:,.0f} EUR" in run(capsys, "search", *asked)[1]
+
+
+@pytest.mark.parametrize(("framework", "useful"), [("megatron-core", False), ("megatron-deepspeed", True)])
+def test_selective_recomputation_is_tried_where_it_saves_memory(
+    capsys: pytest.CaptureFixture[str], framework: str, useful: bool
+) -> None:
+    """Fused attention stores no scores, so there are none to recompute."""
+    narrow = ("--fix", "micro-batch=1", "--fix", "tp=1", "--fix", "pp=1", "--fix", "cp=1")
+    found = run_json(capsys, "search", *QUESTION, *narrow, "--framework", framework, "--top", "40")
+    assert any("--recompute selective" in row["command"] for row in found["rows"]) == useful
+    saved = []
+    for recompute in ("none", "selective"):
+        words = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--recompute", recompute)
+        predicted = run_json(capsys, "predict", *words, "--framework", framework)
+        saved.append(predicted["memory_bytes"]["activations"])
+        warned = any("saves no memory" in text for text in predicted["warnings"])
+        assert warned == (recompute == "selective" and not useful)
+    assert (saved[1] < saved[0]) == useful

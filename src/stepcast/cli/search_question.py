@@ -13,6 +13,7 @@ from stepcast.cli.streams import show_status
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.hardware import Cluster, load_cluster
+from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import Counts, Found, Result, Watch, search_parts
@@ -20,7 +21,7 @@ from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import joined, search_mixed
 from stepcast.searching.refine import refined
 from stepcast.searching.search import parts_of
-from stepcast.searching.space import Axes, space_of
+from stepcast.searching.space import Axes, space_of, useful_recomputes
 from stepcast.units import format_seconds
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ class Question:
         """The best *top*, or as many as asked for, which are refined then; *watch* is told how far it is in
         place of the terminal.
         """
-        args, axes = self.args, {"precision": (self.profile.defaults.precision,), **self.axes}
+        args, precision = self.args, self.profile.defaults.precision
+        framework, _ = self._settle(Layout(), precision)
+        usual = {"precision": (precision,), "recompute": useful_recomputes(self.model, framework)}
+        axes = usual | self.axes
         space = space_of(
             self.model, Axes(gpus=self.gpus, **axes), self.global_batch, self.seq, self.cluster.domain_gpus
         )

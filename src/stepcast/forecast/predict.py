@@ -25,6 +25,7 @@ from stepcast.forecast.simulate import Prediction, prepared, simulate, together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
+from stepcast.ir.coded import recomputes_in_vain
 from stepcast.ir.framework import (
     MEGATRON_CORE,
     AttentionKernel,
@@ -154,6 +155,7 @@ def _with_model(
             *report.warnings,
             *_precision_warnings(cluster, str(strategy.precision)),
             *_transfer_warnings(strategy),
+            *_recompute_warnings(model, strategy, framework),
             *_host_warnings(host),
             *_scaled_warnings(report, cluster, str(strategy.precision)),
             *beyond_checked(model, strategy),
@@ -256,6 +258,15 @@ def _precision_warnings(cluster: Cluster, precision: str) -> list[str]:
     return [
         f"{cluster.gpu.name} has no {precision} matrix units: matrix products run as {used}; "
         f"it has {', '.join(cluster.gpu.matrix_flops)}"
+    ]
+
+
+def _recompute_warnings(model: Model, strategy: Strategy, framework: Framework) -> list[str]:
+    if not recomputes_in_vain(model, strategy, framework):
+        return []
+    return [
+        "recompute selective takes time and saves no memory here: it recomputes core attention, and fused "
+        "attention stores no scores; use recompute none, or name other modules"
     ]
 
 

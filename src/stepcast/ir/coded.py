@@ -5,9 +5,9 @@ Sources: transformers 5.17, integrations/sdpa_attention.py, masking_utils.py and
 
 from stepcast.ir.architecture import Architecture
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Kernels, Modules
+from stepcast.ir.framework import Framework, Kernels, Modules, SelectiveRule
 from stepcast.ir.model_parts import Activation, NormKind, PositionKind
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.strategy import RecomputeModule, Strategy
 
 
 def fuses_attention(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
@@ -19,6 +19,16 @@ def fuses_attention(model: Architecture, strategy: Strategy, framework: Framewor
         if unknown or falls_back(model, strategy, framework):
             return False
     return framework.flash_attention
+
+
+def recomputes_in_vain(model: Architecture, strategy: Strategy, framework: Framework) -> bool:
+    """Return True if recomputing core attention, and nothing else, frees no memory.
+
+    Fused attention stores no scores, and its inputs and result stay for the projections around it.
+    """
+    modules = framework.selective is SelectiveRule.MODULES
+    core_only = strategy.recompute.selected == (RecomputeModule.CORE,)
+    return modules and core_only and fuses_attention(model, strategy, framework)
 
 
 def falls_back(model: Architecture, strategy: Strategy, framework: Framework) -> bool:

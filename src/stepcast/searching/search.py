@@ -12,7 +12,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.searching.best import Part, Result, Watch, search_parts
 from stepcast.searching.refine import FEW, refined
-from stepcast.searching.space import Axes, Space, space_of
+from stepcast.searching.space import Axes, Space, space_of, useful_recomputes
 
 Settle = Callable[[Layout, DType], tuple[Framework, Mapping[str, Any]]]
 """The software that runs a layout in a precision, and the fields of a Strategy that it settles."""
@@ -42,7 +42,10 @@ def search(
     splits of layers and other placements too. After *most_s* seconds the search ends with the best so far.
     """
     numbers = (gpus,) if isinstance(gpus, int) else tuple(gpus)
-    chosen = Axes(gpus=numbers, **{name: tuple(values) for name, values in (axes or {}).items()})
+    usual = {"recompute": useful_recomputes(model, framework)}
+    chosen = Axes(
+        gpus=numbers, **{name: tuple(values) for name, values in (usual | dict(axes or {})).items()}
+    )
     space = space_of(model, chosen, global_batch, seq, cluster.domain_gpus)
     part = Part(space, framework, np.arange(len(space)))
     result = search_parts([part], cluster, top, objective, most_bytes, watch, workers, most_s=most_s)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stepcast.ir.coded import recomputes_in_vain
 from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import CANDIDATES
 from stepcast.ir.model import Model
@@ -32,6 +34,15 @@ RECOMPUTES: Mapping[str, Recompute] = {
     "selective": Recompute(RecomputeKind.SELECTIVE),
     "full": Recompute(RecomputeKind.FULL),
 }
+
+
+def useful_recomputes(model: Model, framework: Framework) -> tuple[str, ...]:
+    """Return the kinds of recomputation that can free memory."""
+    probe = Strategy(Layout(), 1, 1, 1, recompute=RECOMPUTES["selective"])
+    vain = recomputes_in_vain(model, probe, framework)
+    return tuple(name for name in RECOMPUTES if not (vain and name == "selective"))
+
+
 SHARDINGS = (Sharding.NONE, Sharding.ZERO_1, Sharding.ZERO_2, Sharding.FSDP)
 MOST_CHUNKS = 16
 LARGEST_MICRO_BATCH = 64
