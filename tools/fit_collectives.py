@@ -16,9 +16,15 @@ import numpy as np
 
 from stepcast.inputs.collective_table import TableRow, read_rows
 from stepcast.units import MIB
-from stepcast.validate.collective_constants import CONSTANTS, Constant, changed_route
-from stepcast.validate.collective_rows import matched, priced_row
-from stepcast.validate.collective_tables import FILE, left_out
+from stepcast.validate.collective_tables import (
+    CONSTANTS,
+    FILE,
+    Constant,
+    changed_route,
+    left_out,
+    matched,
+    priced_row,
+)
 
 SMALL_WEIGHT, PULL = 0.35, 0.0015
 ROUNDS, FOLD_ROUNDS = 8, 4

@@ -42,7 +42,7 @@ from minimise import Vector
 
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.validate.folds import fit_digest
-from stepcast.validate.h200.comparison import FITTED_FILES, family_of
+from stepcast.validate.h200 import FITTED_FILES, family_of
 
 Predictor = Callable[[list[Row]], Callable[[ComputeFit], Vector]]
 Fold = dict[str, Any]

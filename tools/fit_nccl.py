@@ -23,7 +23,7 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
-from stepcast.validate.nccl_folds import NAMES, with_constants
+from stepcast.validate.nccl_tests import NAMES, with_constants
 
 Vector = NDArray[np.float64]
 

@@ -23,7 +23,7 @@ from stepcast.cost.compute_fit import ComputeFit, compute_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
-from stepcast.validate.neusight.ops import INPUTS, MATRIX, FP32Rows, reported_s
+from stepcast.validate.neusight import INPUTS, MATRIX, FP32Rows, reported_s
 
 GPUS = {
     "NVIDIA A100-PCIE-40GB": "a100-pcie-40gb",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli.main import main
-from stepcast.validate.h200 import comparison as h200
+from stepcast.validate import h200 as h200
 from tests.shared import DATA, needs_data
 
 KEYS = (

@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from stepcast.cost.compute import step_load
 from stepcast.cost.fits import default_dispatch, default_fit, neusight_fit
 from stepcast.hardware.catalog import load_gpu
-from stepcast.validate.h200.blocks import block_time
-from stepcast.validate.h200.ops import operator_s
-from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
-from stepcast.validate.neusight.models import neusight_kernels
+from stepcast.validate.h200 import block_time, operator_s, row_framework, row_model, row_strategy
+from stepcast.validate.neusight import neusight_kernels
 from stepcast.validate.priced import priced
 from tests.shared import DATA, needs_data
 

@@ -12,10 +12,10 @@ from stepcast.cost.memory import memory
 from stepcast.hardware.catalog import load_gpu
 from stepcast.inputs.optimus.beside import read_logs
 from stepcast.units import GIB
-from stepcast.validate.h200.rows import Record, row_framework, row_model, row_strategy
+from stepcast.validate.h200 import Record, row_framework, row_model, row_strategy
 from stepcast.validate.optimus import peaks
 from stepcast.validate.published.comparison import MemoryRow, measure, records_of
-from stepcast.validate.published.corrections import corrected, corrections
+from stepcast.validate.published.rows import corrected, corrections
 from stepcast.validate.published.setup import completed, setup_of
 from tests.shared import DATA, needs_data
 

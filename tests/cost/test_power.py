@@ -12,7 +12,7 @@ from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_gpu
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Attention, Compute, Matmul
-from stepcast.validate.h200.comparison import shipped
+from stepcast.validate.h200 import shipped
 from stepcast.validate.transformers import Setting
 
 H200 = load_gpu("h200")

@@ -13,9 +13,10 @@ from stepcast.cost.compute_fit import FitError, compute_fit
 from stepcast.cost.fits import default_fit
 from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.price import PriceSource
-from stepcast.cost.rates import Array, vector_rates
+from stepcast.cost.rates import vector_rates
 from stepcast.cost.scan import ScanFit, scan_bytes, scan_s
 from stepcast.hardware.catalog import load_fit, load_gpu
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.scan import Scan
 from tests.cost.mamba_rows import cases
@@ -24,8 +25,8 @@ H200 = load_gpu("h200")
 SMALL = Scan(batch=1, seq=1024, heads=16, head_dim=64, state=128, groups=2, chunk=128)
 
 
-def error(predicted: list[float], measured: list[float]) -> Array:
-    off: Array = np.abs(np.array(predicted) / np.array(measured) - 1)
+def error(predicted: list[float], measured: list[float]) -> FloatArray:
+    off: FloatArray = np.abs(np.array(predicted) / np.array(measured) - 1)
     return off
 
 

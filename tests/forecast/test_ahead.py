@@ -14,8 +14,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
-from stepcast.validate.phases import phases_s
-from stepcast.validate.unseen import unseen_share
+from stepcast.validate.scoreboard import phases_s, unseen_share
 
 BF16 = DType.BF16
 H200 = load_cluster("hgx-h200")

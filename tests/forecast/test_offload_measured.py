@@ -20,7 +20,7 @@ from stepcast.ir.framework import Offloaded
 from stepcast.ir.kept import layer_kept
 from stepcast.ir.strategy import Offload
 from stepcast.units import GB
-from stepcast.validate.h200.rows import Record, row_framework, row_model, row_strategy
+from stepcast.validate.h200 import Record, row_framework, row_model, row_strategy
 
 UPDATE_BYTES = 28  # of fp32 AdamW: weight and moments read and written, gradient read
 

@@ -13,8 +13,7 @@ from stepcast.cli.strategy import given_by, layout_of, optimizer_of, strategy_of
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
-from stepcast.validate.h200.comparison import measure_folder, shipped
-from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
+from stepcast.validate.h200 import measure_folder, row_framework, row_model, row_strategy, shipped
 from tests.shared import ROOT
 
 Record = Mapping[str, str]

@@ -14,9 +14,17 @@ from stepcast.cost.collectives import Route
 from stepcast.inputs.collective_table import COLUMNS, TableRow, read_rows
 from stepcast.inputs.errors import FormatError
 from stepcast.units import GB, US
-from stepcast.validate.collective_constants import CONSTANTS, changed_route, folds
-from stepcast.validate.collective_rows import matched, priced_row, row_route
-from stepcast.validate.collective_tables import FILE, left_out, measure_folder
+from stepcast.validate.collective_tables import (
+    CONSTANTS,
+    FILE,
+    changed_route,
+    folds,
+    left_out,
+    matched,
+    measure_folder,
+    priced_row,
+    row_route,
+)
 from stepcast.validate.scoreboard import Scoreboard, scoreboard
 from tests.shared import DATA, ROOT, needs_data
 

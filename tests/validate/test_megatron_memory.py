@@ -10,9 +10,14 @@ from stepcast.cli.main import main
 from stepcast.ir.dtype import DType
 from stepcast.ir.model_parts import NormKind, PositionKind
 from stepcast.ir.strategy import RecomputeModule, Sharding
-from stepcast.validate.megatron_memory.comparison import COMMAND, measure_folder
-from stepcast.validate.megatron_memory.patterns import layer_pattern, stage_layers_of
-from stepcast.validate.megatron_memory.row import Case, LeftOutError
+from stepcast.validate.megatron_memory import (
+    COMMAND,
+    Case,
+    LeftOutError,
+    layer_pattern,
+    measure_folder,
+    stage_layers_of,
+)
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write
 

@@ -21,7 +21,7 @@ from stepcast.validate.published.comparison import (
     records_of,
     rows,
 )
-from stepcast.validate.published.run import NotComparableError, run_of
+from stepcast.validate.published.rows import NotComparableError, run_of
 from stepcast.validate.published.setup import Setup, completed, setup_of
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write

@@ -9,7 +9,7 @@ import pytest
 
 from stepcast.cli.main import main
 from stepcast.validate.published.comparison import COMMAND, predicted_step, rows
-from stepcast.validate.published.corrections import corrected, corrections
+from stepcast.validate.published.rows import corrected, corrections
 from stepcast.validate.published.setup import completed, setup_of
 from tests.shared import DATA, needs_data
 from tests.validate.csv_rows import write

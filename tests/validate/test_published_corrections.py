@@ -11,7 +11,7 @@ from stepcast.generate.flops import model_flops
 from stepcast.ir.framework import Dispatcher, Execution, Kernels
 from stepcast.ir.strategy import RecomputeKind, RecomputeModule
 from stepcast.validate.published.comparison import measured_step_s
-from stepcast.validate.published.corrections import CorrectionError, corrected, corrections, parse
+from stepcast.validate.published.rows import CorrectionError, corrected, corrections, parse
 from stepcast.validate.published.setup import setup_of
 from tests.shared import DATA, ROOT, needs_data
 from tests.validate.csv_rows import write

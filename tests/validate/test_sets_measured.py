@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepcast.cost.fits import merged
+from stepcast.validate import h200 as h200
 from stepcast.validate.folds import fit_digest, load_folds
-from stepcast.validate.h200 import comparison as h200
 from stepcast.validate.scoreboard import Scoreboard, scoreboard
 from stepcast.validate.sets import measurement_sets
 from tests.shared import DATA, needs_data

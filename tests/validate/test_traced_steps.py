@@ -13,7 +13,7 @@ from stepcast.forecast.predict import compute_pricer
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.ir.work import Attention, Compute, GroupedMatmul, Matmul
-from stepcast.validate.h200.comparison import shipped
+from stepcast.validate.h200 import shipped
 from stepcast.validate.transformers import CLUSTER, Setting
 
 FOLDER = shipped().parent / "transformers"

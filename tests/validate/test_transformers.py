@@ -10,8 +10,8 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Kernels
 from stepcast.ir.strategy import RecomputeKind
-from stepcast.validate.h200.comparison import shipped
-from stepcast.validate.phases import phases_s
+from stepcast.validate.h200 import shipped
+from stepcast.validate.scoreboard import phases_s
 from stepcast.validate.transformers import COMMAND, Setting, measure_folder
 from tests.validate.csv_rows import write
 from tests.validate.test_published_commands import typed_s

@@ -3,19 +3,17 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
     """Disjoint intervals in order of time, none of them empty. `union_of` makes them from any."""
 
-    start_s: Floats
-    end_s: Floats
+    start_s: FloatArray
+    end_s: FloatArray
 
     def __post_init__(self) -> None:
         require(self.start_s.shape == self.end_s.shape, "starts and ends need one length")
@@ -28,22 +26,22 @@ class Intervals:
         return float((self.end_s - self.start_s).sum())
 
     @property
-    def durations_s(self) -> Floats:
+    def durations_s(self) -> FloatArray:
         return self.end_s - self.start_s
 
-    def before(self, times_s: Floats) -> Floats:
+    def before(self, times_s: FloatArray) -> FloatArray:
         """How much of the set lies before each time."""
         if not len(self):
             return np.zeros_like(times_s)
         done = np.concatenate([[0.0], np.cumsum(self.durations_s)])
         at = np.searchsorted(self.start_s, times_s, side="right")
         inside = np.minimum(times_s, self.end_s[np.maximum(at, 1) - 1]) - self.start_s[np.maximum(at, 1) - 1]
-        earlier: Floats = np.where(at > 0, done[np.maximum(at, 1) - 1] + inside, 0.0)
+        earlier: FloatArray = np.where(at > 0, done[np.maximum(at, 1) - 1] + inside, 0.0)
         return earlier
 
-    def covered_s(self, start_s: Floats, end_s: Floats) -> Floats:
+    def covered_s(self, start_s: FloatArray, end_s: FloatArray) -> FloatArray:
         """How much of the set lies in each of the given intervals, which may overlap each other."""
-        covered: Floats = np.maximum(self.before(end_s) - self.before(start_s), 0.0)
+        covered: FloatArray = np.maximum(self.before(end_s) - self.before(start_s), 0.0)
         return covered
 
     def overlap_s(self, other: "Intervals") -> float:
@@ -80,7 +78,7 @@ class Intervals:
         return self.intersection(other.gaps(float(self.start_s[0]), float(self.end_s[-1])))
 
 
-def union_of(start_s: Floats, end_s: Floats) -> Intervals:
+def union_of(start_s: FloatArray, end_s: FloatArray) -> Intervals:
     """The union of any intervals; those without length are left out."""
     kept = end_s > start_s
     start_s, end_s = start_s[kept], end_s[kept]

@@ -13,12 +13,10 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from stepcast.analyze.worker_order import COMPUTES, Structure
+from stepcast.ir.arrays import BoolArray
 from stepcast.ir.stragglers import Floats, Operation, WorkerSteps
-
-Mask = npt.NDArray[np.bool_]
 
 # Kinds whose usual value is a mean; of all others, which wait for a network, it is the median.
 MEANS = (*COMPUTES, "gc", "optimizer")
@@ -110,13 +108,13 @@ class Stragglers:
     def slowdown(self) -> float:
         return float(self.undelayed_s.mean() / self.ideal_s.mean())
 
-    def _with(self, kept: Mask, base: Floats, other: Floats) -> float:
+    def _with(self, kept: BoolArray, base: Floats, other: Floats) -> float:
         """Mean step where operations that are *kept* are as in *base*, and all others as in *other*."""
         return float(self.played_s(np.where(kept, base, other)).mean())
 
     def _mask(
         self, stages: Iterable[int] = (), replicas: Iterable[int] = (), kinds: Iterable[str] = ()
-    ) -> Mask:
+    ) -> BoolArray:
         shape = (1, self.run.replicas, len(self.run.operations))
         found = np.zeros(shape, dtype=np.bool_)
         for replica in replicas:
@@ -131,7 +129,7 @@ class Stragglers:
     def _joined(operation: Operation) -> str:
         return JOINED.get(operation.kind, operation.kind)
 
-    def _kept_alone(self, mask: Mask) -> float:
+    def _kept_alone(self, mask: BoolArray) -> float:
         """The ideal step where those of *mask* alone are as recorded, over the ideal."""
         return self._with(mask, self.recorded_s, self.usual_s) / float(self.ideal_s.mean())
 
@@ -148,7 +146,7 @@ class Stragglers:
         kinds = dict.fromkeys(self._joined(operation) for operation in self.run.operations)
         return {kind: self._kept_alone(self._mask(kinds=[kind])) for kind in kinds}
 
-    def _recovered(self, mask: Mask) -> float:
+    def _recovered(self, mask: BoolArray) -> float:
         """The share of the loss that is gone where those of *mask* are as usual."""
         undelayed, ideal = float(self.undelayed_s.mean()), float(self.ideal_s.mean())
         lost = undelayed - ideal

@@ -17,10 +17,11 @@ from stepcast.cost.compute import ALONE, Load, compute_price, stream_key
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.power import ATTENTION
 from stepcast.cost.price import Price, PriceSource
-from stepcast.cost.rates import Array, Number
+from stepcast.cost.rates import Number
 from stepcast.cost.scan import scan_kind
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
@@ -146,12 +147,12 @@ def work_class(work: Compute) -> str:
     return "recorded"
 
 
-def shows_slope(predicted_s: Array) -> bool:
+def shows_slope(predicted_s: FloatArray) -> bool:
     """Whether the operators are many and far enough apart in size to tell a slope."""
     return bool(predicted_s.size >= 8 and np.max(predicted_s) > 10 * np.min(predicted_s))
 
 
-def fit_correction(predicted_s: Array, measured_s: Array, in_step: bool = False) -> Correction:
+def fit_correction(predicted_s: FloatArray, measured_s: FloatArray, in_step: bool = False) -> Correction:
     """The correction that brings *predicted_s* closest to *measured_s*, by mean absolute logarithm.
 
     A grid refined three times: no start value, no random numbers, the same answer every time. Operators

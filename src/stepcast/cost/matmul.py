@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.cost.rates import Array, Number, Rates
+from stepcast.cost.rates import Number, Rates
+from stepcast.ir.arrays import FloatArray
 
 SMALLEST_SPLIT = 256  # a reduction is not cut into pieces shorter than this
 CHUNK = 4096  # operators priced at once: the candidates of a chunk stay in the processor's cache
@@ -62,8 +63,8 @@ class MatmulFit:
 
 
 def products_s(
-    m: Array, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
-) -> Array:
+    m: FloatArray, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
+) -> FloatArray:
     """Seconds of *batch* products (m, k) by (k, n), by the constants for batched ones where these differ."""
     own = fit.batched
     if own is None:
@@ -80,8 +81,8 @@ def products_s(
 
 
 def matmul_s(
-    m: Array, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
-) -> Array:
+    m: FloatArray, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
+) -> FloatArray:
     """Seconds of *batch* products (m, k) by (k, n), launch latency left out; all but m may be numbers."""
     if m.size <= CHUNK:
         return _fastest_s(m, n, k, batch, element_bytes, rates, fit)
@@ -103,15 +104,15 @@ def _part_of_rates(rates: Rates, part: Any) -> Rates:
 
 
 @lru_cache(maxsize=64)
-def _candidates(tiles: tuple[tuple[int, int], ...]) -> tuple[Array, Array, Array, Array]:
+def _candidates(tiles: tuple[tuple[int, int], ...]) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
     """Heights, widths, areas and half circumferences of the tiles, one row per candidate."""
     height, width = np.array(tiles, dtype=np.float64).T[:, :, None]
     return height, width, height * width, height + width
 
 
 def _fastest_s(
-    m: Array, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
-) -> Array:
+    m: FloatArray, n: Number, k: Number, batch: Number, element_bytes: Number, rates: Rates, fit: MatmulFit
+) -> FloatArray:
     """The fastest candidate, one result per size."""
     height, width, area, side = _candidates(fit.tiles)
     sms = rates.sms
@@ -136,7 +137,7 @@ def _fastest_s(
     # Without rereads the traffic is the same for every tile shape, so the choice needs no square roots.
     if not fit.reread:
         compute_s = compute_s.min(axis=0, keepdims=True)
-    seconds: Array = _either_s(compute_s, moved / memory_rate).min(axis=0)
+    seconds: FloatArray = _either_s(compute_s, moved / memory_rate).min(axis=0)
 
     idle = tiles.min(axis=0) <= sms / 2.0
     if not idle.any():
@@ -148,21 +149,21 @@ def _fastest_s(
     )
     partial = pieces * (8.0 * m * n * batch)  # fp32 partial sums, written and read
     split_s = _either_s(compute_s, (moved + partial) / memory_rate) + fit.split_s
-    fastest_split: Array = np.where(pieces > 1.0, split_s, np.inf).min(axis=0)
+    fastest_split: FloatArray = np.where(pieces > 1.0, split_s, np.inf).min(axis=0)
     return np.minimum(seconds, fastest_split)
 
 
-def _waves(waves: Array, fit: MatmulFit) -> Array:
+def _waves(waves: FloatArray, fit: MatmulFit) -> FloatArray:
     """How many tiles one multiprocessor works through."""
     if fit.partial_wave:
         waves = waves + fit.partial_wave * (np.ceil(waves) - waves)
     return np.maximum(1.0, waves)
 
 
-def _either_s(compute_s: Array, memory_s: Number) -> Array:
+def _either_s(compute_s: FloatArray, memory_s: Number) -> FloatArray:
     """A smooth maximum: computing and moving overlap except where they take equally long."""
     compute_2, memory_2 = compute_s * compute_s, memory_s * memory_s
-    longer: Array = np.sqrt(np.sqrt(compute_2 * compute_2 + memory_2 * memory_2))
+    longer: FloatArray = np.sqrt(np.sqrt(compute_2 * compute_2 + memory_2 * memory_2))
     return longer
 
 

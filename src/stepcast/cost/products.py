@@ -10,8 +10,9 @@ import numpy as np
 
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.matmul import MatmulFit, matmul_s, products_s
-from stepcast.cost.rates import SIMT, Array, Number, Rates, matrix_rates, matrix_unit
+from stepcast.cost.rates import SIMT, Number, Rates, matrix_rates, matrix_unit
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Compute, GroupedMatmul, Matmul
 
@@ -76,7 +77,7 @@ def product_s(
     seconds_of = matmul_s if grouped else products_s
     if isinstance(m, np.ndarray):
         return seconds_of(m, n, k, batch, dtype.bytes, reached, own)
-    column: Array = np.array([m], dtype=np.float64)
+    column: FloatArray = np.array([m], dtype=np.float64)
     return float(seconds_of(column, n, k, batch, dtype.bytes, reached, own)[0])
 
 

@@ -6,14 +6,11 @@ operator on one GPU and a million operators on many.
 
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from stepcast.hardware.gpu import ORDINARY, Gpu
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 
-Array = NDArray[np.float64]
-Number = float | Array
+Number = float | FloatArray
 
 TENSOR = "tensor"
 SIMT = "simt"

@@ -4,19 +4,342 @@ Columns are op, dtype, the sizes that the operator has (B, M, N, K of matmuls; B
 attention; rows, cols or numel of others) and ms, the time of one call.
 """
 
-from collections.abc import Iterator, Mapping
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any, overload
 
+import numpy as np
+import numpy.typing as npt
+
+from stepcast.inputs.chakra.protobuf import WORD, ByteView
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.numbers import check_different, parse_amount, parse_count, shorten
-from stepcast.inputs.op_rows import OperatorRows, UnknownOperatorError
 from stepcast.inputs.source import Source
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.kernels import cast
-from stepcast.ir.operator_times import OperatorTimes
+from stepcast.ir.operator_times import OperatorTime, OperatorTimes
 from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul, Matmul, streamed
 from stepcast.units import MS
+
+NEWLINE, POINT, ZERO = 10, ord("."), ord("0")
+# Such whole numbers, and such powers of ten, are exact as floating-point numbers, and so is their quotient.
+MOST_EXACT_DIGITS = 15
+MOST_DIGITS = 18
+PLAIN = b"0123456789.eE+-\t,\n"  # of a decimal, and what ends it
+TO_BLANK = bytes.maketrans(b"\t,\n", b"   ")
+
+
+class Cells:
+    """Rows of *width* cells; every row ends with a line feed."""
+
+    def __init__(self, text: str, separator: str, width: int) -> None:
+        data = (text if text.endswith("\n") else text + "\n").encode()
+        self._data = data
+        self._view = ByteView(data)
+        self._letters = letters = np.frombuffer(data, dtype=np.uint8)
+        ends = np.flatnonzero((letters == ord(separator)) | (letters == NEWLINE))
+        self.plain = text.isascii() and len(ends) % width == 0
+        if self.plain:
+            grid = ends.reshape(-1, width)
+            self.plain = bool(np.all(letters[grid[:, -1]] == NEWLINE)) and data.count(b"\n") == len(grid)
+            self._ends = grid
+            starts = np.concatenate([[0], ends[:-1] + 1])
+            self._starts = starts.reshape(-1, width)
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def _column(self, at: int) -> tuple[IntArray, IntArray]:
+        starts = np.ascontiguousarray(self._starts[:, at])
+        return starts, np.ascontiguousarray(self._ends[:, at]) - starts
+
+    def words(self, at: int) -> tuple[Sequence[str], IntArray]:
+        """The distinct texts of a column, and which one each row has."""
+        starts, lengths = self._column(at)
+        hashes = self._view.hashes(starts, starts + lengths)
+        _, firsts, of_row = np.unique(hashes, return_index=True, return_inverse=True)
+        texts = [self._data[starts[row] : starts[row] + lengths[row]].decode() for row in firsts.tolist()]
+        return texts, of_row
+
+    def constant(self, at: int) -> str | None:
+        """The text that every cell of a column has, where it is short and the same."""
+        starts, lengths = self._column(at)
+        length = int(lengths[0])
+        if length > WORD or bool(np.any(lengths != length)):
+            return None
+        words = self._view.words(starts) << np.uint64(WORD * (WORD - length)) if length else starts
+        same = bool(np.all(words == words[0]))
+        return self._data[starts[0] : starts[0] + length].decode() if same else None
+
+    def picked(self, *columns: int) -> bytes:
+        """The cells of these columns, row by row, each with what ends it."""
+        width = self._ends.shape[1]
+        chosen = np.isin(np.arange(width), columns)
+        lengths = (self._ends - self._starts + 1).ravel()
+        kept = np.repeat(np.tile(chosen, len(self)), lengths)
+        picked: bytes = self._letters[kept].tobytes()
+        return picked
+
+    def decimals(self, *columns: int) -> dict[int, FloatArray] | None:
+        """Numbers of these columns, finite and not below zero, read at once."""
+        zeros = {at: np.zeros(len(self)) for at in columns if self.constant(at) in ("0", "0.0")}
+        columns = tuple(at for at in columns if at not in zeros)
+        if not columns:
+            return zeros
+        text = self.picked(*columns)
+        if text.translate(None, PLAIN):
+            return None
+        try:
+            values = np.fromstring(text.translate(TO_BLANK), sep=" ")
+        except (ValueError, DeprecationWarning):  # a cell that is no number
+            return None
+        if len(values) != len(columns) * len(self) or not bool(np.all((values >= 0) & np.isfinite(values))):
+            return None
+        return zeros | dict(zip(sorted(columns), values.reshape(len(self), -1).T, strict=True))
+
+    def whole(self, at: int) -> IntArray | None:
+        """Whole numbers of a column, zero or more."""
+        starts, lengths = self._column(at)
+        if not lengths.all() or lengths.max() > MOST_DIGITS:
+            return None
+        return self._digits(starts, lengths)
+
+    def counts(self, at: int) -> IntArray | None:
+        """Whole numbers of a column, 0 where a cell is empty; a zero that is written out is not plain."""
+        starts, lengths = self._column(at)
+        values = np.zeros(len(starts), dtype=np.int64)
+        rows = np.flatnonzero(lengths)
+        if not len(rows):
+            return values
+        if lengths.max() > MOST_DIGITS:
+            return None
+        number = self._digits(starts[rows], lengths[rows])
+        if number is None or not number.all():
+            return None
+        values[rows] = number
+        return values
+
+    def amounts(self, at: int) -> FloatArray | None:
+        """Decimal numbers of a column, all of them above zero."""
+        starts, lengths = self._column(at)
+        if not lengths.all() or lengths.max() > MOST_EXACT_DIGITS + 1:
+            return None
+        point = lengths.copy()  # where the decimal point is; at the end where there is none
+        for digit in range(int(lengths.max())):
+            here = (self._view.bytes(starts + digit) == POINT) & (digit < lengths) & (point == lengths)
+            point[here] = digit
+        whole = self._digits(starts, point)
+        after = np.maximum(lengths - point - 1, 0)
+        part = self._digits(starts + point + 1, after)
+        if whole is None or part is None or bool(np.any(lengths - (point < lengths) > MOST_EXACT_DIGITS)):
+            return None
+        if bool(np.any(lengths - (point < lengths) == 0)):
+            return None
+        scale = 10**after
+        values: FloatArray = (whole * scale + part) / scale
+        return values if bool(values.all()) else None
+
+    def _digits(self, starts: IntArray, lengths: IntArray) -> IntArray | None:
+        """The number that so many digits from each place on are; None where one is no digit."""
+        values = np.zeros(len(starts), dtype=np.int64)
+        for digit in range(int(lengths.max(initial=0))):
+            rows = np.flatnonzero(lengths > digit)
+            found = self._view.bytes(starts[rows] + digit).astype(np.int64) - ZERO
+            if found.min() < 0 or found.max() > 9:
+                return None
+            values[rows] = values[rows] * 10 + found
+        return values
+
+
+SIZES = ("B", "M", "N", "K", "S", "heads", "kv", "D", "rows", "cols", "numel")
+Key = tuple[str, str, tuple[str, ...]]
+WorksOf = Callable[[Mapping[str, str]], tuple[Compute, ...]]
+
+
+class UnknownOperatorError(ValueError):
+    """An operator that has no work of ours."""
+
+
+@dataclass(slots=True)
+class _Kind:
+    op: str
+    dtype: str
+    sizes: tuple[str, ...]
+    values: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def row(self, place: int) -> dict[str, str]:
+        width = len(self.sizes)
+        values = self.values[place * width : (place + 1) * width]
+        named = zip(self.sizes, map(str, values), strict=True)
+        return {"op": self.op, "dtype": self.dtype, **dict(named)}
+
+
+class MeasuredOperators(Sequence[OperatorTime]):
+    """Operators in the order of the file, each made when it is asked for."""
+
+    def __init__(
+        self,
+        works_of: WorksOf,
+        kinds: Sequence[_Kind],
+        codes: npt.NDArray[np.int32],
+        seconds: npt.NDArray[Any],
+    ) -> None:
+        self._works_of, self._kinds, self._codes, self._seconds = works_of, kinds, codes, seconds
+        self._places = np.zeros(len(codes), dtype=np.int32)  # among the rows of its kind
+        order = np.argsort(codes, kind="stable")
+        counts = np.bincount(codes, minlength=len(kinds))
+        starts = np.repeat(np.cumsum(counts) - counts, counts)
+        self._places[order] = np.arange(len(codes)) - starts
+
+    def __len__(self) -> int:
+        return len(self._codes)
+
+    @overload
+    def __getitem__(self, at: int) -> OperatorTime: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[OperatorTime, ...]: ...
+    def __getitem__(self, at: int | slice) -> OperatorTime | tuple[OperatorTime, ...]:
+        if isinstance(at, slice):
+            return tuple(self[index] for index in range(*at.indices(len(self))))
+        kind = self._kinds[self._codes[at]]
+        return OperatorTime(
+            kind.op, self._works_of(kind.row(int(self._places[at]))), float(self._seconds[at])
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(_equal, self, other))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def kinds(self) -> Iterator[tuple[OperatorTime, Sequence[float]]]:
+        """The first row of each kind and the seconds of all, without making the others."""
+        codes, firsts = np.unique(self._codes, return_index=True)
+        for at in np.argsort(firsts).tolist():
+            yield self[int(firsts[at])], self._seconds[self._codes == codes[at]].tolist()
+
+
+def _equal(one: object, other: object) -> bool:
+    return one == other
+
+
+class OperatorRows:
+    """Collects rows, by the slab where all is as usual, else one by one."""
+
+    def __init__(self, columns: Sequence[str], works_of: WorksOf) -> None:
+        self._columns, self._works_of = columns, works_of
+        self._sizes = [name for name in columns if name in SIZES]
+        self._kinds: list[_Kind] = []
+        self._code_of: dict[
+            tuple[str, str, tuple[str, ...]], int
+        ] = {}  # -1 for an operator that is not known
+        self._reasons: dict[Key, str] = {}
+        self._codes: list[npt.NDArray[np.int32]] = []
+        self._seconds: list[npt.NDArray[np.float64]] = []
+        self.left_out: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._codes))
+
+    def add(self, slab: str, separator: str) -> bool:
+        """Add the rows of *slab*; False, and nothing added, where a cell is not as expected."""
+        if not slab:
+            return True
+        cells = Cells(slab, separator, len(self._columns))
+        if not cells.plain:
+            return False
+        times_ms = cells.amounts(self._columns.index("ms"))
+        sizes = {name: cells.counts(self._columns.index(name)) for name in self._sizes}
+        if times_ms is None or any(values is None for values in sizes.values()):
+            return False
+        found = {name: values for name, values in sizes.items() if values is not None}
+        return self._add_columns(cells, found, times_ms * MS)
+
+    def add_one_by_one(self, rows: Iterable[tuple[Mapping[str, str], float]]) -> None:
+        """Add rows whose cells were checked, each with its seconds."""
+        codes, times = array("i"), array("d")
+        for row, seconds in rows:
+            code = self._code(row, 1)
+            if code >= 0:
+                self._kinds[code].values.extend(int(row[name]) for name in _key(row)[2])
+                codes.append(code)
+                times.append(seconds)
+        self._codes.append(np.array(codes, dtype=np.int32))
+        self._seconds.append(np.array(times))
+
+    def _add_columns(
+        self, cells: Cells, sizes: dict[str, IntArray], seconds: npt.NDArray[np.float64]
+    ) -> bool:
+        ops, of_op = cells.words(self._columns.index("op"))
+        dtypes, of_dtype = cells.words(self._columns.index("dtype"))
+        given = np.zeros(len(seconds), dtype=np.int64)
+        for bit, values in enumerate(sizes.values()):
+            given |= (values > 0).astype(np.int64) << bit
+        marks = ((of_op * len(dtypes) + of_dtype) << len(SIZES)) | given
+        _, firsts, inverse = np.unique(marks, return_index=True, return_inverse=True)
+        rows = []
+        for first in firsts.tolist():
+            row = {"op": ops[of_op[first]].strip(), "dtype": dtypes[of_dtype[first]].strip()}
+            row |= {name: str(values[first]) for name, values in sizes.items() if values[first]}
+            if _key(row) not in self._code_of and not self._complete(row):
+                return False
+            rows.append(row)
+        codes = np.array(
+            [self._code(row, int(count)) for row, count in zip(rows, np.bincount(inverse), strict=True)]
+        )
+        order = np.argsort(inverse, kind="stable")
+        ends = np.cumsum(np.bincount(inverse))
+        for number, (row, code) in enumerate(zip(rows, codes.tolist(), strict=True)):
+            names = _key(row)[2]
+            if code >= 0 and names:
+                chosen = order[ends[number - 1] if number else 0 : ends[number]]
+                block = np.stack([sizes[name][chosen] for name in names], axis=1)
+                self._kinds[code].values.frombytes(block.tobytes())
+        of_row = codes[inverse]
+        self._codes.append(of_row[of_row >= 0].astype(np.int32))
+        self._seconds.append(seconds[of_row >= 0])
+        return True
+
+    def _complete(self, row: Mapping[str, str]) -> bool:
+        """Whether *row* has all sizes that its operator needs; an unknown operator needs none."""
+        try:
+            self._works_of(row)
+        except UnknownOperatorError:
+            pass
+        except ValueError:
+            return False
+        return True
+
+    def _code(self, row: Mapping[str, str], count: int) -> int:
+        """The number of *row*'s kind, *count* rows of which are added; -1 where they are left out."""
+        key = _key(row)
+        if key not in self._code_of:
+            try:
+                self._works_of(row)
+                self._code_of[key] = len(self._kinds)
+                self._kinds.append(_Kind(*key))
+            except UnknownOperatorError as error:
+                self._code_of[key] = -1
+                self._reasons[key] = str(error)
+        code = self._code_of[key]
+        if code < 0:
+            self.left_out[self._reasons[key]] += count
+        return code
+
+    def finished(self) -> MeasuredOperators:
+        codes = np.concatenate([np.zeros(0, dtype=np.int32), *self._codes])
+        seconds = np.concatenate([np.zeros(0), *self._seconds])
+        self._codes, self._seconds = [], []
+        return MeasuredOperators(self._works_of, self._kinds, codes, seconds)
+
+
+def _key(row: Mapping[str, str]) -> Key:
+    return row["op"], row["dtype"], tuple(name for name in SIZES if name in row)
+
 
 K = ElementwiseKind
 NEEDED = ("op", "dtype", "ms")

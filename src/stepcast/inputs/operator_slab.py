@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.inputs.cells import Cells
+from stepcast.inputs.op_times import Cells
 from stepcast.inputs.operator_rows import Columns
 
 Code = Callable[[int, str], int | None]

@@ -13,16 +13,14 @@ from itertools import combinations
 from statistics import median
 
 import numpy as np
-import numpy.typing as npt
 
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
 from stepcast.ir.runlog import RunLog
 from stepcast.optimus.cost import Constants, efficiency_of
 from stepcast.optimus.machine import Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s
 from stepcast.optimus.program import step_s
-
-Floats = npt.NDArray[np.float64]
 
 HEAD = "lm_head"
 FITTED = ("backward_factor", "message_s", "host_op_s", "fixed_s")
@@ -111,11 +109,11 @@ class _Problem:
     def __init__(self, observations: Sequence[Observation], machine: Machine, efficiency: float) -> None:
         self.observations, self.machine, self.efficiency = observations, machine, efficiency
 
-    def constants(self, logs: Floats) -> Constants:
+    def constants(self, logs: FloatArray) -> Constants:
         values = {name: getattr(GUESS, name) * math.exp(log) for name, log in zip(FITTED, logs, strict=True)}
         return Constants(matmul_efficiency=self.efficiency, **values)
 
-    def residuals(self, logs: Floats) -> Floats:
+    def residuals(self, logs: FloatArray) -> FloatArray:
         constants = self.constants(logs)
         errors = [
             math.log(step_s(each.plan, self.machine, constants) / each.measured_s) / RUN_SCATTER
@@ -123,7 +121,7 @@ class _Problem:
         ]
         return np.concatenate([errors, logs / GUESS_SPREAD])
 
-    def jacobian(self, logs: Floats, here: Floats) -> Floats:
+    def jacobian(self, logs: FloatArray, here: FloatArray) -> FloatArray:
         columns = []
         for index in range(len(FITTED)):
             moved = logs.copy()
@@ -132,7 +130,7 @@ class _Problem:
         return np.stack(columns, axis=1)
 
 
-def _least_squares(problem: _Problem) -> tuple[Floats, Floats]:
+def _least_squares(problem: _Problem) -> tuple[FloatArray, FloatArray]:
     """Levenberg and Marquardt's method; the step's time is piecewise smooth, so steps are kept short."""
     logs = np.zeros(len(FITTED))
     here = problem.residuals(logs)
@@ -156,7 +154,7 @@ def _least_squares(problem: _Problem) -> tuple[Floats, Floats]:
     return logs, jacobian
 
 
-def _identified(jacobian: Floats) -> tuple[dict[str, float], list[tuple[str, str]]]:
+def _identified(jacobian: FloatArray) -> tuple[dict[str, float], list[tuple[str, str]]]:
     """Spread of each constant, and the pairs that only move together."""
     covariance = np.linalg.inv(jacobian.T @ jacobian)
     spread = np.sqrt(np.diag(covariance))

@@ -10,12 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.timeline import SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer, Work
 
-Nanoseconds = npt.NDArray[np.int64]
 CATEGORIES = {kind: kind.name.lower() for kind in SpanKind}
 
 
@@ -24,9 +23,9 @@ class _Drawn:
     """A timeline in whole nanoseconds, each row in a thread in which slices nest or lie apart."""
 
     timeline: Timeline
-    start_ns: Nanoseconds
-    end_ns: Nanoseconds
-    thread_of: Nanoseconds
+    start_ns: IntArray
+    end_ns: IntArray
+    thread_of: IntArray
     lanes: tuple[int, ...]  # of each thread
 
     @property

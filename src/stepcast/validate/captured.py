@@ -17,7 +17,7 @@ from stepcast.forecast.simulate import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
-from stepcast.validate.scoreboard import Measurements, Row
+from stepcast.validate.scoreboard import Measurements, Row, unseen_share
 from stepcast.validate.transformers import (
     CLUSTER,
     Peak,
@@ -29,7 +29,6 @@ from stepcast.validate.transformers import (
     step_rows,
     visited,
 )
-from stepcast.validate.unseen import unseen_share
 
 if TYPE_CHECKING:
     from stepcast.pytorch.capture.program import Asked

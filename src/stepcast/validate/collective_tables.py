@@ -2,17 +2,240 @@
 
 import math
 import os
+import re
+import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib import resources
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
+from stepcast.cost.collectives import Algorithm, Route, price, route_of, send_receive_price
+from stepcast.hardware import Cluster, load_cluster, resolve
+from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.collective_table import TableRow, read_rows
-from stepcast.units import KIB, MIB, format_bytes
-from stepcast.validate.collective_constants import changed_route, folds
-from stepcast.validate.collective_rows import PricedRow, priced_row, row_route
+from stepcast.ir.work import CollectiveKind
+from stepcast.units import KIB, MIB, US, format_bytes
 from stepcast.validate.scoreboard import Measurements, Row, columns
+
+SEND_RECEIVE = "send-receive"
+NICS = re.compile(r"(\d+) x (\d+) ?Gb")
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """A row's hardware: a cluster, and the transport whose usual constants it takes ("": its entry's own)."""
+
+    cluster: Cluster
+    transport: str
+
+
+@lru_cache(maxsize=1)
+def _matching() -> dict[str, Any]:
+    text = (resources.files("stepcast") / "data" / "rows" / "collectives.toml").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+def matched(row: TableRow, own_entry: bool = True) -> Matched:
+    """The catalogue's cluster of the row's GPU, with the NICs that its network names.
+
+    A machine that has an entry of its own is that one, unless it is to be taken for any other.
+    """
+    table = _matching()
+    own = next((name for start, name in table["machines"].items() if row.source.startswith(start)), None)
+    if own is not None and own_entry:
+        return Matched(_loaded(own, ()), "")
+    usual = table["gpus"].get(row.gpu)
+    if usual is None:
+        raise ValueError(f"no cluster of {row.gpu} is known")
+    overrides: list[str] = []
+    transport = usual["takes"] if row.nodes > 1 else ""
+    if row.nodes > 1:
+        if found := NICS.search(row.network):
+            overrides += [f"node.nics={found[1]}", f'node.nic.bandwidth="{found[2]} Gb/s"']
+        words = (entry["name"] for entry in table["transport"] if entry["word"] in row.network)
+        told = next(words, usual["transport"])
+        if told != usual["transport"]:
+            transport = told
+            overrides.append(f"node.nic.transport={told}")
+        if "SHARP" in row.network:
+            overrides.append("network.in_network_reduction=true")
+    return Matched(_loaded(usual["cluster"], tuple(overrides)), transport)
+
+
+@lru_cache(maxsize=1024)
+def _loaded(name: str, overrides: tuple[str, ...]) -> Cluster:
+    return load_cluster(name, overrides)
+
+
+def row_route(row: TableRow, own_entry: bool = True) -> Route:
+    """The row's ranks on its cluster, started as its source started them.
+
+    Where a run stays in a node and nothing is said of its processes, one drives all GPUs: a run of several
+    needs a launcher, which its source would show.
+    """
+    cluster = matched(row, own_entry).cluster
+    if row.ranks < 2 or row.nodes < 1:
+        raise ValueError("does not say how many ranks or nodes took part")
+    domain = cluster.domain_gpus
+    scale_up = cluster.topology.scale_up_nodes > 1
+    per_node = row.ranks_per_node or (min(row.ranks, domain) if scale_up else -(-row.ranks // row.nodes))
+    if per_node > domain:
+        raise ValueError(f"{per_node} ranks on a node; {cluster.name} holds {domain}")
+    ranks = [rank // per_node * domain + rank % per_node for rank in range(row.ranks)]
+    per_thread = row.ranks_per_thread or (row.ranks if row.nodes == 1 else 1)
+    route = route_of(resolve(cluster, ranks, active_per_node=per_node), cluster, per_thread)
+    if "torch" in row.notes:
+        return replace(route, call_overhead_s=route.tuning.torch_call_s)
+    if "CUDA graph" in row.notes:
+        return replace(route, launch_overhead_s=0.0)
+    return route
+
+
+@dataclass(frozen=True, slots=True)
+class PricedRow:
+    seconds: float
+    algorithm: Algorithm | None
+    nodes: int  # or scale-up domains
+
+
+def priced_row(row: TableRow, route: Route) -> PricedRow:
+    """The mean of in place and out of place where the source has both, else the one that it has."""
+    if row.collective == SEND_RECEIVE:
+        found = send_receive_price(row.size_bytes, route)
+        return PricedRow(found.seconds, found.algorithm, route.nodes)
+    if row.collective not in set(CollectiveKind):
+        raise ValueError(f"{row.collective} is not priced")
+    kind = CollectiveKind(row.collective)
+    forced = Algorithm.RING if re.match(r"ring \(NVLS off\)|ring forced", row.algorithm) else None
+    places = [place for place, told in ((True, row.in_place), (False, row.out_of_place)) if told] or [True]
+    prices = [price(kind, row.size_bytes, route, forced, in_place=place) for place in places]
+    return PricedRow(sum(each.seconds for each in prices) / len(prices), prices[0].algorithm, route.nodes)
+
+
+Change = Callable[[Route, Cluster, float], Route]
+HGX = ("H100", "H200", "B200", "B300")
+NVL72 = ("GB200", "GB300")
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """*value* ships; *published* is a library's or a datasheet's; *scale* is the size of a usual change."""
+
+    name: str
+    value: float
+    published: float
+    scale: float
+    change: Change
+    gpus: tuple[str, ...] = ()  # none: all
+    transport: str = ""
+    library: str = ""
+
+    def concerns(self, row: TableRow, found: Matched) -> bool:
+        library = found.cluster.communication.library or ("rccl" if row.gpu.startswith("MI") else "nccl")
+        return (
+            (not self.gpus or row.gpu in self.gpus)
+            and self.transport in ("", found.transport)
+            and self.library in ("", library)
+        )
+
+
+def _tuning(field: str, part: str = "", unit: float = 1.0) -> Change:
+    def change(route: Route, cluster: Cluster, value: float) -> Route:
+        new: object = value * unit
+        if part:
+            new = replace(getattr(route.tuning, field), **{part: new})
+        return replace(route, tuning=replace(route.tuning, **{field: new}))  # type: ignore[arg-type]
+
+    return change
+
+
+def _field(name: str, unit: float = 1.0) -> Change:
+    return lambda route, cluster, value: replace(route, **{name: value * unit})  # type: ignore[arg-type]
+
+
+def _torch(route: Route, cluster: Cluster, value: float) -> Route:
+    return replace(route, call_overhead_s=value * US) if route.call_overhead_s else route
+
+
+def _link_efficiency(route: Route, cluster: Cluster, value: float) -> Route:
+    factor = value / cluster.node.fabric.link.efficiency
+    return replace(route, intra_bytes_per_s=route.intra_bytes_per_s * factor)
+
+
+def _nic_latency(route: Route, cluster: Cluster, value: float) -> Route:
+    if cluster.node.nic is None or route.nodes == 1:
+        return route
+    shift_s = value * US - cluster.node.nic.latency_s
+    return replace(route, inter_latency_s=max(0.0, route.inter_latency_s + shift_s))
+
+
+def _nic_efficiency(route: Route, cluster: Cluster, value: float) -> Route:
+    if cluster.node.nic is None or route.nodes == 1:
+        return route
+    factor = value / cluster.node.nic.efficiency
+    return replace(
+        route,
+        inter_bytes_per_s=route.inter_bytes_per_s * factor,
+        exchange_bytes_per_s=route.exchange_bytes_per_s * factor,
+    )
+
+
+CONSTANTS = (
+    Constant("ring Simple start (us)", 30.0, 8.4, 10, _tuning("start_s", "simple", US), library="nccl"),
+    Constant("LL128 share", 0.8, 0.92, 0.2, _tuning("share", "ll128"), library="nccl"),
+    Constant("message (us)", 0.41, 0.0, 0.3, _tuning("message_s", "", US), library="nccl"),
+    Constant("exchange start (us)", 20.0, 8.4, 10, _tuning("exchange_start_s", "", US)),
+    Constant("tree step (us)", 4.0, 0.0, 3, _tuning("tree_step_s", "", US), library="nccl"),
+    Constant("NVLS start (us a rank)", 3.45, 2.9, 1, _tuning("nvls_start_s", "", US)),
+    Constant("NVLS step (us a rank)", 0.7, 0.0, 0.4, _tuning("nvls_step_s", "", US)),
+    Constant("NVLS tree hop (us)", 10.0, 9.0, 5, _tuning("nvls_tree_hop_s", "", US)),
+    Constant("torch call (us)", 20.0, 0.0, 10, _torch),
+    Constant("launch (us)", 4.4, 6.6, 2, _field("launch_overhead_s", US)),
+    Constant("exchange share", 0.95, 1.0, 0.1, _field("exchange_share")),
+    Constant(
+        "A100 channel (us)", 1.56, 0.0, 1, _field("channel_overhead_s", US), ("A100", "A100-40", "A100-80")
+    ),
+    Constant("HGX reduction share", 0.89, 0.85, 0.1, _field("reduction_share"), HGX),
+    Constant("NVL72 reduction share", 0.75, 0.85, 0.1, _field("reduction_share"), NVL72),
+    Constant("NVL72 hop (us)", 1.25, 0.6, 0.5, _field("intra_latency_s", US), NVL72),
+    Constant("NVLink 5 efficiency", 0.76, 0.802, 0.1, _link_efficiency, ("B200", "B300", *NVL72)),
+    Constant("MI300X link efficiency", 0.716, 0.75, 0.1, _link_efficiency, ("MI300X", "MI325X")),
+    Constant("MI355X link efficiency", 0.76, 0.75, 0.1, _link_efficiency, ("MI355X",)),
+    Constant("MI300X NIC latency (us)", 104.0, 5.0, 50, _nic_latency, ("MI300X",)),
+    Constant("MI300X NIC efficiency", 0.9, 0.97, 0.1, _nic_efficiency, ("MI300X",)),
+    Constant("RCCL LL128 share", 0.57, 0.92, 0.2, _tuning("share", "ll128"), library="rccl"),
+    Constant("RCCL LL128 hop (us)", 10.0, 3.5, 5, _tuning("network_hop_s", "ll128", US), library="rccl"),
+    Constant("roce latency (us)", 15.0, 5.0, 5, _nic_latency, transport="roce"),
+    Constant("roce efficiency", 0.93, 0.97, 0.1, _nic_efficiency, transport="roce"),
+    Constant("tcpxo latency (us)", 63.0, 5.0, 30, _nic_latency, transport="tcpxo"),
+    Constant("tcpxo efficiency", 0.95, 0.97, 0.1, _nic_efficiency, transport="tcpxo"),
+    Constant("tcpx latency (us)", 800.0, 5.0, 300, _nic_latency, transport="tcpx"),
+    Constant("tcpx efficiency", 0.8, 0.97, 0.1, _nic_efficiency, transport="tcpx"),
+)
+
+
+def changed_route(row: TableRow, values: Mapping[str, float], own_entry: bool = True) -> Route:
+    """The row's route with *values* in place of shipped constants; without *own_entry* as its GPU's usual."""
+    found = matched(row, own_entry)
+    route = row_route(row, own_entry)
+    if own_entry and found.cluster.communication.library:
+        return route  # a machine of its own, whose constants tools/fit_nccl.py fits
+    for constant in CONSTANTS:
+        if constant.name in values and constant.concerns(row, found):
+            route = constant.change(route, found.cluster, values[constant.name])
+    return route
+
+
+@lru_cache(maxsize=1)
+def folds() -> dict[str, dict[str, float]]:
+    """By machine, the values that the tables of the others give."""
+    return {fold["held"]: dict(fold["values"]) for fold in load_fit("collective_folds")["fold"]}
+
 
 FILE = "collectives.csv"
 IN_A_NODE, BETWEEN_NODES = "in a node", "between nodes"

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from stepcast.validate import residual
 from stepcast.validate.published.comparison import DETAILS, Found, figures, measure, records_of
-from stepcast.validate.published.corrections import Record
+from stepcast.validate.published.rows import Record
 from stepcast.validate.scoreboard import Measurements, Row, columns
 
 SOURCE = "MLPerf"

@@ -1,15 +1,23 @@
-"""Measured collectives against predicted ones: a folder of nccl-tests logs."""
+"""The nccl-tests set: measured collectives on a cluster."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from stepcast.cost.collectives import Algorithm, Protocol, price
+import numpy as np
+
+from stepcast.cost.collectives import Algorithm, Protocol, Route, collective_s, price
 from stepcast.cost.collectives.sweep import kind_of, measured_time_s, sweep_route
-from stepcast.hardware.cluster import Cluster
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.sweep import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
+from stepcast.units import KIB, MIB, US, format_bytes
+from stepcast.validate.scoreboard import Measurements, Row, columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +97,102 @@ def mean_abs_error(rows: Iterable[MeasuredCollective], at_least_bytes: int = 0) 
     if not errors:
         raise ValueError("no measurements to compare with")
     return sum(errors) / len(errors)
+
+
+def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -> Route:
+    """*route* with these constants in place of those that ship."""
+    launch_us, channel_us, nic_us, fabric, nic, ll_us, ll128_us = map(float, constants)
+    links = cluster.node.fabric.link, cluster.node.nic
+    assert links[1] is not None
+    between_s = route.inter_latency_s - links[1].latency_s + nic_us * US if route.nodes > 1 else 0.0
+    starts = replace(route.tuning.start_s, ll=ll_us * US, ll128=ll128_us * US)
+    return replace(
+        route,
+        launch_overhead_s=launch_us * US,
+        channel_overhead_s=channel_us * US,
+        intra_bytes_per_s=route.intra_bytes_per_s / links[0].efficiency * fabric,
+        inter_bytes_per_s=route.inter_bytes_per_s / links[1].efficiency * nic,
+        inter_latency_s=between_s,
+        tuning=replace(route.tuning, start_s=starts),
+    )
+
+
+def left_out_errors(sweeps: Sequence[CollectiveSweep], cluster: Cluster) -> Iterator[tuple[str, float]]:
+    """Mean errors of logs by the constants of logs with other numbers of ranks."""
+    table = load_fit("nccl_folds")
+    if table["cluster"] != cluster.name:
+        return
+    folds = {fold["ranks"]: fold["values"] for fold in table["fold"]}
+    errors, sizes = [], []
+    for sweep in sweeps:
+        if sweep.ranks not in folds:
+            continue
+        route = with_constants(sweep_route(sweep, cluster), folds[sweep.ranks], cluster)
+        timed = [(row.size_bytes, measured_time_s(row)) for row in sweep.rows if row.size_bytes]
+        own, times = np.array([(size, time_s) for size, time_s in timed if time_s], dtype=np.float64).T
+        errors.append(np.abs(collective_s(kind_of(sweep), own, route) / times - 1))
+        sizes.append(own)
+    if errors:
+        every, size = np.concatenate(errors), np.concatenate(sizes)
+        parts = {"all sizes": size > 0, "1 MiB and more": size >= MIB, "below 1 MiB": size < MIB}
+        for name, mask in parts.items():
+            if mask.any():
+                yield f"each number of ranks left out of the fit, {name}", float(every[mask].mean())
+
+
+CLUSTER = "azure-nd-a100-v4"  # the cluster of the set
+# Latency, the middle, and bandwidth.
+SIZES = ((64 * KIB, "under 64 KiB"), (MIB, "64 KiB to 1 MiB"), (64 * MIB, "1 to 64 MiB"))
+LARGEST = "64 MiB and more"
+ORDER = (*(name for _, name in SIZES), LARGEST)
+
+
+def measure_folder(folder: str, cluster: str = CLUSTER) -> Measurements:
+    """Every log in *folder*, or that one log, priced on *cluster*."""
+    described = load_cluster(cluster)
+    skipped: Counter[str] = Counter()
+    if os.path.isdir(folder):
+        found, left_out = compare_folder(folder, described)
+        for one in left_out:
+            skipped[f"{os.path.basename(one.source)}: {one.reason}"] += 1
+    else:
+        sweep = read(folder)
+        if not isinstance(sweep, CollectiveSweep):
+            raise FormatError("is no nccl-tests log", folder)
+        found = tuple(compare_sweep(sweep, described))
+    table = columns([_row(one) for one in found])
+    sizes = np.array([one.size_bytes for one in found], dtype=np.float64)
+    return Measurements(
+        table,
+        skipped,
+        {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
+        figures=dict(left_out_errors(_sweeps(folder), described)),
+        notes=(f"priced on {cluster}",),
+        orders={"size": ORDER},
+    )
+
+
+def _sweeps(folder: str) -> list[CollectiveSweep]:
+    """The logs that were compared."""
+    found = []
+    for path in folder_files(folder) if os.path.isdir(folder) else [folder]:
+        with suppress(FormatError):
+            sweep = read(path)
+            if isinstance(sweep, CollectiveSweep) and sweep.kind is not None and sweep.ranks > 1:
+                found.append(sweep)
+    return found
+
+
+def _row(one: MeasuredCollective) -> Row:
+    size = next((name for edge, name in SIZES if one.size_bytes < edge), LARGEST)
+    return Row(
+        f"{one.kind} {format_bytes(one.size_bytes)} on {one.ranks} ranks",
+        one.measured_s,
+        one.predicted_s,
+        {
+            "kind": str(one.kind),
+            "ranks": f"{one.ranks} ranks",
+            "size": size,
+            "algorithm": str(one.algorithm or ""),
+        },
+    )

@@ -1,19 +1,72 @@
 """OptimusPrime runs predicted from their configuration: a folder of logs, each left out of its own fit."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from stepcast.hardware import load_cluster
-from stepcast.inputs.optimus.beside import read_logs
+from stepcast.hardware.gpu import Gpu
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.gpustat import read_gpustat
+from stepcast.inputs.optimus.beside import LOG_END, gpustat_beside, read_logs
+from stepcast.inputs.source import Source
 from stepcast.inputs.table import folder_files
 from stepcast.ir.runlog import RunLog
 from stepcast.optimus.calibration import shipped
 from stepcast.optimus.fit import Observation, fit
 from stepcast.optimus.machine import machine_of
+from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.program import step_s
-from stepcast.optimus.runs import CLUSTER, observed
-from stepcast.validate.optimus_memory import StagePeak, figures, stage_peaks
+from stepcast.optimus.runs import CLUSTER, lengths_of, observed, planned
 from stepcast.validate.scoreboard import Measurements, Row, columns
+
+WITHIN = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class StagePeak:
+    """The fullest GPU of a stage; gpustat looks every two seconds, so that it may miss the top."""
+
+    run: str
+    stage: int
+    measured_bytes: float
+    predicted_bytes: float
+
+    @property
+    def error(self) -> float:
+        return self.predicted_bytes / self.measured_bytes - 1
+
+
+def stage_peaks(log: RunLog, gpu: Gpu) -> tuple[StagePeak, ...]:
+    """Every stage of *log*; nothing where no gpustat log lies beside it, or data parallelism is used."""
+    file = gpustat_beside(log.source)
+    if file is None or log.layout.dp > 1:
+        return ()
+    try:
+        peaks = read_gpustat(Source(file))
+    except FormatError:
+        return ()
+    stages = optimus_memory(planned(log), gpu, [round(length) for length in lengths_of(log)])
+    tp, name = log.layout.tp, os.path.basename(log.source).removesuffix(LOG_END)
+    if len(peaks) < log.layout.tp * log.layout.pp:
+        return ()
+    return tuple(
+        StagePeak(name, stage.stage, max(peaks[stage.stage * tp : (stage.stage + 1) * tp]), stage.total)
+        for stage in stages
+    )
+
+
+def figures(peaks: Sequence[StagePeak]) -> Iterator[tuple[str, float]]:
+    """What the scoreboard shows."""
+    errors = [peak.error for peak in peaks]
+    if not errors:
+        return
+    yield "peak memory by stage: mean_abs_error", sum(abs(error) for error in errors) / len(errors)
+    yield "peak memory by stage: worst_abs_error", max(abs(error) for error in errors)
+    yield "peak memory by stage: mean_error", sum(errors) / len(errors)
+    within = sum(abs(error) <= WITHIN for error in errors)
+    yield f"stages whose peak memory is within {WITHIN:.0%}", within / len(errors)
+
 
 # Fewer other runs than constants cannot fit them.
 FEWEST_OTHERS = 4

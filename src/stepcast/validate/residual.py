@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from stepcast.frameworks.catalog import load_profile
+from stepcast.ir.arrays import BoolArray, FloatArray
 from stepcast.ir.residual import Residual
-from stepcast.validate.scoreboard import Array, Columns, Mask, error_figures
+from stepcast.validate.scoreboard import Columns, error_figures
 
 FEWEST = 5
 """Rows of a framework on a generation that a median is taken of."""
@@ -21,7 +22,7 @@ Place = tuple[str, str]
 """Profile, and kind of run: "dense on hopper"."""
 
 
-def fitted(table: Columns, rows: Mask | None = None) -> dict[Place, Residual]:
+def fitted(table: Columns, rows: BoolArray | None = None) -> dict[Place, Residual]:
     """A residual for each profile and kind of which *rows* (or all) hold enough."""
     ratio, source = table.measured_s / table.predicted_s, table.tags["source"]
     known = np.ones(len(table), dtype=np.bool_) if rows is None else rows
@@ -50,14 +51,14 @@ def shipped(table: Columns) -> dict[Place, Residual]:
     return found
 
 
-def corrected_s(table: Columns, residuals: dict[Place, Residual]) -> Array:
+def corrected_s(table: Columns, residuals: dict[Place, Residual]) -> FloatArray:
     """Predictions with the residuals of their own framework and generation."""
     factors = [residuals[place].factor if place in residuals else 1.0 for place in _places(table)]
-    corrected: Array = table.predicted_s * np.array(factors)
+    corrected: FloatArray = table.predicted_s * np.array(factors)
     return corrected
 
 
-def left_out_s(table: Columns) -> Array:
+def left_out_s(table: Columns) -> FloatArray:
     """Predictions with residuals that were fitted without any row of the same source."""
     predicted_s = table.predicted_s.copy()
     for source in sorted(set(table.tags["source"].tolist())):
@@ -83,6 +84,6 @@ def _places(table: Columns) -> Sequence[Place]:
     return list(zip(table.tags["profile"].tolist(), table.tags["kind"].tolist(), strict=True))
 
 
-def _at(table: Columns, place: Place) -> Mask:
-    mask: Mask = (table.tags["profile"] == place[0]) & (table.tags["kind"] == place[1])
+def _at(table: Columns, place: Place) -> BoolArray:
+    mask: BoolArray = (table.tags["profile"] == place[0]) & (table.tags["kind"] == place[1])
     return mask

@@ -8,13 +8,13 @@ of the measured time; a positive error is a prediction that is too slow.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[np.float64]
-Labels = NDArray[np.str_]
-Mask = NDArray[np.bool_]
+from stepcast.forecast.simulate import Prediction
+from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
+from stepcast.ir.model import Model
 
 WORST = 10
 # Measured times: launches decide the first, the hardware the last.
@@ -48,12 +48,12 @@ class Row:
 class Columns:
     """Many rows, one array per field; names are made on demand, since only the worst are printed."""
 
-    measured_s: Array
-    predicted_s: Array
-    tags: Mapping[str, Labels]
+    measured_s: FloatArray
+    predicted_s: FloatArray
+    tags: Mapping[str, TextArray]
     name: Callable[[int], str]
     # Low and high ends of the predictions' bands, not a number where a row has none; None: no row has.
-    ends: tuple[Array, Array] | None = None
+    ends: tuple[FloatArray, FloatArray] | None = None
 
     def __post_init__(self) -> None:
         lengths = {self.measured_s.size, self.predicted_s.size, *(tag.size for tag in self.tags.values())}
@@ -66,12 +66,12 @@ class Columns:
         return int(self.measured_s.size)
 
     @property
-    def error(self) -> Array:
+    def error(self) -> FloatArray:
         """Signed, as a share of the measured time."""
         return self.predicted_s / self.measured_s - 1.0
 
     @property
-    def inside(self) -> Array:
+    def inside(self) -> FloatArray:
         """1 where the measured time lies in the band, 0 where it does not, not a number without a band."""
         if self.ends is None:
             return np.full(len(self), np.nan)
@@ -90,7 +90,7 @@ class Measurements:
 
     columns: Columns
     skipped: Mapping[str, int]  # reason -> rows
-    selections: Mapping[str, Mask] = field(default_factory=dict)  # rows that a claim is about
+    selections: Mapping[str, BoolArray] = field(default_factory=dict)  # rows that a claim is about
     figures: Mapping[str, float] = field(default_factory=dict)  # further figures of the set, fractions
     notes: tuple[str, ...] = ()
     orders: Mapping[str, Sequence[str]] = field(default_factory=dict)  # labels of a tag in the order to show
@@ -138,14 +138,16 @@ def columns(rows: Sequence[Row]) -> Columns:
     )
 
 
-def _ends(rows: Sequence[Row]) -> tuple[Array, Array] | None:
+def _ends(rows: Sequence[Row]) -> tuple[FloatArray, FloatArray] | None:
     if all(row.ends is None for row in rows):
         return None
     table = np.array([row.ends or (np.nan, np.nan) for row in rows], dtype=np.float64)
     return table[:, 0], table[:, 1]
 
 
-def summary(measured_s: Array, predicted_s: Array, inside: Array | None = None) -> Summary | None:
+def summary(
+    measured_s: FloatArray, predicted_s: FloatArray, inside: FloatArray | None = None
+) -> Summary | None:
     """None where there are no rows."""
     if not measured_s.size:
         return None
@@ -172,7 +174,7 @@ def error_figures(
         yield from ((f"{what}: {name}", getattr(one, name)) for name in names)
 
 
-def _summed(table: Columns, mask: Mask) -> Summary | None:
+def _summed(table: Columns, mask: BoolArray) -> Summary | None:
     return summary(table.measured_s[mask], table.predicted_s[mask], table.inside[mask])
 
 
@@ -198,16 +200,16 @@ def scoreboard(found: Measurements) -> Scoreboard:
     )
 
 
-def time_labels(measured_s: Array) -> Labels:
+def time_labels(measured_s: FloatArray) -> TextArray:
     return np.array(TIME_NAMES)[np.digitize(measured_s, TIME_EDGES_S)]
 
 
-def _selected(table: Columns, selections: Mapping[str, Mask]) -> dict[str, Summary]:
+def _selected(table: Columns, selections: Mapping[str, BoolArray]) -> dict[str, Summary]:
     found = {name: _summed(table, mask) for name, mask in selections.items()}
     return {name: one for name, one in found.items() if one is not None}
 
 
-def _grouped(table: Columns, labels: Labels, order: Sequence[str] | None = None) -> dict[str, Summary]:
+def _grouped(table: Columns, labels: TextArray, order: Sequence[str] | None = None) -> dict[str, Summary]:
     """By label, in *order* or sorted; rows without a label are in no group."""
     found = {}
     names = sorted(map(str, np.unique(labels)), key=_natural) if order is None else order
@@ -223,3 +225,31 @@ def _natural(label: str) -> list[tuple[int, int, str]]:
     """Numbers inside labels by their value: 2 ranks before 16 ranks."""
     parts = re.split(r"(\d+)", label)
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
+
+
+PHASES = ("forward", "backward", "optimizer")
+
+
+def phases_s(prediction: Prediction) -> dict[str, float]:
+    """Seconds of forward, backward and update; each begins when the last kernel before it ends."""
+    timeline = prediction.timeline
+    computes = np.array([lane.name == "compute" for lane in timeline.lanes], dtype=bool)[timeline.lane_of]
+    ends_s = timeline.start_s + timeline.duration_s
+    ends = []
+    for letter in ("F", "B"):
+        slots = [slot.get("slot", "").startswith(letter) for slot in timeline.details]
+        found = computes & np.array([*slots, False], dtype=bool)[timeline.detail_of]
+        ends.append(float(np.max(ends_s[found], initial=0.0)))
+    bounds = (0.0, *ends, prediction.step_s)
+    spans = (after - before for before, after in pairwise(bounds))
+    return dict(zip(PHASES, spans, strict=True))
+
+
+def unseen_share(model: Model, tokens: int) -> float:
+    """Of all weights, the rows of an embedding whose tokens are not among *tokens* drawn evenly, again and
+    again the same; a tied one has gradients as the head.
+    """
+    if model.tied:
+        return 0.0
+    rows = model.vocab * (1.0 - 1.0 / model.vocab) ** tokens
+    return round(rows * model.hidden / model.parameters, 3)

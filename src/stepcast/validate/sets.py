@@ -36,9 +36,9 @@ class MeasurementSet:
 
 
 _TABLE = (
-    MeasurementSet("h200", "operators, blocks and training steps on one H200", "h200.comparison", "h200"),
-    MeasurementSet("neusight", "fp32 operators and models, five GPUs", "neusight.comparison", "neusight"),
-    MeasurementSet("nccl-tests", "all-reduce on 2 to 64 A100", "collectives", "nccl-tests"),
+    MeasurementSet("h200", "operators, blocks and training steps on one H200", "h200", "h200"),
+    MeasurementSet("neusight", "fp32 operators and models, five GPUs", "neusight", "neusight"),
+    MeasurementSet("nccl-tests", "all-reduce on 2 to 64 A100", "nccl_tests", "nccl-tests"),
     MeasurementSet(
         "collectives",
         "public nccl-tests and rccl-tests tables, A100 to GB300 and MI355X",
@@ -72,7 +72,7 @@ _TABLE = (
     MeasurementSet(
         "megatron-memory",
         "peak memory of Megatron-LM's functional tests",
-        "megatron_memory.comparison",
+        "megatron_memory",
         "megatron-memory",
     ),
 )

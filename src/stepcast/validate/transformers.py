@@ -31,9 +31,15 @@ from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
-from stepcast.validate.phases import PHASES, phases_s
-from stepcast.validate.scoreboard import Measurements, Row, columns, error_figures
-from stepcast.validate.unseen import unseen_share
+from stepcast.validate.scoreboard import (
+    PHASES,
+    Measurements,
+    Row,
+    columns,
+    error_figures,
+    phases_s,
+    unseen_share,
+)
 
 Record = Mapping[str, str]
 Peak = tuple[float, float]  # bytes, measured and predicted

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.timeline import NONE, Floats, SpanKind, Timeline
 from stepcast.ir.work import Collective, CollectiveKind, Transfer
-
-Rows = npt.NDArray[np.int64]
 
 # Bus bytes over buffer bytes, as nccl-tests defines bus bandwidth (doc/PERFORMANCE.md).
 RING = (CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_TO_ALL)
@@ -102,7 +101,7 @@ def match_collectives(timeline: Timeline) -> Matching:
     )
 
 
-def _keys(timeline: Timeline) -> tuple[list[_Kind], Rows, Rows]:
+def _keys(timeline: Timeline) -> tuple[list[_Kind], IntArray, IntArray]:
     """Distinct kinds of communication; for each detail its kind and its sequence number (-1: none)."""
     numbers: dict[tuple[str, str, str], int] = {}
     kinds: list[_Kind] = []
@@ -125,7 +124,7 @@ def _keys(timeline: Timeline) -> tuple[list[_Kind], Rows, Rows]:
     return kinds, np.array([*key_of, len(kinds)], np.int64), np.array([*sequence_of, -1], np.int64)
 
 
-def _ordinals(rank: npt.NDArray[np.int32], key: Rows, sequence: Rows) -> Rows:
+def _ordinals(rank: npt.NDArray[np.int32], key: IntArray, sequence: IntArray) -> IntArray:
     """The sequence number, or where there is none, which of its kind a row is on its rank."""
     order = np.lexsort((np.arange(len(key)), key, rank))
     fresh = np.ones(len(key), dtype=bool)
@@ -137,7 +136,7 @@ def _ordinals(rank: npt.NDArray[np.int32], key: Rows, sequence: Rows) -> Rows:
     return np.where(sequence >= 0, sequence, -1 - ordinal)
 
 
-def _instances(key: Rows, order: Rows) -> Rows:
+def _instances(key: IntArray, order: IntArray) -> IntArray:
     _, instance = np.unique(np.stack([key, order]), axis=1, return_inverse=True)
     return instance.reshape(-1).astype(np.int64)
 
@@ -150,12 +149,12 @@ def _by_rank(rank: npt.NDArray[np.int32], seconds: Floats) -> dict[int, float]:
 
 def _table(
     timeline: Timeline,
-    rows: Rows,
+    rows: IntArray,
     kinds: Sequence[_Kind],
-    key: Rows,
-    members_of: Rows,
+    key: IntArray,
+    members_of: IntArray,
     whole: npt.NDArray[np.bool_],
-    instance: Rows,
+    instance: IntArray,
     shortest: Floats,
     wait_s: Floats,
 ) -> tuple[CollectiveRow, ...]:
@@ -188,7 +187,7 @@ def _table(
     return tuple(sorted(table, key=lambda row: -row.total_s))
 
 
-def _fastest(timeline: Timeline, rows: Rows) -> float:
+def _fastest(timeline: Timeline, rows: IntArray) -> float:
     """Of one rank alone the shortest run is the one that waited least."""
     return float(timeline.duration_s[rows].min())
 

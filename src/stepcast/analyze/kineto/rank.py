@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from stepcast.analyze.intervals import Intervals, union_of
 from stepcast.analyze.kineto.steps import MarkedSteps, is_stream, launch_s
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.timeline import Floats, Ints, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
-
-Rows = npt.NDArray[np.int64]
 
 # Between two kernels of a full queue a GPU rests a microsecond or two; a longer rest waits for something.
 QUEUE_GAP_S = 10e-6
@@ -108,7 +106,7 @@ class Lanes:
         for index, lane in enumerate(timeline.lanes):
             self._of_rank.setdefault(lane.rank, []).append(index)
 
-    def rows(self, lane: int) -> Rows:
+    def rows(self, lane: int) -> IntArray:
         return self._order[self._bounds[lane] : self._bounds[lane + 1]]
 
     def of_rank(self, rank: int) -> list[int]:
@@ -160,14 +158,14 @@ def rank_time(lanes: Lanes, rank: int, steps: MarkedSteps | None) -> RankTime | 
     )
 
 
-def _window(timeline: Timeline, rows: Rows, steps: MarkedSteps | None) -> tuple[float, float]:
+def _window(timeline: Timeline, rows: IntArray, steps: MarkedSteps | None) -> tuple[float, float]:
     if steps:
         return float(steps.start_s[0]), float(steps.end_s[-1])
     return float(timeline.start_s[rows].min()), float(timeline.end_s[rows].max())
 
 
 def _sets(
-    timeline: Timeline, rows: Rows, on_host: bool, start_s: float, end_s: float
+    timeline: Timeline, rows: IntArray, on_host: bool, start_s: float, end_s: float
 ) -> tuple[Intervals, Intervals, Intervals]:
     """Times of computation, communication and copies within the window."""
     kind = timeline.kind_of[rows]
@@ -179,7 +177,7 @@ def _sets(
     )
 
 
-def _union(timeline: Timeline, rows: Rows, start_s: float, end_s: float) -> Intervals:
+def _union(timeline: Timeline, rows: IntArray, start_s: float, end_s: float) -> Intervals:
     starts, ends = timeline.start_s[rows], timeline.end_s[rows]
     return union_of(np.clip(starts, start_s, end_s), np.clip(ends, start_s, end_s))
 
@@ -201,7 +199,7 @@ def _stream(
 
 
 def _groups(
-    lanes: Lanes, rows: Rows, compute: Intervals, start_s: float, end_s: float
+    lanes: Lanes, rows: IntArray, compute: Intervals, start_s: float, end_s: float
 ) -> dict[str, GroupTime]:
     """By family, as far as the trace says what its communication is for."""
     timeline = lanes.timeline

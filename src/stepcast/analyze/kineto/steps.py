@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.timeline import NONE, Floats, Ints, SpanKind, Timeline
 
-Rows = npt.NDArray[np.int64]
 STREAM = "stream "
 STEPS = "steps"
 
@@ -41,7 +41,7 @@ def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, MarkedSteps
     """The timeline without what no marked step launched, and the steps of each rank that marks any."""
     order = np.argsort(timeline.lane_of, kind="stable")
     bounds = np.searchsorted(timeline.lane_of[order], np.arange(len(timeline.lanes) + 1))
-    lanes_of: dict[int, list[tuple[str, Rows]]] = {}
+    lanes_of: dict[int, list[tuple[str, IntArray]]] = {}
     for at, lane in enumerate(timeline.lanes):
         rows = order[bounds[at] : bounds[at + 1]]
         lanes_of.setdefault(lane.rank, []).append((lane.name, rows))
@@ -66,8 +66,8 @@ def launch_s(timeline: Timeline) -> Floats:
 
 def _of_rank(
     timeline: Timeline,
-    marks: Rows,
-    lanes: list[tuple[str, Rows]],
+    marks: IntArray,
+    lanes: list[tuple[str, IntArray]],
     called_s: Floats,
     kept: npt.NDArray[np.bool_],
 ) -> MarkedSteps:
@@ -75,7 +75,7 @@ def _of_rank(
     marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
     first_s, last_s = timeline.start_s[marks], timeline.end_s[marks]
     until_s = last_s.copy()
-    streams: list[tuple[Rows, Floats]] = []
+    streams: list[tuple[IntArray, Floats]] = []
     for name, rows in lanes:
         if name == STEPS:
             continue
@@ -95,7 +95,7 @@ def _of_rank(
     return MarkedSteps(start_s, end_s)
 
 
-def _when(timeline: Timeline, rows: Rows, called_s: Floats) -> Floats:
+def _when(timeline: Timeline, rows: IntArray, called_s: Floats) -> Floats:
     """When the host launched each row of one stream.
 
     A stream runs in the order of its launches: a row of unknown launch goes with the one before it, and
@@ -120,7 +120,7 @@ def _step_at(when_s: Floats, first_s: Floats, last_s: Floats) -> Ints:
 
 
 def _backlog_s(
-    timeline: Timeline, streams: list[tuple[Rows, Floats]], kept: npt.NDArray[np.bool_], first_s: float
+    timeline: Timeline, streams: list[tuple[IntArray, Floats]], kept: npt.NDArray[np.bool_], first_s: float
 ) -> float:
     """When the busiest stream had run what was launched before the first mark: the step begins no sooner."""
     if not streams:

@@ -1,23 +1,102 @@
 """A Workload from another program's trace: one layer for each node that does work, in an order that runs."""
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.chakra.byte_view import row_hashes
-from stepcast.inputs.chakra.nodes import NONE, Nodes, NodeType, Offsets, Trace
-from stepcast.inputs.chakra.order import owners
+from stepcast.inputs.chakra.nodes import NONE, Nodes, NodeType, Trace, owners
 from stepcast.inputs.chakra.plan import COLLECTIVE_OF_TYPE
-from stepcast.inputs.chakra.protobuf import Value
+from stepcast.inputs.chakra.protobuf import Value, row_hashes
 from stepcast.inputs.chakra.ranks import KnownRanks
 from stepcast.inputs.errors import FormatError
+from stepcast.ir.arrays import BoolArray, IntArray
 from stepcast.ir.group import Group
 from stepcast.ir.work import GATHERS, Collective, Direction, Recorded, Transfer, Work
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import US
+
+# Ranks that take longer than others by less than this share are taken for noise.
+NOISE = 0.01
+
+
+def joined_workload(found: Mapping[str, Workload], ranks: Sequence[int | None]) -> Workload:
+    """The traces of *ranks*, by path; of each stage the rank that computes longest stands for all."""
+    paths = list(found)
+    if len(paths) == 1:
+        return found[paths[0]]
+    first = found[paths[0]]
+    layout = first.layout
+    per_stage = layout.gpus // layout.pp
+    chosen: dict[int, str] = {}
+    shortest: dict[int, float] = {}
+    spent: dict[str, float] = {path: _spent_s(workload) for path, workload in found.items()}
+    structures: dict[int, list[tuple[str, Work | None]]] = {}
+    for path, rank in zip(paths, ranks, strict=True):
+        stage = (rank or 0) // per_stage
+        best, structure = chosen.setdefault(stage, path), _structure(found[path])
+        if structures.setdefault(stage, structure) != structure:
+            raise FormatError(
+                f"runs other ops than {best}, and neither is a stage of its own; expected ranks that do the "
+                "same, or the stages of a pipeline that send to each other",
+                path,
+            )
+        shortest[stage] = min(shortest.get(stage, spent[path]), spent[path])
+        if spent[path] > spent[best]:
+            chosen[stage] = path
+    if missing := sorted(set(range(layout.pp)) - chosen.keys()):
+        raise FormatError(
+            f"no file is of stage {missing[0]} of {layout.pp}; name all files of the run, or their folder",
+            paths[0],
+        )
+    warnings = dict.fromkeys(text for workload in found.values() for text in workload.warnings)
+    if len(paths) < layout.gpus:
+        warnings[
+            f"{len(paths)} of {layout.gpus} ranks' traces were given: the others are taken to do the same"
+        ] = None
+    for stage, path in sorted(chosen.items()):
+        if shortest[stage] < (1 - NOISE) * spent[path]:
+            warnings[
+                f"ranks of one stage compute for different times: {path}, the longest, stands for all"
+            ] = None
+    if layout.pp > 1:
+        warnings["stages wait for the time of a message, not for its sender: the step may take longer"] = None
+    return replace(
+        first,
+        stages=_shared([found[chosen[stage]].stages[0] for stage in range(layout.pp)]),
+        name=first.name.rsplit(".", 1)[0],
+        warnings=tuple(warnings),
+    )
+
+
+def _layers(workload: Workload) -> tuple[Layer, ...]:
+    stage = workload.stages[0]
+    return (*stage.prologue, *stage.body_layers())
+
+
+def _structure(workload: Workload) -> list[tuple[str, Work | None]]:
+    """What a rank runs, whatever time its computation takes."""
+    return [
+        (layer.name, None if isinstance(op.work, Recorded) else op.work)
+        for layer in _layers(workload)
+        for op in layer.forward
+    ]
+
+
+def _spent_s(workload: Workload) -> float:
+    works = (op.work for layer in _layers(workload) for op in layer.forward)
+    return sum(work.duration_s for work in works if isinstance(work, Recorded))
+
+
+def _shared(stages: Sequence[Stage]) -> tuple[Stage, ...]:
+    """Equal stages as one object; one alone where all are equal."""
+    known: dict[Stage, Stage] = {}
+    shared = tuple(known.setdefault(stage, stage) for stage in stages)
+    return shared[:1] if len(known) == 1 else shared
+
 
 IDLE_TYPES = (NodeType.INVALID, NodeType.METADATA)
 COMM_TYPES = (NodeType.COMM_SEND, NodeType.COMM_RECV, NodeType.COMM_COLL)
@@ -26,11 +105,9 @@ IDLE, COMPUTES, COMMUNICATES = 0, 1, 2
 NOTED = ("num_ops", "tensor_size", "pg_name", "comm_tag", "involved_dim")
 USED = (*NOTED, "comm_type", "comm_size", "comm_src", "comm_dst")
 
-Flags = npt.NDArray[np.bool_]
-
 
 def foreign_workload(
-    trace: Trace, dependencies: Offsets, order: Offsets, path: str, known: KnownRanks
+    trace: Trace, dependencies: IntArray, order: IntArray, path: str, known: KnownRanks
 ) -> Workload:
     """Nodes as layers of one micro-batch. Host ops are left out where the trace has device ops."""
     nodes = trace.nodes
@@ -64,9 +141,9 @@ def foreign_workload(
     )
 
 
-def _kept(nodes: Nodes, warnings: list[str]) -> Flags:
+def _kept(nodes: Nodes, warnings: list[str]) -> BoolArray:
     """Nodes that do work on the device, or on the host where the trace has nothing else."""
-    works: Flags = ~np.isin(nodes.types, IDLE_TYPES)
+    works: BoolArray = ~np.isin(nodes.types, IDLE_TYPES)
     host = nodes.attributes.get("is_cpu_op")
     if host is None:
         return works
@@ -89,7 +166,7 @@ class _Waits:
     after: dict[int, tuple[int, ...]]
 
 
-def _waits(nodes: Nodes, dependencies: Offsets, order: Offsets, kept: Flags) -> _Waits:
+def _waits(nodes: Nodes, dependencies: IntArray, order: IntArray, kept: BoolArray) -> _Waits:
     """Computation runs in order; so what one computation has waited for, no later one need wait for."""
     kinds = np.where(kept, np.where(np.isin(nodes.types, COMM_TYPES), COMMUNICATES, COMPUTES), IDLE)
     waits = _Waits(bytearray(len(nodes)), {})
@@ -148,7 +225,7 @@ class _Reader:
         self._path = path
         self._noted = [(name, nodes.attributes[name]) for name in NOTED if name in nodes.attributes]
 
-    def layers(self, order: Offsets, waits: _Waits) -> tuple[Layer, ...]:
+    def layers(self, order: IntArray, waits: _Waits) -> tuple[Layer, ...]:
         """One layer for each node of *order*; those that wait, or are waited for, by name are their own."""
         nodes = self._nodes
         blocking = np.frombuffer(waits.blocking, dtype=np.uint8)

@@ -5,6 +5,7 @@ Messages and field numbers are those of schema 0.0.4 (mlcommons/chakra, schema/p
 rest, and those that are damaged, are decoded one by one here.
 """
 
+import heapq
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,10 +16,8 @@ import numpy.typing as npt
 
 from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.errors import FormatError
+from stepcast.ir.arrays import Int32Array, IntArray, UIntArray
 
-Ints = npt.NDArray[np.int32]
-Offsets = npt.NDArray[np.int64]
-Numbers = npt.NDArray[np.uint64]
 NONE = -1
 
 # Attributes that are used or kept; others (rf_id, tid, op_schema ...) are passed over.
@@ -62,7 +61,7 @@ class NodeType(IntEnum):
 class Column:
     """One attribute of every node: an index into its distinct values, -1 where a node lacks it."""
 
-    of: Ints
+    of: Int32Array
     values: list[Value]
 
     def value(self, node: int) -> Value:
@@ -74,14 +73,14 @@ class Column:
 class Nodes:
     """Columns of all nodes in file order."""
 
-    ids: Numbers
+    ids: UIntArray
     types: npt.NDArray[np.uint8]
-    durations_us: Numbers
-    name_of: Ints
+    durations_us: UIntArray
+    name_of: Int32Array
     names: list[str]
     # Dependencies of node i are those before ``dependency_ends[i]`` and from ``dependency_ends[i - 1]`` on.
-    dependencies: Numbers
-    dependency_ends: Offsets
+    dependencies: UIntArray
+    dependency_ends: IntArray
     attributes: Mapping[str, Column]
     # Values of metadata nodes' inputs, where PyTorch lists its process groups.
     inputs: dict[int, str] = field(default_factory=dict)
@@ -184,7 +183,7 @@ def failure(message: int, at: int, reason: str, path: str) -> FormatError:
     return FormatError(f"message {message + 1} at byte {at}: {reason}; expected a Chakra node", path)
 
 
-def message_bounds(data: bytes, path: str) -> tuple[Offsets, Offsets]:
+def message_bounds(data: bytes, path: str) -> tuple[IntArray, IntArray]:
     """Where each length-delimited message of the file begins and ends."""
     starts, ends = array("q"), array("q")
     at, size = 0, len(data)
@@ -216,3 +215,59 @@ def has_metadata(message: bytes) -> bool:
     # A node begins with its id, a varint, or, where that is 0, has its type after its name.
     numbers = [(number, wire) for number, wire, _ in fields(message)]
     return not numbers or not (numbers[0] == (1, 0) or any(number > 2 for number, _ in numbers))
+
+
+def dependency_indices(nodes: Nodes, path: str) -> IntArray:
+    """The nodes that ``nodes.dependencies`` names, as indices; each id must be there, and once."""
+    order = np.argsort(nodes.ids, kind="stable")
+    ids = nodes.ids[order]
+    twice = np.flatnonzero(ids[1:] == ids[:-1])
+    if len(twice):
+        first, second = sorted(order[twice[0] : twice[0] + 2].tolist())
+        raise FormatError(
+            f"node {second + 1} has the id {ids[twice[0]]} of node {first + 1}; expected each id once", path
+        )
+    places = np.searchsorted(ids, nodes.dependencies)
+    missing = np.flatnonzero(ids[np.minimum(places, len(ids) - 1)] != nodes.dependencies)
+    if len(missing):
+        owner = int(np.searchsorted(nodes.dependency_ends, missing[0], side="right"))
+        raise FormatError(
+            f"node {nodes.ids[owner]} depends on node {nodes.dependencies[missing[0]]}, which is not there",
+            path,
+        )
+    return order[places]
+
+
+def owners(nodes: Nodes) -> IntArray:
+    """The node that each dependency belongs to, as an index."""
+    return np.repeat(np.arange(len(nodes)), np.diff(nodes.dependency_ends, prepend=0))
+
+
+def execution_order(nodes: Nodes, dependencies: IntArray, path: str) -> IntArray:
+    """Indices of the nodes, each after those it depends on; file order where that does."""
+    if bool((dependencies < owners(nodes)).all()):
+        return np.arange(len(nodes))
+    return np.array(_sorted(nodes, dependencies, path), dtype=np.int64)
+
+
+def _sorted(nodes: Nodes, dependencies: IntArray, path: str) -> list[int]:
+    """Kahn's algorithm; of the nodes that may run, the first in the file runs first."""
+    waiting = np.diff(nodes.dependency_ends, prepend=0).tolist()
+    dependents: list[list[int]] = [[] for _ in waiting]
+    for dependency, owner in zip(dependencies.tolist(), owners(nodes).tolist(), strict=True):
+        dependents[dependency].append(owner)
+    ready = [index for index, count in enumerate(waiting) if not count]
+    order = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for dependent in dependents[index]:
+            waiting[dependent] -= 1
+            if not waiting[dependent]:
+                heapq.heappush(ready, dependent)
+    if len(order) < len(nodes):
+        stuck = next(index for index, count in enumerate(waiting) if count)
+        raise FormatError(
+            f"node {nodes.ids[stuck]} depends on itself by way of others; expected no cycle", path
+        )
+    return order

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from stepcast.inputs.chakra.byte_view import row_hashes
-from stepcast.inputs.chakra.nodes import NONE, Column, Nodes, Offsets, Trace
+from stepcast.inputs.chakra.nodes import NONE, Column, Nodes, Trace
 from stepcast.inputs.chakra.plan import (
     AFTER,
     BLOCKING,
@@ -33,8 +32,9 @@ from stepcast.inputs.chakra.plan import (
     WorkloadPlan,
     work_from,
 )
-from stepcast.inputs.chakra.protobuf import Value
+from stepcast.inputs.chakra.protobuf import Value, row_hashes
 from stepcast.inputs.errors import FormatError
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.work import Recorded
 from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
 
@@ -43,13 +43,13 @@ SLOT_ATTRIBUTES = (STAGE, SECTION, LAYER, PHASE, OP, BLOCKING, AFTER, EARLY, DUR
 
 Ops = tuple[tuple[Op, ...], tuple[Op, ...], tuple[Op, ...]]
 NO_OPS: Ops = ((), (), ())
-NOWHERE: Offsets = np.zeros(0, dtype=np.int64)
+NOWHERE: IntArray = np.zeros(0, dtype=np.int64)
 # Where a layer stands: stage, section, position.
 Place = tuple[int, str, int]
 # What a node's attributes say: place, phase, op.
 Slot = tuple[Place, int, Op]
 # What a layer runs, and the micro-batches (0 outside the body) that run it.
-Variant = tuple[Ops, Offsets]
+Variant = tuple[Ops, IntArray]
 
 
 def own_workload(traces: Sequence[Trace], paths: Sequence[str]) -> Workload:
@@ -210,19 +210,19 @@ class _SlotReader:
         values = np.array([id(column.values) for column in columns if column.values])
         return values.tobytes(), *(column.of.tobytes() for column in columns)
 
-    def kept(self) -> Offsets:
+    def kept(self) -> IntArray:
         """The nodes that are ops of the plan; messages between stages follow from it."""
         section = self._columns[SECTION]
         message = np.array([value == MESSAGE for value in section.values] + [False])
         return np.flatnonzero(~message[section.of])
 
-    def slots(self, kept: Offsets) -> tuple[list[Slot], Offsets]:
+    def slots(self, kept: IntArray) -> tuple[list[Slot], IntArray]:
         """The distinct slots, and which is every node's."""
         hashes = row_hashes([column.of[kept] for column in self._columns.values()])
         _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
         return [self.slot(index) for index in kept[firsts].tolist()], inverse
 
-    def micro_batches(self) -> Offsets:
+    def micro_batches(self) -> IntArray:
         """Of every node; -1 where it has none."""
         for value in self._micro_batch.values:
             if type(value) is not int or not 0 <= value < 2**63:

@@ -92,9 +92,8 @@ def read(source: Source) -> "Workload":
 def read_run(sources: Sequence[Source]) -> "Workload":
     """The workload in the traces of ranks: as it was written, if by stepcast, else their nodes in order."""
     # Here, so that recognising other formats does not load them.
-    from stepcast.inputs.chakra.foreign import foreign_workload
-    from stepcast.inputs.chakra.foreign_set import joined_workload
-    from stepcast.inputs.chakra.order import dependency_indices, execution_order
+    from stepcast.inputs.chakra.foreign import foreign_workload, joined_workload
+    from stepcast.inputs.chakra.nodes import dependency_indices, execution_order
     from stepcast.inputs.chakra.own import own_workload
     from stepcast.inputs.chakra.plan import PLAN
     from stepcast.inputs.chakra.ranks import known_ranks

@@ -10,16 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepcast.inputs.chakra.byte_view import ByteView, name_hashes
 from stepcast.inputs.chakra.nodes import (
     KNOWN_ATTRIBUTES,
     NONE,
     Column,
-    Ints,
     Nodes,
     NodeType,
-    Numbers,
-    Offsets,
     Trace,
     failure,
     has_metadata,
@@ -28,8 +24,9 @@ from stepcast.inputs.chakra.nodes import (
     read_metadata,
     read_node,
 )
-from stepcast.inputs.chakra.protobuf import Value, WireError, read_attribute, text
+from stepcast.inputs.chakra.protobuf import ByteView, Value, WireError, name_hashes, read_attribute, text
 from stepcast.inputs.errors import FormatError
+from stepcast.ir.arrays import Int32Array, IntArray, UIntArray
 
 # Field tags (number << 3 | wire type) of Node.
 ID, NAME, TYPE, CONTROL, DATA, START, DURATION, INPUTS, OUTPUTS, ATTRIBUTE = (
@@ -47,8 +44,8 @@ class _Opened:
 
     version: str
     metadata: dict[str, Value]
-    starts: Offsets
-    ends: Offsets
+    starts: IntArray
+    ends: IntArray
     first: int  # messages before the nodes
 
 
@@ -103,7 +100,7 @@ def _opened(data: bytes, path: str) -> _Opened:
 class _Walk:
     """Positions in all nodes, moved field by field."""
 
-    def __init__(self, view: ByteView, starts: Offsets, ends: Offsets) -> None:
+    def __init__(self, view: ByteView, starts: IntArray, ends: IntArray) -> None:
         self.view = view
         self.starts, self.ends = starts, ends
         self.at = starts.copy()
@@ -111,10 +108,10 @@ class _Walk:
         self.regular = np.ones(count, dtype=bool)
         self.ids, self.types, self.durations_us = (np.zeros(count, dtype=np.uint64) for _ in range(3))
         self.name_starts, self.name_ends = starts.copy(), starts.copy()
-        self.dependency_rows: list[Offsets] = []
-        self.dependencies: list[Numbers] = []
+        self.dependency_rows: list[IntArray] = []
+        self.dependencies: list[UIntArray] = []
         # Row, start and end of each attribute found, by its place in KNOWN_ATTRIBUTES.
-        self.found: dict[int, list[tuple[Offsets, Offsets, Offsets]]] = {}
+        self.found: dict[int, list[tuple[IntArray, IntArray, IntArray]]] = {}
 
     def run(self) -> None:
         self._number(ID, self.ids)
@@ -129,11 +126,11 @@ class _Walk:
         self._attributes()
         self.regular &= (self.at == self.ends) & (self.types <= NodeType.COMM_COLL)
 
-    def _rows(self, tag: int) -> Offsets:
+    def _rows(self, tag: int) -> IntArray:
         """Nodes whose next field has *tag*."""
         return np.flatnonzero((self.view.bytes(self.at) == tag) & (self.at < self.ends))
 
-    def _varints(self, at: Offsets, rows: Offsets) -> tuple[Numbers, Offsets]:
+    def _varints(self, at: IntArray, rows: IntArray) -> tuple[UIntArray, IntArray]:
         """Numbers at *at*, and where they end. Those of nine bytes and more make their node irregular."""
         words = self.view.words(at)
         stops = ~words & HIGH_BITS
@@ -151,13 +148,13 @@ class _Walk:
             words = (words & low) | ((words & ~low) >> np.uint64(shift))
         return words, at + lengths
 
-    def _number(self, tag: int, column: Numbers | None = None) -> None:
+    def _number(self, tag: int, column: UIntArray | None = None) -> None:
         rows = self._rows(tag)
         values, self.at[rows] = self._varints(self.at[rows] + 1, rows)
         if column is not None:
             column[rows] = values
 
-    def _span(self, tag: int, starts: Offsets | None = None, ends: Offsets | None = None) -> Offsets:
+    def _span(self, tag: int, starts: IntArray | None = None, ends: IntArray | None = None) -> IntArray:
         """Pass over a length-delimited field, noting where its content is."""
         rows = self._rows(tag)
         lengths, begin = self._varints(self.at[rows] + 1, rows)
@@ -212,7 +209,7 @@ def _nodes(data: bytes, walk: _Walk, first: int, path: str) -> Nodes:
     count = len(walk.starts)
     names: dict[bytes, int] = {}
     name_of = _interned(data, walk.view, walk.name_starts, walk.name_ends, names)
-    columns: dict[str, tuple[Ints, dict[bytes, int]]] = {}
+    columns: dict[str, tuple[Int32Array, dict[bytes, int]]] = {}
     for place, parts in walk.found.items():
         rows, begin, stop = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         bodies: dict[bytes, int] = {}
@@ -258,7 +255,7 @@ def _nodes(data: bytes, walk: _Walk, first: int, path: str) -> Nodes:
         raise failure(first, 0, f"in a node from here on, {error}", path) from None
 
 
-def _decoded(columns: dict[str, tuple[Ints, dict[bytes, int]]]) -> Iterator[tuple[str, Column]]:
+def _decoded(columns: dict[str, tuple[Int32Array, dict[bytes, int]]]) -> Iterator[tuple[str, Column]]:
     for name, (of, bodies) in columns.items():
         values = []
         for body in bodies:
@@ -269,7 +266,9 @@ def _decoded(columns: dict[str, tuple[Ints, dict[bytes, int]]]) -> Iterator[tupl
         yield name, Column(of, values)
 
 
-def _interned(data: bytes, view: ByteView, starts: Offsets, ends: Offsets, known: dict[bytes, int]) -> Ints:
+def _interned(
+    data: bytes, view: ByteView, starts: IntArray, ends: IntArray, known: dict[bytes, int]
+) -> Int32Array:
     """An index for each distinct run of bytes."""
     _, firsts, inverse = np.unique(view.hashes(starts, ends), return_index=True, return_inverse=True)
     indices = [

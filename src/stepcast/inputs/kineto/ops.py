@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from stepcast.inputs.errors import FormatError
+from stepcast.inputs.kineto.columns import Role, role_of, role_of_kernel
 from stepcast.inputs.kineto.process_groups import dtype_named
-from stepcast.inputs.kineto.roles import Role, role_of, role_of_kernel
 from stepcast.inputs.kineto.stream import Event, EventStream
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType

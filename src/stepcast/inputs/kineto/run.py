@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.kineto.columns import RankColumns
-from stepcast.inputs.kineto.comm import Communicators, ProcessGroup
+from stepcast.inputs.kineto.columns import Communicators, ProcessGroup, RankColumns
 from stepcast.inputs.kineto.stream import EventStream
 from stepcast.inputs.source import Source
 from stepcast.ir.timeline import Timeline, TimelineBuilder

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.megatron.names import file_name_hints
+from stepcast.inputs.megatron.lines import file_name_hints
 from stepcast.ir.dtype import DType
 
 

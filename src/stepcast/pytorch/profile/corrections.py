@@ -9,8 +9,8 @@ from stepcast.cost.calibration import PLAUSIBLE, CalibrationError, Correction, f
 from stepcast.cost.compute import ALONE, compute_price
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.power import ATTENTION, energy_seen
-from stepcast.cost.rates import Array
 from stepcast.hardware.gpu import Gpu
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.work import Attention, Matmul
 from stepcast.pytorch.profile.cases import Case
 from stepcast.pytorch.profile.measure import Points
@@ -79,7 +79,7 @@ def fit_classes(
     return tuple(found)
 
 
-def fit_class(kind: str, predicted: Array, measured: Array, in_step: bool = False) -> Fitted:
+def fit_class(kind: str, predicted: FloatArray, measured: FloatArray, in_step: bool = False) -> Fitted:
     """The correction of one class; of one or two points a factor alone.
 
     *in_step*: the points are of operators within a step, not of each by itself.
@@ -110,11 +110,11 @@ def fit_class(kind: str, predicted: Array, measured: Array, in_step: bool = Fals
     )
 
 
-def _factor(predicted: Array, measured: Array) -> Correction:
+def _factor(predicted: FloatArray, measured: FloatArray) -> Correction:
     return Correction(float(np.exp(np.mean(np.log(measured / predicted)))))
 
 
-def _unidentified(correction: Correction, predicted: Array, measured: Array) -> tuple[str, ...]:
+def _unidentified(correction: Correction, predicted: FloatArray, measured: FloatArray) -> tuple[str, ...]:
     without = np.asarray(replace(correction, least_s=0.0).applied_s(predicted))
     after = np.asarray(correction.applied_s(predicted))
     seen = _mean_error(without, measured) - _mean_error(after, measured) >= SEEN
@@ -122,7 +122,7 @@ def _unidentified(correction: Correction, predicted: Array, measured: Array) -> 
     return tuple(name for name, unseen in missing if unseen)
 
 
-def _left_out(predicted: Array, measured: Array, in_step: bool) -> Array:
+def _left_out(predicted: FloatArray, measured: FloatArray, in_step: bool) -> FloatArray:
     """Every point by a correction that has not seen it: one fit per part of the sizes."""
     order = np.argsort(predicted, kind="stable")
     parts = min(PARTS, order.size)
@@ -136,5 +136,5 @@ def _left_out(predicted: Array, measured: Array, in_step: bool) -> Array:
     return result
 
 
-def _mean_error(predicted: Array, measured: Array) -> float:
+def _mean_error(predicted: FloatArray, measured: FloatArray) -> float:
     return float(np.mean(np.abs(predicted / measured - 1.0)))

@@ -19,8 +19,14 @@ from stepcast.ir.strategy import Strategy
 from stepcast.ir.watched import watched
 from stepcast.units import GIB
 from stepcast.validate import residual
-from stepcast.validate.published.corrections import CORRECTED, LEFT_OUT, Record, corrected, corrections
-from stepcast.validate.published.run import NotComparableError
+from stepcast.validate.published.rows import (
+    CORRECTED,
+    LEFT_OUT,
+    NotComparableError,
+    Record,
+    corrected,
+    corrections,
+)
 from stepcast.validate.published.setup import Setup, completed, setup_of
 from stepcast.validate.scoreboard import Measurements, Row, columns, error_figures
 

@@ -1,24 +1,366 @@
 """A published run in our nouns: Model, Strategy, Framework, Cluster, and the command that says the same."""
 
+import re
 import shlex
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, TypeVar
 
+from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.command import UnsaidError, predict_words
-from stepcast.frameworks.profile import Profile
-from stepcast.hardware import Cluster
-from stepcast.ir.framework import Framework
+from stepcast.frameworks.profile import Profile, settle
+from stepcast.hardware import Cluster, load_cluster
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution, Framework, Kernels
+from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.ir.strategy import Strategy
+from stepcast.ir.schedules import usual_kind
+from stepcast.ir.stages import even_layers
+from stepcast.ir.strategy import (
+    PARAMETER_FORMATS,
+    Recompute,
+    RecomputeKind,
+    RecomputeModule,
+    Sharding,
+    Strategy,
+    TrainingKind,
+)
 from stepcast.models.catalog import load_model
 from stepcast.models.columns import model_of_columns, words_of
-from stepcast.validate.published.cluster import cluster_of, cluster_words
-from stepcast.validate.published.corrections import Record
-from stepcast.validate.published.framework import profile_of
-from stepcast.validate.published.run import PublishedRun, run_of
-from stepcast.validate.published.strategy import strategy_of
+from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, run_of
+
+# The first that the GPU's name contains decides; GB200 before B200, H100 before A100 does not matter.
+CLUSTERS: tuple[tuple[str, str], ...] = (
+    ("gb300", "gb300-nvl72"),
+    ("gb200", "gb200-nvl72"),
+    ("b300", "dgx-b300"),
+    ("b200", "dgx-b200"),
+    ("h200", "hgx-h200"),
+    ("h800", "h800-node"),
+    ("h100", "dgx-h100"),
+    ("a800", "a800-node"),
+    ("a100", "dgx-a100"),
+    ("a40", "a40-pcie"),
+    ("v100", "dgx-2"),
+    ("mi300x", "mi300x-node"),
+    ("mi325x", "mi300x-node"),
+    ("mi355x", "mi300x-node"),
+)
+# H100 with HBM2e, 96 GB at 2.4 TB/s and 500 W: torchtitan, benchmarks/llama3_h100_202412_torchtitan.md.
+HBM2E = ('gpu.memory="96 GB"', 'gpu.memory_bandwidth="2400 GB/s"')
+# A NIC on RoCE or Omni-Path whose rate is stated for the whole node.
+PER_NODE = re.compile(r"(\d+)\s*gbps.*node|node.*?(\d+)\s*gbps", re.IGNORECASE)
+COUNTED = re.compile(r"(\d+)\s*x\s*(\d+)\s*gb", re.IGNORECASE)
+PER_GPU = re.compile(r"(\d+)\s*g(?:b(?:/s|ps)?)?\b[^,]*per gpu", re.IGNORECASE)
+OMNI_PATH = re.compile(r"(\d+)\s*omni-path", re.IGNORECASE)
+JEAN_ZAY_LINKS = 4
+# Jobs on NVL72 racks take 16 of their 18 trays, so that groups of 64 GPUs stay inside one (NVIDIA DGX Cloud
+# recipes: Slurm segments of 16 nodes).
+TRAYS_PER_RACK = 16
+OMNI_PATH_GBIT = 100
+HDR_GBIT = 200
+
+
+def cluster_of(run: PublishedRun, assumptions: list[str]) -> Cluster:
+    """The catalogue's cluster of that GPU with the network that the row states."""
+    name, changes = cluster_words(run)
+    if not run.network and run.gpus > 8:
+        assumptions.append(f"the network of {name}")
+    return _cluster(name, changes)
+
+
+def cluster_words(run: PublishedRun) -> tuple[str, tuple[str, ...]]:
+    """Name and changes, as ``load_cluster`` and the command line take them."""
+    word = run.gpu.lower()
+    name = next((cluster for part, cluster in CLUSTERS if part in word), None)
+    if name is None:
+        raise NotComparableError(f"GPU {run.gpu!r} is not known")
+    changes: list[str] = []
+    if name == "dgx-a100" and (run.gpu_memory_gb == 40 or "40gb" in word):
+        changes.append("gpu=a100-sxm-40gb")
+    if name == "mi300x-node" and word != "mi300x":
+        changes.append(f"gpu={word}")
+    if "hbm2e" in word:
+        changes += HBM2E
+    if power := re.search(r"(\d+)\s*w\b", word):
+        changes.append(f'gpu.power="{power[1]} W"')
+    if name.endswith("nvl72"):
+        changes.append(f"network.scale_up_nodes={TRAYS_PER_RACK}")
+    nics = _nics(run.network)
+    if nics is not None:
+        changes += [f"node.nics={nics[0]}", f'node.nic.bandwidth="{nics[1]} Gb/s"']
+    if _is_omni_path(run.network):
+        changes.append("node.nic.transport=omni-path")
+    return name, tuple(changes)
+
+
+@lru_cache(maxsize=64)
+def _cluster(name: str, changes: tuple[str, ...]) -> Cluster:
+    return load_cluster(name, changes)
+
+
+def _nics(network: str) -> tuple[int, int] | None:
+    """Training NICs of a node and Gb/s of each; None where the text does not say."""
+    if found := OMNI_PATH.search(network):
+        return int(found[1]), OMNI_PATH_GBIT
+    if _is_omni_path(network):
+        return JEAN_ZAY_LINKS, OMNI_PATH_GBIT
+    if found := COUNTED.search(network):
+        return int(found[1]), int(found[2])
+    if found := PER_GPU.search(network):
+        return 8, int(found[1])
+    if found := PER_NODE.search(network):
+        total = int(found[1] or found[2])
+        count = max(1, total // HDR_GBIT)
+        return count, total // count
+    return None
+
+
+def _is_omni_path(network: str) -> bool:
+    return "omni-path" in network.lower() or "jean zay" in network.lower()
+
+
+FILE = Path(__file__).parents[2] / "data" / "rows" / "frameworks.toml"
+RELEASE = re.compile(r"(\d\d\.\d\d)[. ].*NeMo Container")
+
+
+def profile_of(record: Record) -> Profile:
+    """The first entry of the table that fits decides."""
+    return load_profile(next(entry["profile"] for entry in _entries() if _fits(entry, record)))
+
+
+@lru_cache(maxsize=1)
+def _entries() -> tuple[Mapping[str, Any], ...]:
+    with open(FILE, "rb") as file:
+        return tuple(tomllib.load(file)["row"])
+
+
+def _fits(entry: Mapping[str, Any], record: Record) -> bool:
+    def column(name: str) -> str:
+        return (record.get(name) or "").strip()
+
+    released = RELEASE.match(column("table"))
+    return (
+        column("framework").lower().startswith(entry["framework"])
+        and ("release" not in entry or (released is not None and released[1] >= entry["release"]))
+        and all(word in column(name).lower() for name, word in entry.get("words", {}).items())
+        and ("says" not in entry or bool(column(entry["says"])))
+    )
+
+
+Meaning = TypeVar("Meaning")
+# Words of the column -> meaning; the first that the text contains decides.
+PRECISIONS: tuple[tuple[str, DType], ...] = (
+    ("nvfp4", DType.NVFP4),
+    ("mxfp8", DType.MXFP8),
+    ("fp8-mx", DType.MXFP8),
+    ("fp8", DType.FP8),
+    ("current-scaling", DType.FP8),
+    ("bf16", DType.BF16),
+    ("fp16", DType.FP16),
+    ("tf32", DType.TF32),
+    ("fp32", DType.FP32),
+)
+# How kernels are issued, by what the column of graphs says; whatever else it says are graphs.
+ISSUED = {"none": Execution.EAGER, "blocking": Execution.BLOCKING}
+SHARDINGS: tuple[tuple[str, Sharding], ...] = (
+    ("zero2", Sharding.ZERO_2),
+    ("fsdp", Sharding.FSDP),
+    ("zero3", Sharding.ZERO_3),
+    ("zero-3", Sharding.ZERO_3),
+    ("zero1", Sharding.ZERO_1),
+    ("none", Sharding.NONE),
+)
+# Megatron-Core's recompute_modules, and what tables shorten them to.
+MODULES: dict[str, RecomputeModule] = {
+    "attn": RecomputeModule.CORE,
+    "core_attn": RecomputeModule.CORE,
+    "mla_up_proj": RecomputeModule.LATENT_UP,
+    "layernorm": RecomputeModule.NORMS,
+    "norm": RecomputeModule.NORMS,
+    "mlp": RecomputeModule.MLP,
+    "moe_act": RecomputeModule.EXPERT_ACTIVATION,
+    "act": RecomputeModule.EXPERT_ACTIVATION,
+    "moe": RecomputeModule.EXPERTS,
+}
+BLOCK = re.compile(r"full block (\d+) layers")
+DEFERRED = "wgrad_deferral_limit="
+WITHIN = re.compile(r"within (\d+)")
+# Where a micro-batch is not published and no pipeline asks for small ones: as many sequences as this holds.
+USUAL_TOKENS = 16384
+LORA_RANK = 16  # Megatron-Bridge's LoRA recipes
+
+
+def strategy_of(
+    run: PublishedRun, profile: Profile, model: Model, gpu: str, assumptions: list[str]
+) -> tuple[Strategy, Framework]:
+    """How *run* was spread and run; *assumptions* gains what the row leaves open."""
+    assumptions.append(profile.description)
+    layout = _layout(run, 1)
+    chunks = _chunks(run, model, profile.chunks(model, gpu, layout), assumptions)
+    layout = replace(layout, vpp=chunks)
+    seq = run.seq or profile.defaults.seq
+    micro_batch = _micro_batch(run, seq, assumptions)
+    settled = settle(profile, model, gpu, layout, _given(run))
+    choices = dict(settled.choices)
+    pieces = layout.pp * layout.vpp
+    if ends := _ends(run, model.layers, pieces):
+        choices["stage_layers"] = ends
+    elif not choices.get("stage_layers") and model.layers % pieces:
+        choices["stage_layers"] = even_layers(model.layers, pieces)
+    if run.overlaps_experts:
+        choices["overlap"] = replace(choices["overlap"], experts=True)
+    choices["overlap"] = replace(choices["overlap"], **run.overlapped)
+    if layout.vpp > 1:
+        choices["schedule"] = usual_kind(layout.vpp)
+    batch = _global_batch(run, micro_batch * layout.dp, assumptions)
+    strategy = replace(settled, choices=choices).strategy(layout, micro_batch, batch, seq)
+    return strategy, settled.framework
+
+
+def _given(run: PublishedRun) -> dict[str, Any]:
+    """What the row itself says, by fields of a Strategy or a Framework."""
+    stated: dict[str, Any] = {
+        "precision": _word(run.precision, PRECISIONS, "precision"),
+        "sharding": _word(run.sharding, SHARDINGS, "zero_fsdp"),
+        "recompute": _recompute(run),
+        "sequence_parallel": run.sequence_parallel,
+        "flash_attention": run.flash_attention,
+        "kernels": Kernels.PLAIN if run.compiled is False else None,
+        "gradient_dtype": _gradient_dtype(run),
+        "further_tokens": 0 if run.further_tokens is False else None,
+        "reshard": run.reshard,
+    }
+    if run.lora_rank or "lora" in run.table.lower():
+        stated |= {"training": TrainingKind.LORA, "lora_rank": run.lora_rank or LORA_RANK}
+        # NeMo keeps the frozen weights quantised, whatever is gathered of trained ones.
+        quantised = bool(run.lora_rank)
+    else:
+        quantised = bool(run.fp8_parameters)
+    if quantised and stated.get("precision") in PARAMETER_FORMATS:
+        stated["fp8_parameters"] = True
+    if {"fp8_act", "fp8_activation"} & set(run.flags):
+        stated["fp8_activations"] = True
+    if "fp8_dpa" in run.flags:
+        stated["fp8_attention"] = True
+    if "defer_embedding_wgrad_compute" in run.flags:
+        limit = next((flag for flag in run.flags if flag.startswith(DEFERRED)), "")
+        stated["deferred_gradients"] = int(limit.removeprefix(DEFERRED) or 0)
+    if run.graphs:
+        stated["execution"] = ISSUED.get(run.graphs, Execution.GRAPHS)
+    return {name: value for name, value in stated.items() if value is not None}
+
+
+def _ends(run: PublishedRun, layers: int, pieces: int) -> tuple[int, ...]:
+    """One layer less beside the embedding, or the loss (Megatron-Core: account_for_embedding)."""
+    first, last = (int(f"asym_pp_{end}" in run.flags) for end in ("embed", "loss"))
+    share, rest = divmod(layers + first + last, pieces)
+    if pieces == 1 or rest or not (first or last):
+        return ()
+    return (share - first, *(share,) * (pieces - 2), share - last)
+
+
+def _gradient_dtype(run: PublishedRun) -> DType | None:
+    """Composer's PURE reduces in the training precision."""
+    if run.sharding.endswith("/PURE"):
+        return DType.BF16
+    return DType.FP32 if "fp32 grad" in run.sharding else None
+
+
+def _layout(run: PublishedRun, chunks: int) -> Layout:
+    within = WITHIN.search(run.sharding)
+    layout = Layout(
+        tp=run.tp,
+        cp=run.cp or 1,
+        ep=run.ep or 1,
+        dp=run.dp,
+        pp=run.pp,
+        vpp=chunks,
+        # Recipes of mixtures do not split single experts unless they say so.
+        expert_tp=run.expert_tp or (1 if run.ep and run.ep > 1 else 0),
+        shard=min(int(within[1]), run.dp) if within else 0,
+    )
+    if layout.gpus != run.gpus:
+        # Some tables count context parallel ranks among dp.
+        dp, rest = divmod(run.gpus, layout.tp * layout.cp * layout.pp)
+        if rest or not dp:
+            raise NotComparableError("tp x cp x pp x dp does not make the number of GPUs")
+        layout = replace(layout, dp=dp)
+    return layout
+
+
+def _chunks(run: PublishedRun, model: Model, known: tuple[int, bool], assumptions: list[str]) -> int:
+    if run.pp == 1:
+        return 1
+    if run.vpp is not None:
+        # The embedding and the loss may each have a piece to themselves.
+        if run.pp * run.vpp <= model.layers + 2:
+            return run.vpp
+        fewer = model.layers // run.pp
+        assumptions.append(f"{fewer} chunks per stage instead of {run.vpp}, so that each holds a layer")
+        return fewer
+    usual, recipe = known
+    if recipe:
+        assumptions.append(f"{usual} chunks per stage, as the recipe has")
+        return usual
+    if "interleaved" not in run.schedule.lower():
+        return 1
+    layers = model.layers // run.pp
+    chunks = usual if usual and layers % usual == 0 else 1
+    assumptions.append(f"{chunks} chunks per stage")
+    return chunks
+
+
+def _micro_batch(run: PublishedRun, seq: int, assumptions: list[str]) -> int:
+    if run.micro_batch is not None:
+        return run.micro_batch
+    share = max(1, run.global_batch // run.dp)
+    fits = max(1, USUAL_TOKENS * (run.cp or 1) // seq)
+    found = 1 if run.pp > 1 else max(size for size in range(1, min(share, fits) + 1) if share % size == 0)
+    assumptions.append(f"micro-batches of {found}")
+    return found
+
+
+def _global_batch(run: PublishedRun, per_round: int, assumptions: list[str]) -> int:
+    """Composer lets the last micro-batch be smaller; ours are alike, and the time is scaled for it."""
+    rounded = max(1, round(run.global_batch / per_round)) * per_round
+    if rounded != run.global_batch:
+        assumptions.append(f"a batch of {rounded}, scaled to {run.global_batch}")
+    return rounded
+
+
+def _recompute(run: PublishedRun) -> Recompute | None:
+    word = run.recompute.lower()
+    if not word:
+        return None
+    if word.startswith("none"):
+        return Recompute()
+    if found := BLOCK.match(word):
+        return Recompute(RecomputeKind.BLOCK, layers=int(found[1]))
+    if word.startswith("full"):
+        return Recompute(RecomputeKind.FULL)
+    if word == "selective" or run.recomputes_by_op:
+        return Recompute(RecomputeKind.SELECTIVE)
+    named = re.findall(r"\w+", word.removeprefix("selective"))
+    if not named or any(name not in MODULES for name in named):
+        raise NotComparableError(f"recompute {run.recompute!r} is not known")
+    return Recompute(RecomputeKind.SELECTIVE, modules=tuple(MODULES[name] for name in named))
+
+
+def _word(text: str, words: tuple[tuple[str, Meaning], ...], column: str) -> Meaning | None:
+    if not text:
+        return None
+    for word, meaning in words:
+        if word in text.lower():
+            return meaning
+    if column == "zero_fsdp" and "optimizer" in text.lower():
+        return None
+    raise NotComparableError(f"{column} {text!r} is not known")
 
 
 @dataclass(frozen=True, slots=True)

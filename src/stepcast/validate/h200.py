@@ -1,35 +1,191 @@
-"""The h200 set: operators, transformer blocks and training steps that we measured on one H200.
+"""Rows of the h200 set in the words of the library: a model, a strategy and a framework.
 
-Training steps go through the public ``predict``, their peaks of memory through ``memory``. Operators that
-took part in the fit are predicted by constants learnt without their family of shapes; rows of another
-folder, and blocks and steps, by the committed constants.
+All were measured in plain PyTorch or with torch.compile, weights, gradients and the moments of a fused AdamW
+in one format, without clipping, on one batch of random tokens that are its targets too. Where such a model's
+head is its embedding, drawn with unit variance as PyTorch does, it tells each token from the first step on:
+the loss and all gradients are zero (tools/measure_updates.py: 8.4 ps for each weight updated, as in these
+rows, where gradients that are not zero take 5.2 to 5.5).
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
+from stepcast.cost.compute import ALONE, Load, compute_price, step_load
+from stepcast.cost.compute_fit import ComputeFit
+from stepcast.cost.dispatch import DispatchFit, elapsed_s
 from stepcast.cost.fits import default_dispatch, default_fit
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
+from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
 from stepcast.hardware.catalog import load_gpu
+from stepcast.hardware.gpu import Gpu
+from stepcast.inputs.op_times import works_of
 from stepcast.inputs.rows import csv_records
 from stepcast.inputs.source import Source
+from stepcast.ir.arrays import BoolArray
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Kernels
+from stepcast.ir.framework import Execution, Framework, Kernels
+from stepcast.ir.layout import Layout
+from stepcast.ir.model import Model
+from stepcast.ir.optimizer import Optimizer
+from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
+from stepcast.ir.work import Compute
+from stepcast.ir.workload import Op
+from stepcast.models.table import model_of
 from stepcast.validate.folds import Family, load_folds
-from stepcast.validate.h200.blocks import block_time
-from stepcast.validate.h200.ops import operator_s
-from stepcast.validate.h200.rows import row_framework, row_model, row_strategy
-from stepcast.validate.phases import PHASES, phases_s
-from stepcast.validate.scoreboard import Columns, Mask, Measurements, Row, columns, error_figures
+from stepcast.validate.priced import priced
+from stepcast.validate.scoreboard import (
+    PHASES,
+    Columns,
+    Measurements,
+    Row,
+    columns,
+    error_figures,
+    phases_s,
+    unseen_share,
+)
 
-Record = dict[str, str]
+Record = Mapping[str, str]
+SIZES = {"layers": "layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv", "ffn": "ffn"}
+GPT = {
+    "gated": False,
+    "activation": "gelu",
+    "norm": "layer+bias",
+    "position": "learned",
+    "biases": ["qkv", "attention_output", "mlp"],
+}
+POSITIONS = 1024  # at least, of those that are learnt
+BLOCK_VOCAB = 1024  # of a model around a block, whose ends are left out
+
+
+def row_model(row: Record) -> Model:
+    """A GPT- or Llama-style model; a row of a block has one layer."""
+    if row["kind"] not in ("gpt", "llama"):
+        raise ValueError(f"kind must be gpt or llama, not {row['kind']!r}")
+    seq, experts = int(row["seq"]), int(float(row.get("experts") or 0))
+    table: dict[str, object] = {field: int(row.get(column) or 1) for field, column in SIZES.items()}
+    table |= {
+        "vocab": int(row.get("vocab") or BLOCK_VOCAB),
+        "max_seq": seq,
+        "tied": row.get("tied") == "True",
+    }
+    if row["kind"] == "gpt":
+        table |= GPT | {"max_seq": max(POSITIONS, seq)}
+    if experts:
+        routed = {"count": experts, "top_k": int(float(row["topk"])), "ffn": table["ffn"]}
+        table |= {"experts": routed, "ffn": 0}
+    return model_of(row.get("model") or row["kind"], table)
+
+
+def row_strategy(row: Record) -> Strategy:
+    """One GPU. A block has the shards of a tensor-parallel rank, and adds to gradients that are there."""
+    batch = int(row.get("batch") or row["micro_batch"])
+    block = "micro_batch" in row
+    full = row.get("recompute") == "full"
+    seq = int(row["seq"])
+    return Strategy(
+        Layout(tp=int(row.get("tp") or 1)),
+        batch,
+        batch * int(row.get("steps") or (2 if block else 1)),
+        seq,
+        precision=DType(row["dtype"]),
+        recompute=Recompute(RecomputeKind.FULL if full else RecomputeKind.NONE),
+        zero_gradients=0.0 if block else _zero_gradients(row_model(row), batch * seq),
+    )
+
+
+def _zero_gradients(model: Model, tokens: int) -> float:
+    return 1.0 if model.tied else unseen_share(model, tokens)
+
+
+def row_framework(row: Record) -> Framework:
+    """PyTorch as it is, or compiled."""
+    dtype, compiled = DType(row["dtype"]), row.get("compiled", "0") in ("1", "True")
+    return Framework(
+        name="pytorch",
+        kernels=Kernels.COMPILED if compiled else Kernels.PLAIN,
+        execution=Execution.EAGER,
+        gradient_dtype=dtype,
+        optimizer=Optimizer(moment_dtype=dtype, master_weights=False, clips=False),
+        flash_attention=row.get("attention", "flash") == "flash",
+    )
+
+
+def operator_s(row: Mapping[str, str], gpu: Gpu, fit: ComputeFit) -> float:
+    """Seconds of the measured call.
+
+    A second kernel queues behind the first; a lone backward waits for the autograd engine.
+    """
+    works = works_of(row)
+    prices = [compute_price(work, gpu, fit, ALONE).seconds for work in works]
+    hidden_s = gpu.launch_overhead_s + fit.stream("add").latency_s - fit.step_launch_s
+    seconds = sum(prices) - hidden_s * (len(works) - 1)
+    if row["op"] == "sdpa_bwd":
+        return float((seconds**4 + fit.backward_call_s**4) ** 0.25)
+    return seconds
+
+
+MEASURED_ROUNDS = 3  # the heat of a short piece depends on its own length: settle it in a few rounds
+
+
+class BlockTime(NamedTuple):
+    forward_s: float
+    backward_s: float
+
+
+class BlockKernels(NamedTuple):
+    """BlockKernels with how many each stands for."""
+
+    works: tuple[Compute, ...]
+    counts: tuple[int, ...]
+
+    def issue_s(self, dispatch: DispatchFit, backward: bool) -> list[float]:
+        pairs = zip(self.works, self.counts, strict=True)
+        return [dispatch.issue_s(work, backward) * count for work, count in pairs]
+
+
+def block_time(
+    model: Model,
+    strategy: Strategy,
+    framework: Framework,
+    gpu: Gpu,
+    fit: ComputeFit,
+    dispatch: DispatchFit,
+) -> BlockTime:
+    """Forward and backward of a *model* of one layer, without its ends."""
+    layers = [
+        layer
+        for layer in generate(model, strategy, framework).stages[0].body_layers()
+        if layer.name.startswith(("attention", "mlp"))
+    ]
+    forward = _kernels([op for layer in layers for op in layer.forward])
+    backward = _kernels(
+        [op for layer in reversed(layers) for op in (*layer.input_gradient, *layer.weight_gradient)]
+    )
+    duty = step_load((*forward.works, *backward.works), gpu, fit).duty
+    forward_s, backward_s = priced(forward.works, gpu, fit, Load(1e-3, duty)), [0.0]
+    for _ in range(MEASURED_ROUNDS):
+        load = Load(max(1e-6, sum(forward_s) + sum(backward_s)), duty)
+        forward_s, backward_s = priced(forward.works, gpu, fit, load), priced(backward.works, gpu, fit, load)
+    forward_host, backward_host = forward.issue_s(dispatch, False), backward.issue_s(dispatch, True)
+    return BlockTime(
+        max(elapsed_s(forward_s, forward_host), dispatch.call_s + sum(forward_host)),
+        elapsed_s(backward_s, backward_host),
+    )
+
+
+def _kernels(ops: Sequence[Op]) -> BlockKernels:
+    found = [(op.work, op.kernels) for op in ops if isinstance(op.work, Compute)]
+    return BlockKernels(tuple(work for work, _ in found), tuple(count for _, count in found))
+
+
 Skipped = Counter[str]
 Peak = tuple[float, float]
 ATTENTION = {"sdpa_fwd": "attention forward", "sdpa_bwd": "attention backward"}
@@ -184,14 +340,14 @@ KINDS: dict[tuple[str, ...], Callable[[Record], Iterator[Row]]] = {
 }
 
 
-def _selections(table: Columns) -> dict[str, Mask]:
+def _selections(table: Columns) -> dict[str, BoolArray]:
     """The rows that our claims of accuracy are about."""
     kind, measured_s = table.tags["kind"], table.measured_s
     linear = kind == "linear bf16"
     matrix = np.isin(kind, [f"{op} {d}" for op in ("linear", "bmm", "grouped_linear") for d in DType])
     attention = np.char.startswith(kind, "sdpa")
     whole = np.char.startswith(kind, "block") | np.char.startswith(kind, "step")
-    memory_bound: Mask = ~(matrix | attention | whole)
+    memory_bound: BoolArray = ~(matrix | attention | whole)
     return {
         "operators": ~whole,
         "matmul, every kind": matrix,

@@ -1,7 +1,7 @@
-"""NeuSight's set (ASPLOS'25): fp32 operators on five GPUs, and models beside NeuSight's own predictions.
+"""What a row of NeuSight's fp32 operator set ran, and the time the model gives it.
 
-An operator on a GPU of that set is predicted by constants learnt without that GPU; one on any other GPU by
-the committed constants, which have not seen it either. Models took part in no fit.
+Their linear and bmm multiply (m, n) by (n, k): the grids of the recorded kernels cover m by k. A time they
+report holds the kernel and what their measuring adds, and never falls below a least time of the host.
 """
 
 from collections import Counter
@@ -13,18 +13,198 @@ from pathlib import Path
 import numpy as np
 
 from stepcast.cost.calibration import fit_correction
-from stepcast.cost.compute import step_load
+from stepcast.cost.compute import Load, matmul_seconds, softmax_key, step_load, stream_seconds
 from stepcast.cost.compute_fit import ComputeFit
 from stepcast.cost.fits import neusight_fit
 from stepcast.hardware.catalog import load_gpu
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.rows import csv_rows
 from stepcast.inputs.source import Source
+from stepcast.ir.arrays import FloatArray
+from stepcast.ir.dtype import DType
+from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
 from stepcast.validate.folds import GpuFold, load_folds
-from stepcast.validate.neusight.models import neusight_kernels
-from stepcast.validate.neusight.ops import MATRIX, OPERATORS, FP32Rows, reported_s
 from stepcast.validate.priced import priced
-from stepcast.validate.scoreboard import Array, Columns, Measurements, Row, columns
+from stepcast.validate.scoreboard import Columns, Measurements, Row, columns
+
+MATRIX = ("linear", "bmm")
+INPUTS = {"add": 2, "mul": 2, "div": 2, "pow": 2}  # all others read one tensor
+UNARY = ("addu", "mulu", "divu", "powu", "relu", "gelu", "tanh", "softmax", "ln")
+OPERATORS = (*MATRIX, *INPUTS, *UNARY)
+REPEATED = Load(0.0, repeats=25)  # they call an operator 25 times, waiting for the GPU after each
+SHARPNESS = 8  # of the smooth maximum of kernel and least time
+
+
+@dataclass(frozen=True, slots=True)
+class FP32Rows:
+    """One operator on one GPU: *batch* products (rows, depth) by (depth, columns), or rows x columns."""
+
+    op: str
+    gpu: Gpu
+    rows: FloatArray
+    columns: FloatArray
+    depth: FloatArray
+    batch: FloatArray
+
+    def __post_init__(self) -> None:
+        if self.op not in OPERATORS:
+            raise ValueError(f"unknown operator {self.op!r}; known are {', '.join(OPERATORS)}")
+
+
+def kernel_s(points: FP32Rows, fit: ComputeFit) -> FloatArray:
+    """Seconds of the kernels themselves."""
+    rows, columns, gpu = points.rows, points.columns, points.gpu
+    if points.op in MATRIX:
+        sizes = (rows, columns, points.depth, points.batch)
+        return np.asarray(matmul_seconds(*sizes, DType.FP32, gpu, fit, REPEATED))
+    size = 4.0 * rows * columns
+    if points.op == "softmax":
+        keys = np.array([softmax_key(int(wide)) for wide in columns])
+        seconds = np.empty_like(rows)
+        for key in np.unique(keys):
+            i = keys == key
+            seconds[i] = stream_seconds(str(key), rows[i], columns[i], size[i], size[i], gpu, fit, REPEATED)
+        return seconds
+    key = "layer-norm" if points.op == "ln" else "add"
+    reads = size * INPUTS.get(points.op, 1)
+    return np.asarray(stream_seconds(key, rows, columns, reads, size, gpu, fit, REPEATED))
+
+
+def reported_s(points: FP32Rows, fit: ComputeFit, added_s: float, least_s: float) -> FloatArray:
+    """Seconds as that set reports them."""
+    seconds = kernel_s(points, fit) + added_s
+    return np.asarray((seconds**SHARPNESS + least_s**SHARPNESS) ** (1.0 / SHARPNESS))
+
+
+Kernel = Matmul | Elementwise
+K = ElementwiseKind
+FP32 = DType.FP32
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What the configuration says; *inner* is the width of all heads together."""
+
+    layers: int
+    hidden: int
+    heads: int
+    ffn: int
+    vocab: int
+    activation_kernels: int  # element-wise kernels of the activation function
+    mask_kernels: int  # between the scores and their softmax: scale, mask, clamp
+    inner: int = 0
+    fused_qkv: bool = False
+    head_dense: bool = False  # a dense layer with activation and norm before the decoder
+    decoder_layers: int = 0  # with cross attention, besides the *layers* of the encoder
+    norm_kernels: int = 1  # a norm spelled out in element-wise kernels takes several
+
+    @property
+    def width(self) -> int:
+        return self.inner or self.hidden
+
+
+ARCHITECTURES = {
+    "bert_large": Architecture(24, 1024, 16, 4096, 30522, 1, 2, head_dense=True),
+    "gpt2_large": Architecture(36, 1280, 20, 5120, 50257, 8, 2, fused_qkv=True),
+    "gpt3_xl": Architecture(24, 3072, 24, 12288, 50257, 8, 2, fused_qkv=True),
+    "gpt3_27": Architecture(32, 2560, 32, 10240, 50257, 8, 2, fused_qkv=True),
+    "opt_13": Architecture(24, 2048, 32, 8192, 50272, 1, 2),
+    "switchxl4": Architecture(
+        24, 1024, 32, 16384, 32128, 1, 1, inner=4096, decoder_layers=24, norm_kernels=4
+    ),
+}
+
+
+def neusight_kernels(
+    model: str, seq: int, batch: int, training: bool
+) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """Forward and, when *training*, backward kernels; ValueError for a model whose sizes are not known."""
+    if model not in ARCHITECTURES:
+        raise ValueError(f"unknown model {model!r}; known are {', '.join(ARCHITECTURES)}")
+    shape = ARCHITECTURES[model]
+    forward = tuple(_model(shape, seq, batch, training))
+    return forward, tuple(_backward(forward)) if training else ()
+
+
+def _wave(
+    kind: ElementwiseKind, rows: int, columns: int, inputs: int = 1, backward: bool = False
+) -> Elementwise:
+    size = 4.0 * rows * columns
+    return Elementwise(kind, rows, columns, inputs * size, size, backward, FP32)
+
+
+def _norm(shape: Architecture, tokens: int) -> Iterator[Kernel]:
+    if shape.norm_kernels == 1:
+        yield _wave(K.LAYER_NORM, tokens, shape.hidden)
+        return
+    for _ in range(shape.norm_kernels):
+        yield _wave(K.ADD, tokens, shape.hidden)
+
+
+def _attention(shape: Architecture, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
+    tokens, width, heads = seq * batch, shape.width, shape.heads
+    if shape.fused_qkv:
+        yield Matmul(tokens, 3 * width, shape.hidden, 1, FP32)
+    else:
+        for _ in range(3):
+            yield Matmul(tokens, width, shape.hidden, 1, FP32)
+    for _ in range(3):
+        yield _wave(K.COPY, tokens, width)  # split into heads
+    rows = batch * heads * seq
+    yield Matmul(seq, seq, width // heads, batch * heads, FP32)
+    for _ in range(shape.mask_kernels):
+        yield _wave(K.ADD, rows, seq)
+    yield _wave(K.SOFTMAX, rows, seq)
+    if training:
+        yield _wave(K.DROPOUT, rows, seq)
+    yield Matmul(seq, width // heads, seq, batch * heads, FP32)
+    yield _wave(K.COPY, tokens, width)  # merge heads
+    yield Matmul(tokens, shape.hidden, width, 1, FP32)
+    if training:
+        yield _wave(K.DROPOUT, tokens, shape.hidden)
+    yield _wave(K.ADD, tokens, shape.hidden, 2)
+    yield from _norm(shape, tokens)
+
+
+def _mlp(shape: Architecture, tokens: int, training: bool) -> Iterator[Kernel]:
+    yield Matmul(tokens, shape.ffn, shape.hidden, 1, FP32)
+    for index in range(shape.activation_kernels):
+        yield _wave(K.ADD, tokens, shape.ffn, 2 if index >= 6 else 1)
+    yield Matmul(tokens, shape.hidden, shape.ffn, 1, FP32)
+    if training:
+        yield _wave(K.DROPOUT, tokens, shape.hidden)
+    yield _wave(K.ADD, tokens, shape.hidden, 2)
+    yield from _norm(shape, tokens)
+
+
+def _model(shape: Architecture, seq: int, batch: int, training: bool) -> Iterator[Kernel]:
+    tokens = seq * batch
+    yield _wave(K.EMBEDDING, tokens, shape.hidden)
+    for _ in range(shape.layers):
+        yield from _attention(shape, seq, batch, training)
+        yield from _mlp(shape, tokens, training)
+    for _ in range(shape.decoder_layers):
+        yield from _attention(shape, seq, batch, training)
+        yield from _attention(shape, seq, batch, training)
+        yield from _mlp(shape, tokens, training)
+    if shape.head_dense:
+        yield Matmul(tokens, shape.hidden, shape.hidden, 1, FP32)
+        yield _wave(K.ADD, tokens, shape.hidden)
+        yield _wave(K.LAYER_NORM, tokens, shape.hidden)
+    yield Matmul(tokens, shape.vocab, shape.hidden, 1, FP32)
+
+
+def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
+    """Two products for each product; element-wise kernels read the gradient and what was saved."""
+    for work in reversed(forward):
+        if isinstance(work, Matmul):
+            yield Matmul(work.m, work.k, work.n, work.batch, FP32)
+            yield Matmul(work.k, work.n, work.m, work.batch, FP32)
+        else:
+            kind = K.ADD if work.kind is K.LAYER_NORM else work.kind
+            inputs = 4 if work.kind is K.LAYER_NORM else 2
+            yield _wave(kind, work.rows, work.columns, inputs, work.kind in (K.SOFTMAX, K.EMBEDDING))
+
 
 OPERATOR_FILES = ("ops_fp32.csv.gz", "ops_fp32.csv")
 MODEL_FILES = ("models_fp32.csv.gz", "models_fp32.csv")
@@ -100,8 +280,8 @@ class Cell:
     """The rows of one operator on one GPU."""
 
     points: FP32Rows
-    measured_s: Array
-    predicted_s: Array
+    measured_s: FloatArray
+    predicted_s: FloatArray
 
     @property
     def mean_abs_error(self) -> float:
@@ -150,11 +330,11 @@ def _cells(table: Table, skipped: Skipped, file: str) -> Iterator[Cell]:
                 yield Cell(points, measured_s[at], _predicted_s(points, _fold(gpu)))
 
 
-def _predicted_s(points: FP32Rows, fold: GpuFold) -> Array:
+def _predicted_s(points: FP32Rows, fold: GpuFold) -> FloatArray:
     return reported_s(points, fold.fit, fold.added_s[points.op], fold.least_s[points.op])
 
 
-def _points(op: str, gpu: Gpu, sizes: Mapping[str, Array]) -> FP32Rows:
+def _points(op: str, gpu: Gpu, sizes: Mapping[str, FloatArray]) -> FP32Rows:
     """Their (m, n) by (n, k) as our rows, columns and depth."""
     if op in MATRIX:
         return FP32Rows(op, gpu, sizes["m"], sizes["k"], sizes["n"], sizes["b"])
@@ -167,7 +347,7 @@ def _fold(gpu: Gpu) -> GpuFold:
     return load_folds().gpus.get(gpu.name) or GpuFold(fit, added_s, least_s)
 
 
-def _numbers(table: Table, name: str) -> Array:
+def _numbers(table: Table, name: str) -> FloatArray:
     """Blank entries count as 1: a linear has no batch."""
     return np.array([value or "1" for value in table[name]], dtype=np.float64)
 
@@ -245,12 +425,12 @@ def _models(table: Table, skipped: Skipped, file: str) -> Iterator[Model]:
             skipped[f"{file}: option {record['option']} is not modelled"] += 1
             continue
         try:
-            yield _model(record, gpu)
+            yield _comparison_model(record, gpu)
         except ValueError as error:
             skipped[f"{file}:{number}: {error}"] += 1
 
 
-def _model(record: Mapping[str, str], gpu: Gpu) -> Model:
+def _comparison_model(record: Mapping[str, str], gpu: Gpu) -> Model:
     seq, batch, training = int(record["seq"]), int(record["batch"]), record["mode"] == "train"
     kernels = sum(neusight_kernels(record["model"], seq, batch, training), ())
 

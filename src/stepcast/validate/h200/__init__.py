@@ -1,1 +1,0 @@
-"""Operators, blocks and training steps measured on one H200."""

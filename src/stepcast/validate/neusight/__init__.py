@@ -1,1 +1,0 @@
-"""NeuSight's fp32 operators and models, on GPUs that the constants have seen and have not."""
