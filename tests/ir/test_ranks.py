@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from stepcast.ir.group import FAMILIES
+from stepcast.ir.group import FAMILIES, Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import AXES, RankGrid
 
@@ -25,6 +25,7 @@ def grids(draw: st.DrawFn) -> RankGrid:
 @given(grids(), st.sampled_from(sorted(set(FAMILIES) - {"embedding"})))
 def test_every_rank_is_in_exactly_one_group_of_a_family(grid: RankGrid, family: str) -> None:
     groups = grid.groups(family)
+    assume(family != Group.MIRROR or grid.layout.pp % 2 == 0)  # the stage in the middle has no mirror
     assert sorted(rank for ranks in groups for rank in ranks) == list(range(grid.layout.gpus))
     assert len({len(ranks) for ranks in groups}) == 1
     for ranks in groups:

@@ -20,7 +20,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Execution
 from stepcast.ir.group import Group
 from stepcast.ir.role import Role
-from stepcast.ir.sharding import gathered_bytes
+from stepcast.ir.sharding import Reduced, gathered_bytes
 from stepcast.ir.trainable import Matrices
 from stepcast.ir.weights import NOTHING, Shard
 from stepcast.ir.work import CollectiveKind, Elementwise
@@ -35,9 +35,10 @@ class Buckets(NamedTuple):
 
 
 def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
-    """The gradients of each bucket summed over the ranks that hold the same weights."""
+    """Return what sums the gradients of each bucket over the ranks that hold the same weights."""
     ops: list[Op] = []
     shard, times = filled
+    once = sizes.plan.reduced is Reduced.ONCE
     for part, each in sizes.plan.kinds(shard):
         size = each.total * sizes.gradient
         if part.ways > 1:
@@ -46,7 +47,31 @@ def reduce_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
         if part.copies > 1:
             called, size = f"{part.between} all-reduce {name}", size // part.ways
             ops.append(collective(called, REDUCE, size, part.between, blocking, times))
+        if once and sizes.plan.mirrored:
+            summed = mirror_ops(sizes, name, Buckets(each, times), blocking)
+            ops += [replace(op, after=tuple(other.name for other in ops[-1:])) for op in summed]
     return tuple(ops)
+
+
+def mirror_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
+    """Return what adds the gradients of the two copies of each layer that DualPipe has.
+
+    Stages i and pp-1-i hold the same two pieces of the model, each for half of the micro-batches
+    (github.com/deepseek-ai/DualPipe: parameters 2x). What a rank has after the sum over its own replicas,
+    its shard or everything, it adds to that of its mirror; both are done at the same time.
+    """
+    shard, times = filled
+    return tuple(
+        collective(
+            f"mirror all-reduce {'experts ' if each.experts else ''}{name}",
+            REDUCE,
+            each.total * sizes.gradient // part.ways,
+            Group.MIRROR,
+            blocking,
+            times,
+        )
+        for part, each in sizes.plan.kinds(shard)
+    )
 
 
 def gather_ops(sizes: Sizes, name: str, filled: Buckets, blocking: bool) -> Ops:
@@ -160,6 +185,8 @@ def epilogue(sizes: Sizes, end: StepEnd, reduce: Ops, gather: Ops) -> tuple[Laye
     """Gradient sums that could not overlap, the gradient norm, the optimizer, and the parameters' gather."""
     layers = []
     sums = list(reduce)
+    if sizes.plan.mirrored and sizes.plan.reduced is Reduced.EACH_MICRO_BATCH:
+        sums += mirror_ops(sizes, "gradients", Buckets(end.trained), blocking=True)
     if sizes.strategy.sequence_parallel and end.norms:
         size = end.norms * sizes.gradient
         sums.append(collective("norm gradients tp all-reduce", REDUCE, size, Group.TP))

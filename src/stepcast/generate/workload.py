@@ -7,6 +7,7 @@ from stepcast.generate.stage import StageMaker
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.legality import check
 from stepcast.ir.model import Model
+from stepcast.ir.schedules import facts_of
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import ScheduleKind, Strategy
 from stepcast.ir.workload import Workload
@@ -33,15 +34,17 @@ def generate(model: Model, strategy: Strategy, framework: Framework = MEGATRON_C
 
 
 def _stage_view(strategy: Strategy) -> Strategy:
-    """*strategy* as far as what one stage runs depends on it: not on how stages follow one another."""
+    """Return *strategy* as far as what one stage runs depends on it: on whether another stage holds a copy of
+    its layers, but not on how stages follow one another.
+    """
     layout, overlap = strategy.layout, strategy.overlap
     if layout.pp > 2 or layout.vpp > 1:
         layout = replace(layout, pp=min(2, layout.pp), vpp=1)
     if overlap.experts or not overlap.transfers:
         overlap = replace(overlap, transfers=True, experts=False)
-    return replace(
-        strategy, layout=layout, schedule=ScheduleKind.ONE_F_ONE_B, stage_layers=(), overlap=overlap
-    )
+    copied = facts_of(strategy.schedule, layout.pp).copies > 1
+    schedule = strategy.schedule if copied else ScheduleKind.ONE_F_ONE_B
+    return replace(strategy, layout=layout, schedule=schedule, stage_layers=(), overlap=overlap)
 
 
 @lru_cache(maxsize=1024)

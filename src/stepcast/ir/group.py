@@ -23,6 +23,7 @@ class Group(StrEnum):
     REPLICA = "replica"  # ranks of a dp group that hold the same shard
     EXPERT_SHARD = "expert-shard"  # ranks of an expert-dp group that split its states among them
     EXPERT_REPLICA = "expert-replica"  # ranks of an expert-dp group that hold the same shard
+    MIRROR = "mirror"  # stages i and pp-1-i, which hold the same layers in DualPipe
 
 
 class HostWay(StrEnum):
@@ -48,6 +49,7 @@ FAMILIES: dict[str, tuple[bool, tuple[str, ...]]] = {
     Group.EXPERT_DP: (True, ("dp",)),
     Group.EXPERT_TP: (True, ("tp",)),
     Group.EMBEDDING: (False, ("pp",)),  # its first and last member only
+    Group.MIRROR: (False, ("pp",)),  # two members at the same distance from either end
     Group.WORLD: (False, ("tp", "cp", "dp", "pp")),
     MODEL: (False, ("tp", "pp")),
 }

@@ -76,4 +76,4 @@ class Layout:
         expert, axes = FAMILIES[group]
         sizes = self.axes(expert=expert)
         ranks = prod(sizes[axis] for axis in axes)
-        return min(2, ranks) if group == Group.EMBEDDING else ranks
+        return min(2, ranks) if group in (Group.EMBEDDING, Group.MIRROR) else ranks

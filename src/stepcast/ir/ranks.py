@@ -59,6 +59,9 @@ class RankGrid:
             raise ValueError(f"rank {rank} is outside a world of {self.layout.gpus}")
         if family in PARTS:
             return next(part for part in self._parts(family, rank) if rank in part)
+        if family == Group.MIRROR:
+            stage, stride = rank // self.stride("pp") % self.layout.pp, self.stride("pp")
+            return tuple(sorted({rank, rank + (self.layout.pp - 1 - 2 * stage) * stride}))
         expert, axes = self._family(family)
         first = rank - sum(self._offset(rank, axis, expert) for axis in axes)
         return tuple(first + offset for offset in self._member_offsets(family, expert, axes))
@@ -68,8 +71,11 @@ class RankGrid:
         if family in PARTS:
             firsts = [ranks[0] for ranks in self.groups(PARTS[family])]
             return tuple(sorted(part for first in firsts for part in self._parts(family, first)))
-        ((firsts, offsets),) = self.copies(family)
-        return tuple(tuple([first + offset for offset in offsets]) for first in firsts)
+        return tuple(
+            tuple([first + offset for offset in offsets])
+            for firsts, offsets in self.copies(family)
+            for first in firsts
+        )
 
     def copies(self, family: str) -> list[Copies]:
         """The groups of *family* as copies of one, or of several."""
@@ -79,8 +85,14 @@ class RankGrid:
             ]
         expert, axes = self._family(family)
         others = [axis for axis in AXES if axis not in axes]
-        offsets = self._member_offsets(family, expert, axes)
-        return [Copies(sorted(self._combinations(others, expert)), tuple(offsets))]
+        firsts = sorted(self._combinations(others, expert))
+        if family == Group.MIRROR:
+            pp, stride = self.layout.pp, self.stride("pp")
+            return [
+                Copies([first + stage * stride for first in firsts], (0, (pp - 1 - 2 * stage) * stride))
+                for stage in range(pp // 2)
+            ] + [Copies([first + pp // 2 * stride for first in firsts], (0,))] * (pp % 2)
+        return [Copies(firsts, tuple(self._member_offsets(family, expert, axes)))]
 
     def _parts(self, family: str, rank: int) -> list[tuple[int, ...]]:
         """The group of *rank* cut into runs that hold one copy, or into the holders of each shard."""

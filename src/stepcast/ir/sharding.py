@@ -13,6 +13,7 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.group import Group
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.layout import Layout
+from stepcast.ir.schedules import facts_of
 from stepcast.ir.strategy import Sharding, Strategy
 from stepcast.ir.weights import Shard
 
@@ -57,6 +58,8 @@ class Plan:
     splits_gradients: bool
     # Whether layers are gathered and reduced one by one (ZeRO 3, FSDP), or in buckets.
     by_unit: bool
+    # Whether the stage at the same distance from the other end holds the same layers (DualPipe).
+    mirrored: bool = False
 
     def kinds(self, shard: Shard) -> Iterator[tuple[Partition, Shard]]:
         """The dense weights and the experts of *shard*, as far as there are any, with how they are split."""
@@ -96,7 +99,8 @@ _PLANS: ByIdentity[Plan] = ByIdentity(256)
 
 def _made(strategy: Strategy, framework: Framework) -> Plan:
     keeps_fp32 = framework.keeps_fp32_weights(strategy) and strategy.weights is not DType.FP32
-    return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32)
+    mirrored = facts_of(strategy.schedule, strategy.layout.pp).copies > 1
+    return _plan(strategy.layout, strategy.sharding, strategy.reshards, keeps_fp32, mirrored)
 
 
 def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
@@ -113,7 +117,7 @@ def gathered_bytes(strategy: Strategy, shard: Shard) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool) -> Plan:
+def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool, mirrored: bool) -> Plan:
     dense, experts = _dense(layout, sharding), _experts(layout, sharding)
     split = dense.ways > 1 or experts.ways > 1
     splits_gradients = sharding.splits_gradients and split
@@ -131,7 +135,7 @@ def _plan(layout: Layout, sharding: Sharding, reshards: bool, keeps_fp32: bool) 
             gathered, reduced = Gathered.ONCE, Reduced.ONCE
     elif split:
         gathered = Gathered.AFTER_UPDATE
-    return Plan(dense, experts, gathered, reduced, splits_gradients, by_unit)
+    return Plan(dense, experts, gathered, reduced, splits_gradients, by_unit, mirrored)
 
 
 def _dense(layout: Layout, sharding: Sharding) -> Partition:

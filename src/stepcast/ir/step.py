@@ -23,6 +23,7 @@ PART_OF_GROUP = {
     "replica": "dp",
     "expert-shard": "dp",
     "expert-replica": "dp",
+    "mirror": "dp",
     "pp": "pp",
     "embedding": "dp",
     "world": "other",

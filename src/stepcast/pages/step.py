@@ -44,6 +44,7 @@ GROUP_NAMES = {
     "expert-dp": "data parallel of experts",
     "expert-shard": "sharded experts",
     "expert-replica": "replicas of sharded experts",
+    "mirror": "copies of layers",
     "world": "all GPUs",
     "embedding": "shared embedding",
     "shard": "sharded weights",

@@ -40,7 +40,9 @@ class Chunk:
     def blocks(self, phase: Phase) -> Blocks:
         which = phase.like
         if self.in_turn:
-            which = 0 if phase.first else self.final if phase.last else USUAL
+            # A split backward among whole ones may be the first of its kind and the last of all.
+            ends = phase.last and phase.kind is not Kind.FORWARD
+            which = self.final if ends else 0 if phase.first else self.final if phase.last else USUAL
         return self.varied[phase.kind].get(which, self.usual)
 
 

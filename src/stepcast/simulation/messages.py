@@ -20,7 +20,7 @@ class Phase(NamedTuple):
     first: bool
     """The first slot of this kind and chunk on the stage."""
     last: bool
-    """The last one: the backward after which gradients can be reduced."""
+    """The last one, of whole backwards and weight halves together: gradients can be reduced after it."""
     like: int = USUAL
     """The first of the micro-batches that run the same as this one; USUAL where most do."""
 

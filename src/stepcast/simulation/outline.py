@@ -9,10 +9,13 @@ alike; what its ops cost is said by their numbers.
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from stepcast.ir.group import Channel
+from stepcast.ir.group import Channel, Group
 from stepcast.ir.workload import op_label
 from stepcast.simulation.lanes import COMPUTE, Lanes
 from stepcast.simulation.pieces import Piece, TimedOp
+
+PAIRED = frozenset({Group.EP})
+"""Groups whose communication, of one slot of a pair, runs while the other slot computes."""
 
 
 class Look(NamedTuple):
@@ -118,13 +121,19 @@ class Outline:
             registers += (done,)
             if look.early:
                 after, registers = (), ()
+            # Of a pair, a slot holds up the other while it waits for anything but its experts.
+            stops_both = look.blocking and self.streams > 1 and look.group not in PAIRED
             if look.blocking:
                 registers += self._begins(stream)
                 keeps += (done,)
+            if stops_both:
+                registers += (COMPUTE,)
             op = self._add(look, at, self.lanes.of(look.group), after, registers, keeps)
-            if look.blocking:
+            if stops_both:
+                self.ops.append(TimedOp("wait", 0.0, COMPUTE, (op,)))
+            elif look.blocking:
                 self.awaited[stream] = op
-            if look.collective and (not look.blocking or self.streams > 1):
+            if look.collective and (not look.blocking or (self.streams > 1 and not stops_both)):
                 self.beside.append(_Window(stream, look.name, at, look.blocking, len(self.computing)))
         else:
             after += self._issued(at, look)
@@ -192,7 +201,8 @@ class Outline:
         if not look.after:
             return (), ()
         named, register = self.named[stream], self.lanes.register
-        for name in look.after:
+        # A collective that waits for another holds up no computation.
+        for name in look.after if look.blocking or not look.collective else ():
             self._waits_for(stream, name)
         here = tuple(named[name] for name in look.after if name in named)
         earlier = tuple(register[name] for name in look.after if name not in named and name in register)

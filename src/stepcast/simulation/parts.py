@@ -130,7 +130,9 @@ def _slots(schedule: Schedule, like: Ints) -> tuple[list[tuple[Phase, ...]], Int
     what = (stage * len(Kind) + kind) * schedule.chunks + chunk
     first, last = np.zeros(len(kind), bool), np.zeros(len(kind), bool)
     first[distinct(what).first] = True
-    last[len(kind) - 1 - distinct(what[::-1]).first] = True
+    # Weight gradients are complete after the last whole backward or the last weight half, whichever is later.
+    ends = (stage * len(Kind) + np.where(kind == Kind.WEIGHT, Kind.BACKWARD, kind)) * schedule.chunks + chunk
+    last[len(kind) - 1 - distinct(ends[::-1]).first] = True
     likes, _, which = distinct(like - USUAL)
     slot = 1 + ((what * 2 + first) * 2 + last) * len(likes) + which[batch]
     second = np.concatenate([[False], with_next[:-1] > 0])

@@ -2,18 +2,20 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import groupby
 from typing import NamedTuple
 
 from stepcast.ir.group import Channel
 from stepcast.ir.identity import ByIdentity
-from stepcast.ir.work import COMMUNICATING, group_of
+from stepcast.ir.work import group_of
 from stepcast.ir.workload import Block, Layer
 from stepcast.simulation.costs import Beside, Issue, Seconds
 from stepcast.simulation.issued import Issued, Looks, looks_of, own_cost, row_of
 from stepcast.simulation.lanes import COMPUTE, Lanes
-from stepcast.simulation.outline import Issues, Loses, Outline, Own, Terms
+from stepcast.simulation.outline import PAIRED, Issues, Loses, Outline, Own, Terms
 from stepcast.simulation.pieces import NO_LANE, Cost, Piece, TimedOp
 from stepcast.simulation.schedule import Kind
+from stepcast.simulation.schedules.paired import PairPart, merge_parts
 
 
 class _Outlined(NamedTuple):
@@ -74,24 +76,33 @@ class Pieces:
         return self._filled(row.issued, row.looks, (), 1, goes_on, factor, costs)
 
     def interleaved(self, streams: Sequence[Sequence[Issued]], seconds: Seconds, factor: float) -> Piece:
-        """Ops of all streams, each stream in its own order: always the op that can start first, so that one
-        stream computes while the other communicates (DeepSeek-V3, 2024, section 3.2.1); of two the one whose
-        stream has done less.
+        """Return the ops of two slots that run as a pair, in the order that ends earliest.
+
+        One computes while the other exchanges tokens with its experts; all other communication holds up both
+        (DeepSeek-V3, 2024, section 3.2.1; Megatron-Core's model_chunk_schedule_plan.py: dispatch and combine
+        have a stream of their own, attention and MLP of both share one).
         """
-        orders = [_Order(stream, seconds) for stream in streams]
-        free_s: dict[Channel | None, float] = {}
+        cut = [self._cut_at_exchanges(stream) for stream in streams]
+        first, second = (
+            [PairPart(exchanges, _lasts_s(ops, seconds, factor)) for exchanges, ops in parts] for parts in cut
+        )
+        left = [iter(parts) for parts in cut]
         numbers: list[int] = []
         issued: list[Issued] = []
-        while any(order.left for order in orders):
-            starts = [
-                (order.start_s(free_s), order.done_share, number)
-                for number, order in enumerate(orders)
-                if order.left
-            ]
-            start_s, _, number = min(starts)
-            numbers.append(number)
-            issued.append(orders[number].take(start_s, free_s))
+        for number in merge_parts(first, second):
+            _, ops = next(left[number])
+            numbers += [number] * len(ops)
+            issued += ops
         return self._filled(issued, (looks_of(issued),), tuple(numbers), len(streams), False, factor)
+
+    def _cut_at_exchanges(self, stream: Sequence[Issued]) -> list[tuple[bool, list[Issued]]]:
+        """Return the ops of a slot in runs, with whether a run exchanges tokens with experts or computes."""
+
+        def exchanges(issued: Issued) -> bool:
+            group = group_of(issued.op.work)
+            return issued.op.blocking and group in PAIRED and group not in self.terms.alone
+
+        return [(kind, list(run)) for kind, run in groupby(stream, key=exchanges)]
 
     def once(self, issued: Sequence[Issued], name: str, others: int, finish: bool, factor: float) -> Piece:
         """What runs once per step, when *others* have come and, to *finish*, all communication has ended.
@@ -144,23 +155,20 @@ def pieces_under(terms: Terms) -> Pieces:
 
 
 def _begin(lanes: Lanes, streams: int) -> Piece:
+    """A pair begins when the inputs of both have come (deepseek-ai/DualPipe, _forward_backward_chunk)."""
     ops = [TimedOp("turn", 0.0, NO_LANE, lanes=(COMPUTE,), keeps=(lanes.turn,))]
-    for stream in range(streams):
-        ops.append(TimedOp("given", 0.0, NO_LANE, inputs=(stream,), keeps=(lanes.given(stream),)))
+    every = tuple(range(streams))
+    for stream in every:
+        ops.append(TimedOp("given", 0.0, NO_LANE, inputs=every, keeps=(lanes.given(stream),)))
         ops.append(TimedOp("fresh", 0.0, NO_LANE, lanes=(lanes.begin,), keeps=(lanes.done(stream),)))
     return Piece.of("begin", ops, lanes=lanes.count, inputs=streams)
 
 
 def _end(lanes: Lanes, streams: int) -> Piece:
+    """A pair sends both results when both are made, as there."""
+    made = (*map(lanes.done, range(streams)), *map(lanes.given, range(streams)), lanes.turn)
     ops = [
-        TimedOp(
-            "made",
-            0.0,
-            NO_LANE,
-            lanes=(lanes.done(stream), lanes.given(stream), lanes.turn),
-            keeps=(lanes.done(stream),),
-        )
-        for stream in range(streams)
+        TimedOp("made", 0.0, NO_LANE, lanes=made, keeps=(lanes.done(stream),)) for stream in range(streams)
     ]
     return Piece.of("end", ops, lanes=lanes.count, outputs=range(streams))
 
@@ -192,36 +200,19 @@ def _loses(piece: Piece) -> bool:
     return bool(piece.costs) and isinstance(piece.costs[-1], Beside)
 
 
-class _Order:
-    """One stream of ops, as far as it has been issued."""
-
-    def __init__(self, ops: Sequence[Issued], seconds: Seconds) -> None:
-        self.ops, self.at = ops, 0
-        self.lengths_s = [seconds(issued.op.work) for issued in ops]
-        self.total_s = sum(self.lengths_s) or 1.0
-        self.done_s = self.ready_s = 0.0
-        self.ended_s: dict[str, float] = {}
-
-    @property
-    def left(self) -> bool:
-        return self.at < len(self.ops)
-
-    @property
-    def done_share(self) -> float:
-        return self.done_s / self.total_s
-
-    def start_s(self, free_s: dict[Channel | None, float]) -> float:
-        """When the next op can start: its lane is free, and what it waits for has ended."""
-        op = self.ops[self.at].op
-        named_s = max((self.ended_s.get(name, 0.0) for name in op.after), default=0.0)
-        return max(self.ready_s, free_s.get(group_of(op.work), 0.0), named_s)
-
-    def take(self, start_s: float, free_s: dict[Channel | None, float]) -> Issued:
-        issued, length_s = self.ops[self.at], self.lengths_s[self.at]
-        end_s = start_s + length_s
-        free_s[group_of(issued.op.work)] = self.ended_s[issued.op.name] = end_s
-        if issued.op.blocking or type(issued.op.work) not in COMMUNICATING:
-            self.ready_s = end_s
-        self.done_s += length_s
-        self.at += 1
-        return issued
+def _lasts_s(ops: Sequence[Issued], seconds: Seconds, factor: float) -> float:
+    """Return the seconds until *ops* of one slot have computed and all that holds them up has ended."""
+    ready_s = 0.0
+    free_s: dict[Channel, float] = {}
+    ended_s: dict[str, float] = {}
+    for _, op, _ in ops:
+        start_s = max([ready_s, *(ended_s.get(name, 0.0) for name in op.after)])
+        group = group_of(op.work)
+        if group is None:
+            ready_s = end_s = start_s + seconds(op.work) * factor
+        else:
+            end_s = free_s[group] = max(start_s, free_s.get(group, 0.0)) + seconds(op.work)
+            if op.blocking:
+                ready_s = end_s
+        ended_s[op.name] = end_s
+    return ready_s
