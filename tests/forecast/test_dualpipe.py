@@ -1,6 +1,7 @@
 """DualPipe: two copies of the model, and pairs of a forward and a backward."""
 
 from itertools import product
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ NIC_BYTES_PER_S = 50e9
 
 def test_the_two_copies_of_each_layer_add_their_gradients() -> None:
     """Every GPU holds 2 / (tp x pp) of the model; ranks of one pair sit on different nodes."""
-    choices = {"gpus": 64, "tp": 8, "pp": 8, "global_batch": 32}
+    choices: dict[str, Any] = {"gpus": 64, "tp": 8, "pp": 8, "global_batch": 32}
     report = stepcast.predict("llama-3.1-70b", "dgx-h100", schedule="dualpipe", **choices).report
     gradient_bytes = 2 * 70.55e9 / 64 * 4
     assert report.communication_s["mirror"].total_s == pytest.approx(
@@ -28,7 +29,7 @@ def test_gradients_are_reduced_once_over_data_parallel_ranks() -> None:
     """A schedule of whole and of split backwards reduces after the last of either: twice what 1F1B does, for
     two copies.
     """
-    choices = {"gpus": 64, "tp": 4, "pp": 4, "global_batch": 64, "sharding": "none"}
+    choices: dict[str, Any] = {"gpus": 64, "tp": 4, "pp": 4, "global_batch": 64, "sharding": "none"}
     once, twice = (
         stepcast.predict("llama-3.1-8b", "dgx-h100", schedule=schedule, **choices).report.communication_s
         for schedule in ("1f1b", "dualpipe")
@@ -37,20 +38,49 @@ def test_gradients_are_reduced_once_over_data_parallel_ranks() -> None:
 
 
 def test_dense_dualpipe_hides_no_tensor_parallel_collectives() -> None:
-    choices = {"gpus": 32, "tp": 8, "pp": 4, "global_batch": 64, "overlap": "gradients,parameters,transfers"}
+    choices: dict[str, Any] = {
+        "gpus": 32,
+        "tp": 8,
+        "pp": 4,
+        "global_batch": 64,
+        "overlap": "gradients,parameters,transfers",
+    }
     report = stepcast.predict("llama-3.1-70b", "dgx-h100", schedule="dualpipe", **choices).report
     tensor = report.communication_s["tp"]
     assert tensor.exposed_s == pytest.approx(tensor.total_s, rel=1e-6)
 
 
 def test_dualpipe_hides_the_exchanges_of_experts() -> None:
-    choices = {"gpus": 64, "ep": 8, "pp": 4, "global_batch": 512, "expert_tp": 1}
+    choices: dict[str, Any] = {"gpus": 64, "ep": 8, "pp": 4, "global_batch": 512, "expert_tp": 1}
     shares = []
     for schedule in ("1f1b", "dualpipe"):
         report = stepcast.predict("qwen3-30b-a3b", "dgx-h100", schedule=schedule, **choices).report
         shares.append(report.communication_s["ep"].exposed_s / report.communication_s["ep"].total_s)
     assert shares[0] == pytest.approx(1.0, rel=1e-6)
     assert shares[1] < 0.5
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"pp": 32, "schedule": "dualpipe"},
+        {"pp": 8, "vpp": 4, "overlap": "experts"},
+    ],
+)
+def test_recomputation_beside_exchanges_is_not_faster_than_none(choices: dict[str, Any]) -> None:
+    common: dict[str, Any] = {
+        "gpus": 1024,
+        "tp": 2,
+        "cp": 2,
+        "ep": 16,
+        "micro_batch": 2,
+        "global_batch": 2048,
+    }
+    times_s = [
+        stepcast.predict("deepseek-v3", "dgx-h100", recompute=recompute, **common, **choices).step_s
+        for recompute in ("none", "selective:norms", "selective:norms,core-attention", "full")
+    ]
+    assert times_s == sorted(times_s)
 
 
 LENGTHS = st.lists(st.integers(0, 5).map(float), max_size=4)

@@ -97,7 +97,7 @@ def test_faster_hardware_is_never_slower(case: Case, what: str, factor: float) -
     assert after.step_s <= before.step_s * ROUNDING
 
 
-LESS_WORK = {
+LESS_WORK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # What is changed for less work -> (less, more).
     "recompute": ({"recompute": "none"}, {"recompute": "selective"}),
     "recompute more": ({"recompute": "selective"}, {"recompute": "full"}),
@@ -133,7 +133,13 @@ def test_less_work_is_never_slower(
     what: str,
 ) -> None:
     """Also where a forward and a backward share a GPU, whose order is chosen anew for other work."""
-    choices = {"gpus": 64, "tp": tp, "cp": cp, "pp": pp, "ep": 1 if model.startswith("llama") else ep}
+    choices: dict[str, Any] = {
+        "gpus": 64,
+        "tp": tp,
+        "cp": cp,
+        "pp": pp,
+        "ep": 1 if model.startswith("llama") else ep,
+    }
     choices |= {"execution": execution, "global_batch": 256, "seq": 2048}
     chunks = schedule in (ScheduleKind.INTERLEAVED, ScheduleKind.ZB_V)
     if pp > 1:
