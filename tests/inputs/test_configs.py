@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -9,36 +10,41 @@ from pathlib import Path
 import pytest
 import yaml
 
-from stepcast.inputs.configs.keys import flat
+from stepcast.cli.configured import equivalent_command
+from stepcast.cli.forecasting import Asked, asked_by
+from stepcast.cli.main import build_parser, main, with_files
+from stepcast.frameworks.catalog import load_framework
+from stepcast.inputs.configs.keys import DATA, RunConfig, flat
 from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.configs.shell import flags_of
 from stepcast.inputs.errors import FormatError
+from stepcast.models.catalog import load_model
 from stepcast.models.like import model_words
 from tests.cli.test_main import run_json
 from tests.shared import ROOT
 
 FOLDER = Path(__file__).parent / "configs"
 
-# File | model | some options | some keys that change nothing.
+# File | model | some options | some keys without effect, ~ not modelled, ? not recognised.
 TABLE = """
 examples/configs/megatron-llama3-8b.sh | llama-3-8b | gpus=8 tp=1 seq=8192 global-batch=128 precision=fp8 sharding=zero-1 gradients=bf16 | lr manual-gc save
 megatron/mixtral_8x7b.sh | mixtral-8x7b | gpus=8 ep=8 pp=1 precision=bf16 overlap=gradients,parameters | moe-aux-loss-coeff lr
-megatron/gpt3_175b.sh | gpt3-175b | gpus=128 tp=8 pp=16 precision=fp16 sharding=none global-batch=1536 | rampup-batch-size adam-beta1
+megatron/gpt3_175b.sh | gpt3-175b | gpus=128 tp=8 pp=16 precision=fp16 sharding=none global-batch=1536 execution=eager gradients=fp16 | ~rampup-batch-size adam-beta1
 megatron/sc21_figure.sh | megatron-76.1b-l48 | tp=8 pp=8 vpp=3 recompute=full precision=fp16 | DDP-impl
-megatron/deepseek_v2_lite.sh | deepseek-v2-lite | gpus=8 ep=8 precision=bf16 dispatcher=all-to-all | kv-lora-rank
+megatron/deepseek_v2_lite.sh | deepseek-v2-lite | gpus=8 ep=8 precision=bf16 dispatcher=all-to-all execution=eager |
 megatron/aws_llama2_70b.sbatch | llama-2-70b | gpus=16 tp=4 pp=4 seq=4096 global-batch=2048 precision=fp16 | tokenizer-type train-iters lr
 megatron/llm_jp_175b.sh | configured | gpus=512 tp=4 pp=16 global-batch=1728 sequence-parallel=True | train-data-path npernode
 megatron/modelopt_qwen3_30b_a3b.sh | qwen3-30b-a3b | micro-batch=1 precision=bf16 dispatcher=all-to-all | moe-router-dtype save-interval
 megatron/ms_swift_moe.sh | qwen3-30b-a3b | gpus=2 ep=2 seq=2048 lora-rank=8 recompute=full | dataset finetune lr
 megatron/functional_test.yaml | configured | tp=2 pp=2 vpp=2 micro-batch=4 sharding=zero-1 | train-iters
-nemo/llama3_1_405b.yaml | configured | gpus=4608 tp=8 pp=9 vpp=7 cp=2 sharding=zero-1 precision=bf16 dropout=False | trainer.max_steps model.optim.lr
+nemo/llama3_1_405b.yaml | configured | gpus=4608 tp=8 pp=9 vpp=7 cp=2 sharding=zero-1 precision=bf16 dropout=False | ~model.defer_embedding_wgrad_compute trainer.max_steps model.optim.lr
 nemo/llama3_1_70b.yaml | llama-3.1-70b | gpus=512 tp=4 pp=4 vpp=5 cp=2 | exp_manager.create_wandb_logger
 nemo/llama3_8b.yaml | llama-3-8b | gpus=8 cp=2 global-batch=128 | run.time_limit
 nemo/llama2_7b.yaml | llama-2-7b | gpus=16 tp=2 | model.optim.lr
 nemo/gpt3_175b.yaml | gpt3-175b | gpus=1024 tp=4 pp=8 vpp=12 precision=bf16 overlap=gradients,parameters,tensor,tensor-gradients,transfers | model.optim.lr
 nemo/gpt3_5b.yaml | gpt3-6.7b-l24 | gpus=128 micro-batch=4 precision=bf16 dropout=True | hydra.searchpath
 nemo/gpt3_20b_fp8_performance.yaml | configured | gpus=512 tp=4 precision=fp8 recompute=selective | run.results_dir
-nemo/gpt3_70b_fsdp.yaml | mpt-70b | gpus=1024 tp=4 sharding=fsdp precision=bf16 overlap=tensor-gradients | model.optim.lr
+nemo/gpt3_70b_fsdp.yaml | mpt-70b | gpus=1024 tp=4 sharding=fsdp precision=bf16 overlap=tensor-gradients | ~model.fsdp_grad_reduce_dtype model.optim.lr
 nemo/mixtral_8x7b.yaml | mixtral-8x7b | gpus=64 pp=4 vpp=8 ep=8 | model.moe_grouped_gemm
 nemo/starcoder2_3b.yaml | configured | gpus=64 tp=2 seq=16384 precision=bf16 sequence-parallel=False | model.optim.lr
 bridge/llama3_8b_override.yaml | llama-3-8b | seq=4096 global-batch=8 gradients=fp32 | optimizer.lr scheduler.lr_warmup_iters
@@ -49,38 +55,38 @@ bridge/llama3_70b_perf.yaml | llama-3-70b | tp=4 pp=4 vpp=5 cp=2 precision=fp8 |
 bridge/llama31_405b.yaml | llama-3.1-405b | tp=8 pp=8 vpp=8 cp=2 | checkpoint.save
 bridge/kimi_k2_l8.yaml | kimi-k2 | ep=8 recompute=full | checkpoint.save
 bridge/qwen3_30b_a3b.yaml | qwen3-30b-a3b | ep=8 micro-batch=4 sharding=zero-1 | rng.seed
-bridge/distill_3b_1b.yaml | | seq=8192 micro-batch=1 | model.teacher
+bridge/distill_3b_1b.yaml | | seq=8192 micro-batch=1 | ~model.teacher
 bridge/qwen3_next_finetune.yaml | qwen3-next-80b-a3b | ep=8 overlap=none | peft
 torchtitan/llama3_8b.toml | llama-3.1-8b | seq=8192 sharding=fsdp recompute=selective kernels=compiled | optimizer.lr metrics.log_freq
 torchtitan/llama3_70b.toml | llama-3.1-70b | tp=8 micro-batch=8 recompute=full | optimizer.lr
 torchtitan/autopartition_llama3_70b.toml | llama-3.1-70b | tp=8 recompute=full kernels=plain | validation.enable
 torchtitan/llama3_405b.toml | llama-3.1-405b | tp=8 micro-batch=2 precision=fp8 kernels=compiled overlap=gradients,parameters,tensor,transfers | model.tokenizer_path
-torchtitan/llama3_70b_8xb200_8k.toml | llama-3.1-70b | gpus=8 global-batch=48 micro-batch=6 | optimizer.lr
+torchtitan/llama3_70b_8xb200_8k.toml | llama-3.1-70b | gpus=8 accumulation=1 micro-batch=6 | optimizer.lr
 torchtitan/deepseek_v3_16b.toml | deepseek-v2-lite | ep=8 | optimizer.lr
 torchtitan/deepseek_v3_671b.toml | deepseek-v3 | ep=1 pp=1 kernels=plain | parallelism.pipeline_parallel_schedule
 torchtitan/qwen3_32b.toml | qwen3-32b | micro-batch=2 recompute=full precision=bf16 | optimizer.lr
 torchtitan/qwen3_next_80b_a3b.toml | qwen3-next-80b-a3b | seq=4096 micro-batch=8 precision=bf16 | quantize.linear.mx.filter_fqns
 torchtitan/llama4_17bx16e.toml | llama-4-scout | tp=8 micro-batch=8 kernels=plain precision=bf16 | optimizer.lr
-deepspeed/zero2_auto.json | | sharding=zero-2 bucket-mb=400.0 optimizer=adamw | scheduler.type optimizer.params.lr
-deepspeed/zero3_auto.json | | sharding=zero-3 | wall_clock_breakdown
-deepspeed/zero3_offload.json | | sharding=zero-3 offload=optimizer overlap=none | zero_optimization.offload_param.device
+deepspeed/zero2_auto.json | | sharding=zero-2 accumulation=1 precision=fp16 bucket-mb=400.0 optimizer=adamw | scheduler.type optimizer.params.lr ~zero_optimization.allgather_bucket_size
+deepspeed/zero3_auto.json | | sharding=zero-3 precision=bf16 overlap=gradients,parameters | wall_clock_breakdown
+deepspeed/zero3_offload.json | | sharding=zero-3 offload=optimizer overlap=none | ~zero_optimization.offload_param.device
 deepspeed/z3_partial_offload.json | | sharding=zero-3 offload=optimizer | zero_force_ds_cpu_optimizer
 deepspeed/gbs256_mbs32_zero1.json | | gpus=8 micro-batch=32 global-batch=256 sharding=zero-1 precision=fp16 | prescale_gradients
 deepspeed/autotuning_fp16_z1.json | | sharding=zero-1 precision=fp16 | _comment
 deepspeed/bigscience_bf16.json | | gpus=16 micro-batch=1 precision=bf16 | steps_per_print
 deepspeed/bigscience_fp32.json | | gpus=16 sharding=zero-1 precision=fp32 | steps_per_print
-deepspeed/zero_offload_10b.json | | sharding=zero-2 offload=optimizer global-batch=30 bucket-mb=100.0 optimizer=adamw | zero_optimization.comm_overlap
+deepspeed/zero_offload_10b.json | | sharding=zero-2 offload=optimizer global-batch=30 bucket-mb=100.0 optimizer=adamw | ?zero_optimization.comm_overlap
 deepspeed/autotp.json | | tp=2 sharding=zero-2 overlap=none | zero_allow_untested_optimizer
-accelerate/fsdp.yaml | | gpus=8 sharding=fsdp precision=bf16 | fsdp_config.fsdp_auto_wrap_policy
-accelerate/template_fsdp.yaml | | gpus=2 sharding=fsdp precision=bf16 | fsdp_config.fsdp_backward_prefetch
+accelerate/fsdp.yaml | | gpus=8 sharding=fsdp precision=bf16 master-weights=True optimizer=adamw:fp32 | fsdp_config.fsdp_auto_wrap_policy
+accelerate/template_fsdp.yaml | | gpus=2 sharding=fsdp precision=bf16 accumulation=1 | fsdp_config.fsdp_use_orig_params
 accelerate/latest_fsdp.yaml | | gpus=1 precision=fp32 | fsdp_config.fsdp_transformer_layer_cls_to_wrap
 accelerate/fsdp_qlora.yaml | | gpus=2 precision=fp32 offload=optimizer | fsdp_config.fsdp_transformer_layer_cls_to_wrap
 accelerate/fsdp2.yaml | | sharding=fsdp reshard=True | debug
-accelerate/context_parallel_8gpu.yaml | | gpus=8 cp=8 recompute=full | fsdp_config.fsdp_activation_checkpointing_offload
+accelerate/context_parallel_8gpu.yaml | | gpus=8 cp=8 recompute=full | ~fsdp_config.fsdp_activation_checkpointing_offload
 accelerate/tp_hsdp.yaml | | gpus=8 tp=2 sharding=hybrid-fsdp shard=2 | rdzv_backend
 accelerate/nd.yaml | | gpus=8 cp=4 sharding=fsdp | debug
 accelerate/deepspeed_zero3.yaml | | sharding=zero-3 | deepspeed_config.zero3_init_flag
-accelerate/multi_gpu.yaml | | gpus=2 sharding=none precision=bf16 |
+accelerate/multi_gpu.yaml | | gpus=2 sharding=none precision=autocast-bf16 |
 """
 KNOWN: dict[str, tuple[str, str, str]] = {
     file: (model, options, ignored)
@@ -121,10 +127,10 @@ def test_a_configuration_names_the_public_one_it_was_reduced_from(name: str) -> 
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_every_key_is_understood_ignored_or_not_set(name: str) -> None:
-    """Each in one list: nothing is dropped in silence."""
+def test_every_key_is_in_one_list(name: str) -> None:
+    """Used, not set, without effect, not modelled or not recognised: nothing is dropped in silence."""
     found = read_config(path_of(name))
-    told = [*found.understood, *found.ignored, *found.unset]
+    told = [*found.understood, *found.ignored, *found.not_modelled, *found.unknown, *found.unset]
     assert len(told) == len(set(told))
     text = path_of(name).read_text()
     keys: set[str]
@@ -154,7 +160,11 @@ def test_a_configuration_is_understood(name: str) -> None:
     for pair in options.split():
         key, _, value = pair.partition("=")
         assert said[key] == value, key
-    assert set(ignored.split()) <= set(found.ignored)
+    lists = {"": set(found.ignored), "~": set(found.not_modelled), "?": set(found.unknown)}
+    for word in ignored.split():
+        mark = word[0] if word[0] in lists else ""
+        assert word.removeprefix(mark) in lists[mark]
+    assert set(found.unknown) == {word[1:] for word in ignored.split() if word[0] == "?"}
     assert not set(found.understood) & set(found.ignored)
 
 
@@ -263,7 +273,7 @@ def test_yaml_that_repeats_itself_ends(tmp_path: Path) -> None:
         (
             "data_parallel_replicate_degree = 4\ndata_parallel_shard_degree = 8\n"
             'fsdp_reshard_after_forward = "never"',
-            "gpus=32 sharding=hybrid-fsdp shard=8 reshard=False global-batch=64",
+            "gpus=32 sharding=hybrid-fsdp replicate=4 reshard=False accumulation=1",
         ),
         (
             "data_parallel_shard_degree = 2\ntensor_parallel_degree = 2\npipeline_parallel_degree = 2\n"
@@ -291,3 +301,411 @@ def test_old_names_of_fsdp_strategies(tmp_path: Path, strategy: str, sharding: s
     file = tmp_path / "fsdp.yaml"
     file.write_text(f"distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: {strategy}\n")
     assert read_config(file).options["sharding"] == sharding
+
+
+# ---- the same as a command line -----------------------------------------------------------------------
+
+MODELS = {"deepspeed": "llama-3.2-1b", "accelerate": "qwen2.5-7b", "distill_3b_1b": "llama-3.2-1b"}
+GPUS = {
+    "bridge/deepseek_v3.yaml": 1024,
+    "bridge/llama31_405b.yaml": 128,
+    "torchtitan/llama3_405b.toml": 256,
+    "deepspeed/zero_offload_10b.json": 2,
+    "megatron/functional_test.yaml": 8,
+    "nemo/gpt3_70b_fsdp.yaml": 64,
+    "bridge/llama3_8b_override.yaml": 8,
+    "bridge/llama3_8b_fsdp.yaml": 8,
+    "bridge/distill_3b_1b.yaml": 8,
+}
+
+
+def further_words(name: str) -> list[str]:
+    """What a file leaves out: a model where it names none, and GPUs."""
+    config, words = read_config(path_of(name)), ["--cluster", "dgx-h100"]
+    for part, model in MODELS.items():
+        words += ["--model", model] if part in name else []
+    if "gpus" not in config.options or name in GPUS:
+        words += ["--gpus", str(GPUS.get(name, 64))]
+    return [*words, "--ignore-unknown"] if config.unknown else words
+
+
+def asked_of(words: list[str]) -> Asked:
+    parser = build_parser(load=True)
+    return asked_by(with_files(parser, words, 1))
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_file_and_its_command_line_ask_for_the_same(name: str) -> None:
+    """Model, cluster, strategy and software are equal, and a prediction depends on nothing else."""
+    parser = build_parser(load=True)
+    args = with_files(parser, ["predict", "--config", str(path_of(name)), *further_words(name)], 1)
+    by_file = asked_by(args)
+    command = shlex.split(equivalent_command(args))
+    assert command[:2] == ["stepcast", "predict"]
+    assert not [word for word in command if word.startswith("--config")]
+    by_command = asked_of(command[1:])
+    for part in ("model", "cluster", "strategy", "framework", "options"):
+        assert getattr(by_file, part) == getattr(by_command, part), part
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "examples/configs/megatron-llama3-8b.sh",
+        "megatron/mixtral_8x7b.sh",
+        "nemo/llama3_8b.yaml",
+        "bridge/qwen3_30b_a3b.yaml",
+        "torchtitan/llama3_8b.toml",
+        "deepspeed/zero3_offload.json",
+        "accelerate/fsdp.yaml",
+    ],
+)
+def test_a_file_and_its_command_line_give_the_same_bits(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    by_file = run_json(capsys, "predict", "--config", str(path_of(name)), *further_words(name))
+    by_command = run_json(capsys, *shlex.split(by_file["config"]["command"])[1:])
+    assert by_file["step_s"].hex() == by_command["step_s"].hex()
+    assert by_file["memory_bytes"] == by_command["memory_bytes"]
+
+
+# ---- keys ---------------------------------------------------------------------------------------------
+
+GPT = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 2048 --bf16 --micro-batch-size 1 "
+
+
+def read_text(tmp_path: Path, text: str, name: str = "a.sh") -> RunConfig:
+    (tmp_path / name).write_text(text)
+    return read_config(tmp_path / name)
+
+
+def test_a_misspelt_argument_is_an_error_with_the_right_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} --tensor-model-paralel-size 8")
+    words = ["predict", "--config", str(file), "--cluster", "dgx-h100"]
+    assert main(words) == 2
+    message = capsys.readouterr().err
+    assert "'--tensor-model-paralel-size' (did you mean '--tensor-model-parallel-size'?)" in message
+    found = run_json(capsys, *words, "--ignore-unknown")
+    assert found["config"]["unknown"] == {"tensor-model-paralel-size": "tensor-model-parallel-size"}
+    assert found["strategy"]["tp"] == 1
+    assert any("unrecognised keys left out: tensor-model-paralel-size" in note for note in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "key", "near"),
+    [
+        (
+            "a.yaml",
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_stategy: FULL_SHARD",
+            "fsdp_config.fsdp_sharding_stategy",
+            "fsdp_config.fsdp_sharding_strategy",
+        ),
+        (
+            "a.json",
+            '{"zero_optimization": {"stage": 3, "overlap_com": true}}',
+            "zero_optimization.overlap_com",
+            "zero_optimization.overlap_comm",
+        ),
+        (
+            "a.toml",
+            '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_paralel_degree = 2\n',
+            "parallelism.tensor_paralel_degree",
+            "parallelism.tensor_parallel_degree",
+        ),
+        (
+            "a.yaml",
+            "trainer: {num_nodes: 1, devices: 8}\nmodel: {num_layers: 2, micro_batch_sise: 1}",
+            "model.micro_batch_sise",
+            "model.micro_batch_size",
+        ),
+    ],
+)
+def test_misspelt_keys_have_a_nearest_name(tmp_path: Path, name: str, text: str, key: str, near: str) -> None:
+    assert read_text(tmp_path, text, name).unknown == {key: near}
+
+
+def test_ignore_unknown_needs_a_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "llama-3.2-1b", "--gpu", "h200", "--ignore-unknown"]) == 2
+    assert "--ignore-unknown has no effect" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", ["megatron", "nemo", "deepspeed", "accelerate", "torchtitan"])
+def test_lists_of_keys_have_a_source_and_do_not_overlap(tool: str) -> None:
+    table = tomllib.loads((DATA / f"{tool}.toml").read_text())
+    assert table["source"]
+    own = {*table["no_effect"].split(), *table.get("read", "").split()}
+    reasons = [name for entry in table["not_modelled"] for name in entry["keys"].split()]
+    assert len(reasons) == len(set(reasons))
+    assert not own & set(reasons)
+
+
+# ---- Megatron-LM --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        # Decoder layers between bars: 7 + 2 x 8 + 9 = 32.
+        (
+            "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et*7|(t*8|)*2,t*9,L'",
+            "stage-layers=7,8,8,9",
+        ),
+        # Eight stages on two ranks: four chunks each.
+        (
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'E|(t*6|)*5tt|L'",
+            "vpp=4 stage-layers=0,6,6,6,6,6,2,0",
+        ),
+        # 32 - 6 - 8 = 18 for two ranks between.
+        (
+            "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 6 "
+            "--decoder-last-pipeline-num-layers 8",
+            "stage-layers=6,9,9,8",
+        ),
+        ("--pipeline-model-parallel-size 3 --decoder-last-pipeline-num-layers 10", "stage-layers=11,11,10"),
+        # 32 + 2 = 34 places in two stages, of which the first and the last hold no layer.
+        (
+            "--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split "
+            "--account-for-loss-in-pipeline-split",
+            "stage-layers=16,16",
+        ),
+        ("--main-grads-dtype bf16 --use-precision-aware-optimizer", "gradients=bf16"),
+        ("--exp-avg-dtype fp8 --exp-avg-sq-dtype fp8", "optimizer=adamw:fp8"),
+        ("--exp-avg-dtype bf16", "optimizer=adamw:fp32 ~exp-avg-dtype"),
+        ("--context-parallel-size 2 --cp-comm-type a2a", "context=all-to-all"),
+        ("--context-parallel-size 2 --cp-comm-type allgather", "context=all-gather"),
+        ("--context-parallel-size 4 --cp-comm-type a2a+p2p", "context=ring ~cp-comm-type"),
+        (
+            "--use-distributed-optimizer --num-distributed-optimizer-instances 4",
+            "sharding=zero-1 replicate=4",
+        ),
+        (
+            "--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params "
+            "--num-distributed-optimizer-instances 2",
+            "sharding=hybrid-fsdp replicate=2",
+        ),
+        ("--num-experts 8 --moe-token-dispatcher-type allgather", "~moe-token-dispatcher-type"),
+        ("--num-experts 8 --overlap-moe-expert-parallel-comm", "overlap=experts"),
+        (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
+            "recompute=block:3",
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+            "recompute=full",
+        ),
+        (
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
+            "recompute=full ~recompute-num-layers",
+        ),
+        ("", "execution=eager dropout=True accumulation=1"),
+        ("--enable-cuda-graph", "execution=graphs"),
+        ("--cuda-graph-impl local --num-experts 8", "execution=partial-graphs"),
+        ("--cuda-graph-impl local --cuda-graph-scope full_iteration --num-experts 8", "execution=graphs"),
+        ("--attention-dropout 0 --hidden-dropout 0", "dropout=False"),
+        ("--tensor-model-parallel-size 2", "sequence-parallel=False"),
+        ("--attention-backend unfused", "flash-attention=False"),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "loss=engine"),
+    ],
+)
+def test_arguments_of_megatron_act_or_are_reported(tmp_path: Path, flags: str, expected: str) -> None:
+    found = read_text(tmp_path, f"python pretrain_gpt.py {GPT} {flags}")
+    said = {key: str(value) for key, value in found.options.items()}
+    for word in expected.split():
+        key, _, value = word.partition("=")
+        if word.startswith("~"):
+            assert word[1:] in found.not_modelled
+        else:
+            assert said[key] == value, key
+    assert not found.unknown
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'Et|tL'",
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'Ex|tL'",
+        "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout 'E|((t*999999)*999999)*9|L'",
+        "--pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 6",
+    ],
+)
+def test_stages_that_megatron_refuses_are_refused(tmp_path: Path, flags: str) -> None:
+    with pytest.raises(FormatError):
+        read_text(tmp_path, f"python pretrain_gpt.py {GPT} {flags}")
+
+
+def test_a_layout_of_stages_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stage of 14 layers runs longer than one of 8, so the uneven pipeline is slower."""
+    seconds = []
+    for layout in ("Et*8|t*8|t*8|t*8L", "Et*5|t*6|t*7|t*14L"):
+        file = tmp_path / "a.sh"
+        file.write_text(
+            f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} --global-batch-size 32 "
+            f"--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout '{layout}'"
+        )
+        seconds.append(run_json(capsys, "predict", "--config", str(file), "--cluster", "dgx-h100")["step_s"])
+    assert seconds[1] > 1.4 * seconds[0]
+
+
+LITE = (
+    "--num-layers 27 --hidden-size 2048 --num-attention-heads 16 --ffn-hidden-size 10944 --num-experts 64 "
+    "--moe-router-topk 6 --moe-ffn-hidden-size 1408 --multi-latent-attention --v-head-dim 128 --kv-lora-rank "
+)
+
+
+@pytest.mark.parametrize(("rank", "model"), [(512, "deepseek-v2-lite"), (256, "configured")])
+def test_latent_sizes_are_compared(tmp_path: Path, rank: int, model: str) -> None:
+    found = read_text(tmp_path, f"python pretrain_gpt.py {LITE}{rank}")
+    words = model_words(found.sizes, [], 4096)
+    assert words.partition(":")[0] == model
+    latent = load_model(words).latent
+    assert latent is not None
+    assert (latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.query_rank) == (rank, 128, 64, 0)
+
+
+def test_a_window_is_that_of_the_script(tmp_path: Path) -> None:
+    found = read_text(tmp_path, f"python pretrain_gpt.py {GPT} --ffn-hidden-size 14336 --window-size 1024,0")
+    window = load_model(model_words(found.sizes, [], 2048)).window
+    assert window is not None
+    assert window.size == 1024
+
+
+# ---- batches ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rounds", "sequences"), [(1, 64), (2, 128), (16, 1024)])
+def test_deepspeed_accumulates_gradients(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rounds: int, sequences: int
+) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(
+        json.dumps(
+            {
+                "train_micro_batch_size_per_gpu": 1,
+                "gradient_accumulation_steps": rounds,
+                "bf16": {"enabled": True},
+                "zero_optimization": {"stage": 3},
+            }
+        )
+    )
+    words = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "64")
+    found = run_json(capsys, "predict", "--config", str(file), *words)
+    assert found["strategy"]["global_batch"] == sequences
+    typed = run_json(capsys, "predict", "--config", str(file), *words, "--global-batch", "256")
+    assert typed["strategy"]["global_batch"] == 256
+
+
+def test_torchtitan_takes_the_ranks_that_are_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of 64 GPUs two hold each copy's tensors, eight copies of the states are split over four ranks each."""
+    file = tmp_path / "train.toml"
+    file.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 4096\n[parallelism]\n'
+        "data_parallel_replicate_degree = 8\ndata_parallel_shard_degree = -1\ntensor_parallel_degree = 2\n"
+    )
+    words = ("predict", "--config", str(file), "--cluster", "dgx-h100", "--gpus", "64")
+    found = run_json(capsys, *words)
+    assert found["strategy"]["global_batch"] == 2 * 32
+    args = with_files(build_parser(load=True), list(words), 1)
+    layout = asked_by(args).strategy.layout
+    assert (layout.dp, layout.shard_size, layout.copies) == (32, 4, 8)
+
+
+def test_accelerate_accumulates_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100")
+    found = run_json(capsys, "predict", "--config", str(FOLDER / "accelerate/fsdp.yaml"), *words)
+    assert found["strategy"]["global_batch"] == 8
+    assert any("gradient accumulation of 1" in note for note in found["config"]["assumed"])
+
+
+def test_accumulation_and_global_batch_must_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--accumulation", "4"]
+    assert run_json(capsys, *words)["strategy"]["global_batch"] == 32
+    assert main([*words, "--global-batch", "64"]) == 2
+    assert "means a global batch of 32" in capsys.readouterr().err
+
+
+# ---- precision, and whose software --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("formats", "precision"),
+    [
+        ({"bf16": {"enabled": "auto"}}, "bf16"),
+        ({"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}, "bf16"),
+        ({"fp16": {"enabled": "auto"}}, "fp16"),
+        ({"fp16": {"enabled": True}}, "fp16"),
+        ({"bf16": {"enabled": False}}, "fp32"),
+        ({}, "fp32"),
+    ],
+)
+def test_auto_is_taken_for_bf16_and_said(tmp_path: Path, formats: dict[str, object], precision: str) -> None:
+    text = json.dumps({**formats, "zero_optimization": {"stage": 2}})
+    found = read_text(tmp_path, text, "ds.json")
+    assert found.options["precision"] == precision
+    assert any("auto" in note and precision in note for note in found.assumed) == ("auto" in text)
+
+
+def test_deepspeed_is_software_of_today(capsys: pytest.CaptureFixture[str]) -> None:
+    """Flash attention, no dropout and no recomputation: as fast as transformers but for its gathers."""
+    words = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64", "--seq", "4096")
+    file = str(FOLDER / "deepspeed/zero3_auto.json")
+    found = run_json(capsys, "predict", "--config", file, *words)
+    plain = run_json(
+        capsys,
+        "predict",
+        "--framework",
+        "transformers",
+        "--sharding",
+        "zero-3",
+        "--accumulation",
+        "1",
+        *words,
+    )
+    assert found["framework"] == "deepspeed-transformers"
+    assert found["strategy"]["recompute"] == "none"
+    assert found["step_s"] == pytest.approx(plain["step_s"], rel=0.1)
+    software = load_framework("deepspeed-transformers")
+    assert software.flash_attention
+    assert not software.dropout
+    # fp32 weights and two moments, 12 bytes a parameter, split over 64 ranks.
+    states = found["memory_bytes"]["optimizer"]
+    assert states == pytest.approx(12 * found["parameters"] / 64, rel=0.02)
+
+
+def test_fsdp_of_accelerate_keeps_fp32_states(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each parameter 4 bytes of weight, 4 of gradient and 8 of moments, split over 8 ranks."""
+    words = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100")
+    found = run_json(capsys, "predict", "--config", str(FOLDER / "accelerate/fsdp.yaml"), *words)
+    memory = found["memory_bytes"]
+    share = found["parameters"] / 8
+    assert memory["optimizer"] == pytest.approx(8 * share, rel=0.02)
+    assert memory["parameters"] == pytest.approx(4 * share, rel=0.02)
+    assert memory["gradients"] == pytest.approx(4 * share, rel=0.02)
+    assert found["strategy"]["precision"] == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("converters", "precision"),
+    [("[]", "bf16"), ('["float8"]', "fp8"), ('["quantize.linear.float8"]', "fp8"), ('["mx"]', "mxfp8")],
+)
+def test_float8_needs_its_converter(tmp_path: Path, converters: str, precision: str) -> None:
+    text = (
+        f'[model]\nname = "llama3"\nflavor = "8B"\nconverters = {converters}\n[training]\nseq_len = 4096\n'
+        "[float8]\nenable_fsdp_float8_all_gather = true\n"
+    )
+    found = read_text(tmp_path, text, "a.toml")
+    assert found.options["precision"] == precision
+    gathers = "float8.enable_fsdp_float8_all_gather"
+    assert (gathers in found.not_modelled) == (precision == "fp8")
+
+
+def test_a_loss_on_whole_logits_is_reported(tmp_path: Path) -> None:
+    text = (
+        '[model]\nname = "llama3"\nflavor = "8B"\n[parallelism]\ntensor_parallel_degree = {}\n'
+        "disable_loss_parallel = true\n"
+    )
+    key = "parallelism.disable_loss_parallel"
+    assert key in read_text(tmp_path, text.format(2), "a.toml").not_modelled
+    assert key in read_text(tmp_path, text.format(1), "a.toml").ignored

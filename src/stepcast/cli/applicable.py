@@ -28,6 +28,7 @@ from stepcast.cli.rules import (
 )
 from stepcast.cli.rules_steps import PLAN, PREDICT, SIMULATE, STRATEGY
 
+LISTS = ("overlap", "recompute")  # options whose words have an effect each
 RULES: Mapping[str, tuple[Rule, ...]] = {
     "show": (EDITS,),
     "convert": (EDITS,),
@@ -54,6 +55,27 @@ def check_applicable(args: argparse.Namespace, **found: Any) -> None:
             raise ValueError(_message(option, rule, facts))
     if not getattr(args, "quiet", False):  # as of runs that are only tried
         print_notes(_message(option, rule, facts) for option, rule in vain)
+
+
+def left_of_file(args: argparse.Namespace, **found: Any) -> dict[str, Any]:
+    """Return the options of a file that have no effect, each with what is left of it: the words of a list
+    that have one, else its default. What a file asks for in vain is no mistake of the user's.
+    """
+    facts, left = {**vars(args), **found}, {}
+    for option in sorted({option for rule in RULES[args.verb] for option in rule.options} - args.given):
+        rules = [rule for rule in RULES[args.verb] if option in rule.options and not rule.harmless]
+        usual = args.own.get_default(option)
+        if getattr(args, option, usual) == usual or all(rule.needs(facts) for rule in rules):
+            continue
+        kind, colon, words = str(getattr(args, option)).rpartition(":")
+        applying = [
+            word
+            for word in words.split(",")
+            if all(rule.needs({**facts, option: f"{kind}{colon}{word}"}) for rule in rules)
+        ]
+        words = f"{kind}{colon}{','.join(applying)}" if applying else "none"
+        left[option] = words if option in LISTS else usual
+    return left
 
 
 def _in_vain(args: argparse.Namespace, facts: Facts) -> Iterator[tuple[str, Rule]]:

@@ -5,11 +5,13 @@ What a file says stands before the words of the command line, so that those win.
 
 import argparse
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from stepcast import __version__
+from stepcast.cli.options import option_of
 
 if TYPE_CHECKING:
     from stepcast.inputs.configs.keys import RunConfig
@@ -20,6 +22,7 @@ CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args
 ABOUT_ANSWERS = ("json", "save", "config", "run", "html", "trace", "gantt", "critical_path", "explain_memory")
 ANSWER_OPTIONS = (
     *ABOUT_ANSWERS,
+    "ignore_unknown",
     "to_workload",
     "require_fit",
     "jitter",
@@ -31,6 +34,8 @@ ANSWER_OPTIONS = (
 )
 MOST_OPTIONS = 1_000
 REPEATED = ("set", "what-if", "stage", "allow", "fix")
+# Options that say the same in other words: one that is typed wins over the others in a file.
+SYNONYMS = ({"gpus", "nodes", "dp"}, {"global_batch", "accumulation"}, {"shard", "replicate"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +46,13 @@ class Described:
     file: str
     config: "RunConfig | None" = None
 
-    def facts(self) -> dict[str, Any] | None:
+    def words_beside(self, typed: Collection[str]) -> list[str]:
+        """Return the words of the file without options that *typed* ones replace under another name."""
+        gone = {option_of(name) for names in SYNONYMS if names & set(typed) for name in names}
+        return [word for word in self.words if word.partition("=")[0] not in gone]
+
+    def facts(self, command: str) -> dict[str, Any] | None:
+        """Return what became of each key, and the *command* that asks for the same without the file."""
         if self.config is None:
             return None
         found = self.config
@@ -50,8 +61,25 @@ class Described:
             "format": found.format,
             "understood": list(found.understood),
             "ignored": list(found.ignored),
+            "not_modelled": dict(found.not_modelled),
+            "unknown": dict(found.unknown),
             "unset": list(found.unset),
+            "assumed": list(found.assumed),
+            "command": command,
         }
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return a sentence for each reason why keys are not modelled, and one for unrecognised keys."""
+        if self.config is None:
+            return []
+        reasons: dict[str, list[str]] = {}
+        for key, why in self.config.not_modelled.items():
+            reasons.setdefault(why, []).append(key)
+        found = [f"{self.file}: {', '.join(keys)} not modelled: {why}" for why, keys in reasons.items()]
+        if self.config.unknown:
+            found.append(f"{self.file}: unrecognised keys left out: {', '.join(self.config.unknown)}")
+        return found
 
 
 def described(args: argparse.Namespace) -> Described | None:
@@ -61,15 +89,16 @@ def described(args: argparse.Namespace) -> Described | None:
         return None
     if run is not None and config is not None:
         raise ValueError(f"{run}: --config {config} describes a run already; leave one of them out")
+    leaves_out = getattr(args, "ignore_unknown", False)
     if config is not None:
-        return _of_config(config)
+        return _of_config(config, leaves_out)
     if run is None:
         return None
     if args.model is not None and not _is_run(run):
         raise ValueError(f"{run}: --model names the model already; leave one of them out")
     if not _is_run(run) or (getattr(args, "workloads", False) and is_workload(run)):
         return Described(("--model", run), run)
-    return _saved(run) if _is_saved(run) else _of_config(run)
+    return _saved(run) if _is_saved(run) else _of_config(run, leaves_out)
 
 
 def _is_run(name: str) -> bool:
@@ -122,13 +151,15 @@ def _saved(name: str) -> Described:
     return Described(tuple(words), name)
 
 
-def _of_config(name: str) -> Described:
+def _of_config(name: str, leaves_out_unknown: bool) -> Described:
     from stepcast.inputs.configs.reader import read_config
     from stepcast.models.like import model_words
 
     if _is_toml_run(name):
         return _saved(name)
     config = read_config(name)
+    if config.unknown and not leaves_out_unknown:
+        raise ValueError(f"{name}: {_unrecognised(config)}; --ignore-unknown leaves it out")
     words = ["--framework", config.framework]
     stem = os.path.basename(name).partition(".")[0]
     seq = config.options.get("seq", 0)
@@ -137,6 +168,18 @@ def _of_config(name: str) -> Described:
     for option, value in config.options.items():
         words += words_for(option, value)
     return Described(tuple(words), name, config)
+
+
+def _unrecognised(config: "RunConfig") -> str:
+    """Name the keys that a tool does not have, with the nearest ones that it has."""
+    dashes = "--" if config.format == "megatron-lm" else ""
+    named = [
+        f"'{dashes}{key}'" + (f" (did you mean '{dashes}{near}'?)" if near else "")
+        for key, near in config.unknown.items()
+    ]
+    return f"{config.format} has no {', '.join(named[:5])}" + (
+        f" and {len(named) - 5} more" if named[5:] else ""
+    )
 
 
 def _is_toml_run(name: str) -> bool:
@@ -157,6 +200,13 @@ def words_for(name: str, value: Any) -> list[str]:
     return [f"--{plain}={value}"]
 
 
+def equivalent_command(args: argparse.Namespace) -> str:
+    """Return the command that asks for the same run without its file."""
+    table = {**_options(args, args.own), "nodes": None, "dp": None}
+    words = [word for name, value in table.items() if value is not None for word in words_for(name, value)]
+    return shlex.join(["stepcast", args.verb, *words])
+
+
 def saved_run(args: argparse.Namespace, parser: argparse.ArgumentParser, settled: Mapping[str, Any]) -> bytes:
     """What was said, and what was *settled* of it, as a file that ``stepcast predict FILE`` runs again."""
     lines = [
@@ -165,6 +215,13 @@ def saved_run(args: argparse.Namespace, parser: argparse.ArgumentParser, settled
         "",
         f"[{TABLE}]",
     ]
+    table = {**_options(args, parser), **settled}
+    lines += [f"{name} = {_toml(value)}" for name, value in table.items() if value is not None]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
+    """Return the options that were set, by name, without those about the answer."""
     table: dict[str, Any] = {}
     told = set(ANSWER_OPTIONS)
     for action in parser._actions:
@@ -176,9 +233,7 @@ def saved_run(args: argparse.Namespace, parser: argparse.ArgumentParser, settled
         if option.startswith("no-") and isinstance(value, bool):
             option, value = option.removeprefix("no-"), not value
         table[option] = value
-    table |= settled
-    lines += [f"{name} = {_toml(value)}" for name, value in table.items() if value is not None]
-    return ("\n".join(lines) + "\n").encode()
+    return table
 
 
 def _toml(value: Any) -> str:

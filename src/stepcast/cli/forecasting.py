@@ -8,7 +8,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable
+from stepcast.cli.applicable import check_applicable, left_of_file
 from stepcast.cli.background import with_background
 from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.engine import engine_of
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from stepcast.cost.calibration import Calibration
     from stepcast.forecast.options import Options
     from stepcast.forecast.simulate import Prediction
+    from stepcast.frameworks.profile import Profile, Settled
     from stepcast.hardware import Cluster
     from stepcast.ir.framework import Framework
+    from stepcast.ir.layout import Layout
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Strategy
 
@@ -87,6 +89,7 @@ def add_forecast_arguments(parser: argparse.ArgumentParser) -> None:
         --config FILE        take model, strategy and framework from a Megatron-LM script or argument file,
                              NeMo or Megatron-Bridge YAML, torchtitan TOML, DeepSpeed JSON, accelerate YAML;
                              options given here win
+        --ignore-unknown     leave out keys of --config that its tool does not have, instead of refusing them
         --model M            name in the catalogue, or a config.json
         --cluster C          name in the catalogue, a GPU (one node of it), or a TOML file
         --gpu G              or GPUs of one node: one, or as many as --gpus says
@@ -137,29 +140,28 @@ def asked_by(args: argparse.Namespace) -> Asked:
         assumptions.append(f"framework {software.name!r} is not in the catalogue: general defaults are used")
     layout = layout_of(args, profile, model, cluster.gpu.name)
     usual = settle(profile, model, cluster.gpu.name, layout, {})
-    said = given_by(args)
-    # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
-    formats = {name: value for name, value in said.items() if name in ("precision", "autocast")}
-    trained = settle(profile, model, cluster.gpu.name, layout, formats).framework
-    given = {**said, **optimizer_of(args, trained.optimizer)}
-    settled = settle(profile, model, cluster.gpu.name, layout, given)
+    settled = _settled(args, profile, model, cluster.gpu.name, layout)
     _forget_usual(args, settled_facts(usual))
     residual = profile.residual(cluster.gpu.generation, model.experts is not None)
     modules = recomputable(model)
-    check_applicable(
-        args,
-        **{**settled_facts(settled), "vpp": layout.vpp},
-        experts=model.experts is not None,
-        modules=modules,
-        module_list=", ".join(sorted(modules)) or "none",
-        predicts_further=model.next_token_layers > 0,
-        corrects=corrects,
-        residual_known=residual is not None,
-        generation=cluster.gpu.generation,
-        racks=has_racks(args),
-        model=model.name,
-        framework=profile.name,
-    )
+    facts = {
+        **settled_facts(settled),
+        "vpp": layout.vpp,
+        "experts": model.experts is not None,
+        "modules": modules,
+        "module_list": ", ".join(sorted(modules)) or "none",
+        "predicts_further": model.next_token_layers > 0,
+        "corrects": corrects,
+        "residual_known": residual is not None,
+        "generation": cluster.gpu.generation,
+        "racks": has_racks(args),
+        "model": model.name,
+        "framework": profile.name,
+    }
+    check_applicable(args, **facts)
+    if getattr(args, "described", None) is not None and (left := left_of_file(args, **facts)):
+        vars(args).update(left)
+        settled = _settled(args, profile, model, cluster.gpu.name, layout)
     if calibration is not None:
         check_gpu(calibration, args.calibration, cluster.gpu.name)
     strategy = strategy_of(args, model, layout, settled, profile.defaults.seq, assumptions)
@@ -172,12 +174,28 @@ def asked_by(args: argparse.Namespace) -> Asked:
     return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
 
 
+def _settled(
+    args: argparse.Namespace, profile: "Profile", model: "Model", gpu: str, layout: "Layout"
+) -> "Settled":
+    from stepcast.frameworks.profile import settle
+
+    said = given_by(args)
+    # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
+    formats = {name: value for name, value in said.items() if name in ("precision", "autocast")}
+    trained = settle(profile, model, gpu, layout, formats).framework
+    given = {**said, **optimizer_of(args, trained.optimizer)}
+    return settle(profile, model, gpu, layout, given)
+
+
 def tried(
     args: argparse.Namespace, change: Mapping[str, Any], held: Mapping[str, Any] = MappingProxyType({})
 ) -> argparse.Namespace:
     """*args* with *change*, for a run that is only tried; what is *held* stays, also where it was assumed."""
     other = copy.copy(args)
-    vars(other).update({**held, **change, "given": args.given | set(change), "quiet": True})
+    changed = {**held, **change}
+    if "global_batch" in changed:
+        changed["accumulation"] = None
+    vars(other).update({**changed, "given": args.given | set(change), "quiet": True})
     return other
 
 

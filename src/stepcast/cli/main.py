@@ -185,7 +185,7 @@ def with_files(parser: argparse.ArgumentParser, words: Sequence[str], at: int = 
     if found is None:
         return args
     typed = args.given
-    args = parser.parse_args([*words[:at], *found.words, *words[at:]])
+    args = parser.parse_args([*words[:at], *found.words_beside(typed), *words[at:]])
     args.described, args.given = found, typed  # what a file says in vain is no mistake of the user's
     return args
 

@@ -82,6 +82,7 @@ def _command(command: str, changed: Change) -> str:
     """*command* with options set otherwise; those that are written to files are left out."""
     words, kept = shlex.split(command), []
     gone = {"--html", "--trace", "--to-workload", "--save", *map(option_of, changed)}
+    gone |= {"--accumulation"} if "global_batch" in changed else set()
     skip = False
     for word in words:
         if skip:

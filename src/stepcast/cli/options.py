@@ -41,7 +41,7 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
     name: kind
     for names, kind in (
         ("output trace html save to-file to-workload", new_file),
-        ("gpus nodes dp tp cp ep pp expert-tp shard gpus-per-server nics-per-server", gpu_count),
+        ("gpus nodes dp tp cp ep pp expert-tp shard replicate gpus-per-server nics-per-server", gpu_count),
         ("ranks ranks-per-node ranks-per-thread", gpu_count),
         ("vpp repeat-layers", count(1, MOST_LAYERS)),
         ("wide-layers", count(0, MOST_LAYERS)),
@@ -50,6 +50,7 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
         ("lora-rank", count(0, MOST_TOKENS)),
         ("further-tokens", count(0, MOST_FURTHER_TOKENS)),
         ("deferred-gradients", count(0, MICRO_BATCHES.most)),
+        ("accumulation", count(1, MICRO_BATCHES.most)),
         ("steps", count(1, STEPS.most)),
         ("runs", count(1, MOST_RUNS)),
         ("seed", count(0, 2**63)),

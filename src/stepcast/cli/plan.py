@@ -161,6 +161,7 @@ def planned(args: argparse.Namespace) -> Planned:
         "assumptions": assumptions,
         "warnings": [
             *unfit,
+            *(args.described.warnings if args.described else []),
             *(note for each in forecasts if each for note in each.prediction.report.warnings),
         ],
     }
@@ -252,6 +253,10 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
         words += [f"--{name.strip()}", value.strip()]
     base = copy.copy(args)
     base.tokens = base.steps = None
+    if "--global-batch" in words:
+        base.accumulation = None
+    elif "--accumulation" in words:
+        base.global_batch = None
     found: argparse.Namespace = args.own.parse_args(words, base)
     if (found.tokens is None) == (found.steps is None):
         raise ValueError(f"--stage {text!r}: give tokens or steps of the stage")

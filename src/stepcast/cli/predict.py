@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepcast.cli.configured import equivalent_command
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
 from stepcast.cli.neighbours import neighbours
 from stepcast.cli.options import add_options, option_of
@@ -57,11 +58,12 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.ir.framework import Execution
 
     found = forecast(args)
-    warnings = []
+    described = getattr(args, "described", None)
+    warnings = described.warnings if described else []
     if args.to_workload:
         _write_workload(Path(args.to_workload), found)
         if found.framework.execution is not Execution.GRAPHS:
-            warnings = [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
+            warnings += [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
     if args.save:
         _save(args, found)
     prediction = found.prediction.noting(found.assumptions, warnings)
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         lambda: neighbours(args, found, args.command),
         training=training(args, found.strategy, prediction.step_s),
         remedies=remedies(args, found, prediction.step_s) if unfit else None,
-        config=described.facts() if (described := getattr(args, "described", None)) else None,
+        config=described.facts(equivalent_command(args)) if described else None,
     )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text

@@ -160,6 +160,16 @@ STRATEGY = (
         "one replica reduces no gradients",
         harmless=True,
     ),
+    Rule(
+        ("ignore_unknown",),
+        lambda f: getattr(f.get("described"), "config", None) is not None,
+        "it is for keys of a configuration; give --config as well, or leave it out",
+    ),
+    Rule(
+        ("replicate",),
+        lambda f: f["sharding"] != "none",
+        "it splits states among ranks, and --sharding is none; choose zero-1 or hybrid-fsdp, or leave it out",
+    ),
     PLACE,
     CORRECTIONS,
 )

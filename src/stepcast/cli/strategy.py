@@ -39,11 +39,20 @@ def layout_of(args: argparse.Namespace, profile: "Profile", model: "Model", gpu:
         pp=args.pp,
         vpp=args.vpp or 1,
         expert_tp=args.expert_tp,
-        shard=args.shard,
+        shard=args.shard or _shard(args, args.gpus // (args.tp * args.pp)),
     )
     if args.vpp is None and args.schedule == "interleaved" and args.pp > 1:
         layout = replace(layout, vpp=profile.chunks(model, gpu, layout)[0] or 1)
     return layout
+
+
+def _shard(args: argparse.Namespace, ranks: int) -> int:
+    """Return the ranks that share one of ``--replicate`` copies of the states; 0 where it is not given."""
+    copies = args.replicate
+    if copies and ranks % copies:
+        near = max(ways for ways in range(1, min(copies, ranks) + 1) if ranks % ways == 0)
+        raise ValueError(f"--replicate {copies} does not divide dp x cp = {ranks:,}: use {near}")
+    return ranks // copies if copies else 0
 
 
 def settle_gpus(args: argparse.Namespace, cluster: "Cluster", assumptions: list[str]) -> None:
@@ -217,6 +226,14 @@ def _batch(
     if seq is None:
         seq = min(model.max_seq, usual_seq)
         assumptions.append(f"sequences of {seq} tokens (--seq)")
+    if args.accumulation is not None:
+        accumulated = layout.dp * args.micro_batch * args.accumulation
+        if global_batch not in (None, accumulated):
+            raise ValueError(
+                f"--accumulation {args.accumulation} means a global batch of {accumulated:,} (micro-batch x "
+                f"accumulation x dp), and --global-batch is {global_batch:,}: leave one of them out"
+            )
+        global_batch = accumulated
     if global_batch is None:
         global_batch = layout.dp * args.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
         assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")

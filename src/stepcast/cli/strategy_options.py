@@ -32,6 +32,8 @@ def add_strategy_arguments(parser: argparse.ArgumentParser) -> None:
         """
         --micro-batch N   sequences a replica runs at once (default: 1)
         --global-batch N  sequences in a step (default: 8 micro-batches for each stage and replica)
+        --accumulation N  gradient accumulation steps (micro-batches of each replica in a step), instead of
+                          --global-batch
         --seq N           tokens in a sequence, as 8192 or 8k (default: the framework's, 4096, or the model's
                           longest)
         """,
@@ -58,11 +60,13 @@ def _add_layout(parser: argparse.ArgumentParser) -> None:
         --vpp N                 model chunks per pipeline stage; default 1
         --expert-tp N           tensor parallel of experts (default: tp)
         --shard N               ranks that split states in hybrid FSDP
+        --replicate N           copies of the states in hybrid FSDP, instead of --shard: dp x cp / shard
         --stage-layers A,B,...  layers of each stage and chunk, in model order
         """,
         **dict.fromkeys(("tp", "cp", "ep", "pp"), 1),
         expert_tp=0,
         shard=0,
+        replicate=0,
     )
 
 

@@ -243,7 +243,7 @@ def _loaded(name: str, chain: tuple[str, ...], named_at: str) -> Profile:
 OTHER_NAMES = {
     **dict.fromkeys(("megatron", "mcore", "megatroncore"), "megatron-core"),
     **dict.fromkeys(("bridge", "megatronbridge"), "megatron-bridge"),
-    **dict.fromkeys(("deepspeed", "ds", "zero"), "deepspeed-zero"),
+    **dict.fromkeys(("deepspeed", "ds", "zero", "hf-deepspeed"), "deepspeed-transformers"),
     **dict.fromkeys(("hf", "huggingface", "hugging-face", "hf-trainer", "trl"), "transformers"),
     **dict.fromkeys(("torch", "ddp", "accelerate"), "pytorch"),
     **dict.fromkeys(("fsdp", "fsdp2", "torch-fsdp"), "pytorch-fsdp"),

@@ -4,14 +4,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from stepcast.ir.model import Model
-from stepcast.ir.model_parts import Experts, PositionKind
+from stepcast.ir.model_parts import Experts, Latent, PositionKind, Window
 from stepcast.models.catalog import UnknownModelError, catalogue_model, load_model
 from stepcast.models.table import model_of
 
 # Column -> field of the Model. ``seq`` and the ``moe_`` columns are treated by hand.
-SIZES = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 EXPERT_SIZES = {
     "moe_experts": "count",
     "moe_topk": "top_k",
@@ -21,22 +22,27 @@ EXPERT_SIZES = {
     "moe_groups": "groups",
     "moe_top_groups": "top_groups",
 }
+# Column -> field of multi-head latent attention.
+LATENT_SIZES = {
+    "mla_kv_rank": "kv_rank",
+    "mla_nope_dim": "nope_dim",
+    "mla_rope_dim": "rope_dim",
+    "mla_value_dim": "value_dim",
+    "mla_query_rank": "query_rank",
+}
+ALL_SIZES = (*SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES)
 # Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism.
 PADDED_GPT_VOCAB = 51200
 
 
 def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
-    """The model of a row with the columns layers, hidden, heads, kv_heads, ffn, vocab, seq, params_b and
-    moe_experts, moe_topk, moe_ffn, moe_shared_ffn, moe_dense_layers, moe_groups, moe_top_groups; blank ones
-    say nothing.
+    """The model of a row with the columns of ``ALL_SIZES`` and params_b; blank ones say nothing.
 
     A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden;
     an MLP four times as wide (or of no given width) makes it a GPT, else it is a Llama. Missing layers
     follow from params_b, which also tells tied from untied weights; missing heads are taken about 128 wide.
     """
-    sizes = {
-        key: _whole(key, columns[key]) for key in (*SIZES, "seq", *EXPERT_SIZES) if not _blank(columns, key)
-    }
+    sizes = {key: _whole(key, columns[key]) for key in ALL_SIZES if not _blank(columns, key)}
     try:
         model = load_model(name)
     except UnknownModelError:
@@ -50,7 +56,7 @@ def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
 
 def sizes_of(text: str, where: str) -> dict[str, str]:
     """The columns that ``layers=16,vocab=32000`` gives."""
-    known, found = (*SIZES, "seq", "params_b", *EXPERT_SIZES), {}
+    known, found = (*ALL_SIZES, "params_b"), {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
         if key not in known or not (equals and value):
@@ -67,7 +73,7 @@ def sizes_of(text: str, where: str) -> dict[str, str]:
 
 def words_of(name: str, columns: Mapping[str, object]) -> str:
     """The name with the sizes of *columns*, as ``load_model`` takes it."""
-    said = [key for key in (*SIZES, "seq", "params_b", *EXPERT_SIZES) if not _blank(columns, key)]
+    said = [key for key in (*ALL_SIZES, "params_b") if not _blank(columns, key)]
     return f"{name}:{','.join(f'{key}={float(str(columns[key])):.15g}' for key in said)}"
 
 
@@ -88,21 +94,28 @@ def _whole(key: str, value: object) -> int:
 
 def _corrected(model: Model, sizes: Mapping[str, int]) -> Model:
     """*model* with the row's own sizes."""
-    changes = {key: sizes[key] for key in SIZES if key in sizes and key != "layers"}
+    changes: dict[str, Any] = {key: sizes[key] for key in SIZES if key in sizes and key != "layers"}
     if model.latent is not None:
         changes.pop("kv_heads", None)
     hidden, heads = changes.get("hidden", model.hidden), changes.get("heads", model.heads)
     if (hidden, heads) != (model.hidden, model.heads):
         changes.setdefault("kv_heads", heads if model.kv_heads == model.heads else model.kv_heads)
         if model.head_dim * model.heads == model.hidden:
-            changes["head_dim"] = hidden // heads
+            changes.setdefault("head_dim", hidden // heads)
     experts = model.experts
     routed = {field: sizes[key] for key, field in EXPERT_SIZES.items() if key in sizes}
     if experts is not None and routed:
         experts = replace(experts, **routed)  # type: ignore[arg-type]
     elif routed.get("count"):
         experts = Experts(**routed)  # type: ignore[arg-type]
-    model = replace(model, experts=experts, **changes)  # type: ignore[arg-type]
+    if sizes.get("window"):
+        changes["window"] = Window(sizes["window"], model.window.pattern if model.window else (True,))
+    latent = {field: sizes[key] for key, field in LATENT_SIZES.items() if key in sizes}
+    if latent:
+        changes["latent"] = replace(model.latent, **latent) if model.latent else Latent(**latent)
+        changes["head_dim"] = changes["latent"].nope_dim + changes["latent"].rope_dim
+        changes["kv_heads"] = heads
+    model = replace(model, experts=experts, **changes)
     return model.with_layers(sizes["layers"]) if "layers" in sizes else model
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from stepcast.ir.model import Model
 from stepcast.models.catalog import catalogue_model, find_name, model_names
-from stepcast.models.columns import words_of
+from stepcast.models.columns import LATENT_SIZES, words_of
 
 
 def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) -> str:
@@ -43,12 +43,24 @@ def _alike(model: Model, sizes: Mapping[str, int]) -> bool:
         "moe_experts": model.experts.count if model.experts else None,
         "kv_heads": None if model.latent is not None else model.kv_heads,
         "moe_ffn": model.experts.ffn if model.experts else None,
+        "moe_topk": model.experts.top_k if model.experts else None,
+        "head_dim": None if model.latent is not None else model.head_dim,
     }
+    if _differs(model, sizes):
+        return False
     if (told["moe_experts"] or 0) != sizes.get("moe_experts", 0):
         return False
     names = (
-        ("hidden", "heads", "kv_heads", "moe_ffn")
+        ("hidden", "heads", "kv_heads", "head_dim", "moe_ffn", "moe_topk")
         if model.experts
-        else ("hidden", "heads", "kv_heads", "ffn")
+        else ("hidden", "heads", "kv_heads", "head_dim", "ffn")
     )
     return all(not told[name] or name not in sizes or told[name] == sizes[name] for name in names)
+
+
+def _differs(model: Model, sizes: Mapping[str, int]) -> bool:
+    """Return whether *sizes* give another attention: other latent ranks, or a window that *model* has not."""
+    latent = {field: sizes[key] for key, field in LATENT_SIZES.items() if key in sizes}
+    if latent and (model.latent is None or any(getattr(model.latent, key) != latent[key] for key in latent)):
+        return True
+    return "window" in sizes and (model.window is None or model.window.size != sizes["window"])

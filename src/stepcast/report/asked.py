@@ -66,12 +66,18 @@ def _batch(strategy: Facts) -> str:
     return f"{told} in {strategy['precision']}" if strategy.get("precision") else told
 
 
-def config_note(facts: Facts) -> str:
-    """How much of a configuration was understood, in a sentence."""
-    ignored, used = facts["ignored"], len(facts["understood"])
-    text = f"{facts['file']} ({facts['format']}): {used} keys understood"
-    if ignored:
-        text += f"; {len(ignored)} change nothing here: {', '.join(ignored)}"
-    if facts["unset"]:
-        text += f"; not set in the file: {', '.join(facts['unset'])}"
-    return text
+CONFIG_LISTS = {
+    "ignored": "no effect on step time or memory",
+    "not_modelled": "understood but not modelled",
+    "unknown": "not recognised, left out",
+    "unset": "not set in the file",
+}
+
+
+def config_notes(facts: Facts) -> list[str]:
+    """Return what became of the keys of a configuration, and the equivalent command."""
+    notes = [f"{facts['file']} ({facts['format']}): {len(facts['understood'])} keys used"]
+    for name, text in CONFIG_LISTS.items():
+        if facts[name]:
+            notes.append(f"{text} ({len(facts[name])}): {', '.join(facts[name])}")
+    return [*notes, *(f"assumed: {note}" for note in facts["assumed"]), f"same as: {facts['command']}"]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepcast.report.asked import asked_pairs, config_note
+from stepcast.report.asked import asked_pairs, config_notes
 from stepcast.report.cells import cells
 from stepcast.report.text import GAP, bullet, facts, parts_table, table
 from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds, format_short_count
@@ -36,7 +36,8 @@ def step_text(found: Facts, width: int) -> str:
     if found["assumptions"]:
         parts.append("\n".join(bullet(note, "assumed: ", width) for note in found["assumptions"]))
     if found.get("config"):
-        parts.append(bullet(config_note(found["config"]), "config: ", width))
+        notes = config_notes(found["config"])
+        parts.append("\n".join(bullet(note, "config: ", width) for note in notes))
     return "\n\n".join(parts)
 
 

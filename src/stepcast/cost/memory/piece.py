@@ -115,5 +115,5 @@ def _first_layer_gradients(model: Model, strategy: Strategy, framework: Framewor
     first = Piece(range(layers.start, layers.start + 1), False, False)
     if not strategy.offload.optimizer:
         trained = trained_shard(model, strategy, first)
-        return gradient_bytes(framework, plan_of(strategy, framework), trained)
+        return gradient_bytes(strategy, framework, plan_of(strategy, framework), trained)
     return piece_states(model, strategy, framework, first, orientations=1).gradients

@@ -56,18 +56,22 @@ def piece_states(
         kept = FP32_BYTES if framework.keeps_fp32_weights(strategy) else strategy.weights.bytes
         for part, each in plan.kinds(trained):
             parameters += kept * each.total / (part.ways if part.collected else 1)
-    gradients = gradient_bytes(framework, plan, trained)
+    gradients = gradient_bytes(strategy, framework, plan, trained)
     optimizer = optimizer_bytes(model, strategy, framework, piece, plan)
     states = States(parameters, gradients, optimizer)
     return _offloaded(states, strategy, framework, plan, trained) if strategy.offload.optimizer else states
 
 
-def gradient_bytes(framework: Framework, plan: Plan, trained: Shard) -> float:
-    """Gradients of what one rank trains, all of them at once."""
+def gradient_bytes(strategy: Strategy, framework: Framework, plan: Plan, trained: Shard) -> float:
+    """Gradients of what one rank trains, all of them at once. FSDP casts what it reduced to the format of the
+    sharded weights (torch.distributed.fsdp, MixedPrecisionPolicy).
+    """
+    wide = plan.splits_gradients and framework.keeps_fp32_weights(strategy)
+    width = FP32_BYTES if wide else framework.gradient_dtype.bytes
     found = 0.0
     for part, each in plan.kinds(trained):
         ways = part.ways if plan.splits_gradients else 1
-        found += framework.gradient_dtype.bytes * each.total / ways
+        found += width * each.total / ways
     return found
 
 

@@ -3,11 +3,14 @@
 Names of arguments as in megatron/training/arguments.py; NeMo and Megatron-Bridge call most of them the same.
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from stepcast.inputs.configs.keys import Keys, RunConfig, said
 from stepcast.inputs.configs.shell import flags_of
+from stepcast.inputs.errors import FormatError
 
 MODULES = {
     "core_attn": "core-attention",
@@ -20,39 +23,78 @@ MODULES = {
 SHARDINGS = {"optim": "zero-1", "optim_grads": "zero-2", "optim_grads_params": "zero-3", "no_shard": "none"}
 FP8 = {"hybrid": "fp8", "e4m3": "fp8"}
 DISPATCHERS = {"alltoall": "all-to-all", "flex": "forwarding"}
+CONTEXTS = {"p2p": "ring", "a2a": "all-to-all", "allgather": "all-gather"}
+FORMATS = ("fp32", "bf16", "fp16", "fp8")
 NODES = ("nnodes", "num-nodes", "$NNODES", "$NUM_NODES", "$NODES", "$SLURM_NNODES", "$NODE_NUM")
 PER_NODE = (
     *("nproc-per-node", "$GPUS_PER_NODE", "$NPROC_PER_NODE", "$NGPU_PER_NODE", "$NUM_GPU_PER_NODE"),
     *("$GPU_NUM", "$SLURM_GPUS_ON_NODE"),
 )
+# Size of latent attention -> Megatron's argument and its default.
+LATENT = {
+    "mla_query_rank": ("q-lora-rank", 0),
+    "mla_kv_rank": ("kv-lora-rank", 32),
+    "mla_nope_dim": ("qk-head-dim", 128),
+    "mla_rope_dim": ("qk-pos-emb-head-dim", 64),
+    "mla_value_dim": ("v-head-dim", 128),
+}
+MOST_STAGES = 4_096
+REPEATED = re.compile(r"\(([^()]*)\)\*(\d{1,6})|([^()*])\*(\d{1,6})")
 
 
 def read_script(text: str) -> RunConfig:
-    """A launch script, or a file of arguments."""
+    """Read a launch script, or a file of arguments."""
     found = read_arguments(flags_of(text), "megatron-lm", "megatron-core")
-    # Variables of a script say nothing beyond the flags that they stand in.
-    kept = tuple(name for name in found.ignored if not name.startswith("$"))
-    used = tuple(name for name in found.understood if not name.startswith("$"))
-    unset = tuple(name for name in found.unset if not name.startswith("$"))
-    return RunConfig(
-        found.format, found.framework, found.sizes, found.model, found.options, used, kept, unset
+    # Variables of a script say nothing beyond the flags that use them.
+    return replace(
+        found,
+        understood=_without_variables(found.understood),
+        ignored=_without_variables(found.ignored),
+        unset=_without_variables(found.unset),
+        unknown={name: near for name, near in found.unknown.items() if not name.startswith("$")},
     )
 
 
+def _without_variables(names: Sequence[str]) -> tuple[str, ...]:
+    return tuple(name for name in names if not name.startswith("$"))
+
+
 def read_test(table: Mapping[str, Any]) -> RunConfig:
-    """A functional test: ``MODEL_ARGS`` holds the flags."""
+    """Read a functional test: ``MODEL_ARGS`` holds the flags."""
     flags = {str(name).lstrip("-").replace("_", "-"): value for name, value in table["MODEL_ARGS"].items()}
     found = {name: value for name, value in flags.items() if value is not False}
     return read_arguments(found, "megatron-lm", "megatron-core")
 
 
 def read_arguments(flags: Mapping[str, Any], format_name: str, framework: str) -> RunConfig:
-    keys = Keys(flags)
+    keys = Keys(flags, "megatron")
     sizes = sizes_of(keys)
     options = options_of(keys, sizes)
+    options |= _own_defaults(keys, options)
     # Without sizes a checkpoint's name may tell the model.
     named = "" if sizes.get("hidden") else keys.text("model", "load")
     return keys.config(format_name, framework, sizes=sizes, model=named, options=options)
+
+
+def _own_defaults(keys: Keys, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Megatron-LM does where its arguments do not ask for more (training/arguments.py)."""
+    shares = [keys.share(name) for name in ("attention-dropout", "hidden-dropout")]
+    filled: dict[str, Any] = {"execution": options.get("execution", "eager")}
+    if "hidden-size" in keys:  # the arguments of the model are here, not in a file of their own
+        filled["dropout"] = any(share is None or share > 0 for share in shares)
+    if options.get("tp", 1) > 1:
+        filled["sequence-parallel"] = options.get("sequence-parallel", False)
+    if "precision" not in options:
+        filled["precision"] = "bf16"
+        keys.assume(
+            "neither --bf16 nor --fp16 is set: taken for bf16 (--precision fp32 is what Megatron-LM does)"
+        )
+    if options.get("precision") == "fp16" and "gradients" not in options:
+        filled["gradients"] = "fp16"
+    if "global-batch" not in options:
+        filled["accumulation"] = 1
+        keys.assume("no --global-batch-size: one micro-batch for each replica, as Megatron-LM does")
+    return filled
 
 
 def sizes_of(keys: Keys) -> dict[str, int]:
@@ -60,13 +102,17 @@ def sizes_of(keys: Keys) -> dict[str, int]:
     heads = keys.number("num-attention-heads")
     groups = keys.number("num-query-groups")
     latent = keys.flag("multi-latent-attention")
+    channels = keys.number("kv-channels")
+    window = re.match(r"[\[(]?(\d+)", keys.text("window-size"))
     sizes = {
         "layers": keys.number("num-layers"),
         "hidden": keys.number("hidden-size"),
         "heads": heads,
         "kv_heads": (groups or heads) if grouped is not False and not latent else None,
+        "head_dim": None if latent else channels,
         "ffn": keys.number("ffn-hidden-size"),
         "vocab": keys.number("vocab-size", "padded-vocab-size"),
+        "window": int(window[1]) if window else None,
         "moe_experts": keys.number("num-experts", "num-moe-experts"),
     }
     if sizes["moe_experts"]:
@@ -74,17 +120,22 @@ def sizes_of(keys: Keys) -> dict[str, int]:
         sizes["moe_ffn"] = keys.number("moe-ffn-hidden-size") or sizes["ffn"]
         sizes["moe_shared_ffn"] = keys.number("moe-shared-expert-intermediate-size")
         sizes["moe_dense_layers"] = _dense_layers(keys.text("moe-layer-freq"))
-    for name in ("kv-channels", "swiglu", "normalization", "position-embedding-type", "qk-layernorm"):
-        keys.raw(name)  # told by the model that these sizes are of
+    if latent:
+        # Zero is a size here: queries that are projected directly.
+        ranks = {size: keys.number(name) for size, (name, _) in LATENT.items()}
+        given = any(value is not None for value in ranks.values())
+        sizes |= {size: LATENT[size][1] if ranks[size] is None else ranks[size] for size in ranks if given}
+    for name in ("swiglu", "normalization", "position-embedding-type", "qk-layernorm"):
+        keys.raw(name)  # these follow from the model that the sizes match
     for name in ("max-position-embeddings", "untie-embeddings-and-output-weights", "disable-bias-linear"):
         keys.raw(name)
-    return {name: value for name, value in sizes.items() if value}
+    return {
+        name: value for name, value in sizes.items() if value or (name == "mla_query_rank" and value == 0)
+    }
 
 
 def _dense_layers(pattern: str) -> int | None:
     """``([0]*3+[1]*58)``: the first three layers are dense."""
-    import re
-
     found = re.match(r"\(?\[0\]\*?(\d*)\+\[1\]", pattern.replace(" ", ""))
     return int(found[1] or 1) if found else None
 
@@ -97,32 +148,44 @@ def options_of(keys: Keys, sizes: Mapping[str, int]) -> dict[str, Any]:
     nodes, per_node = keys.number(*NODES), keys.number(*PER_NODE)
     # A script that names its GPUs and not its nodes runs on one.
     gpus = per_node * (nodes or 1) if per_node else keys.number("$WORLD_SIZE")
+    cp = keys.number("context-parallel-size")
+    layout = _layout_stages(keys, pp or 1)
+    chunks = len(layout) // (pp or 1) if layout else _chunks(keys, sizes.get("layers", 0), pp or 1)
+    stages = layout or _uneven_stages(keys, sizes.get("layers", 0), pp or 1, chunks or 1)
     return said(
         gpus=gpus,
         tp=tp,
         pp=pp,
-        cp=keys.number("context-parallel-size"),
+        cp=cp,
+        context=_context(keys, cp or 1),
         ep=keys.number("expert-model-parallel-size", "expert-parallel-size"),
         expert_tp=keys.number("expert-tensor-parallel-size"),
-        vpp=_chunks(keys, sizes.get("layers", 0), pp or 1),
+        vpp=chunks if (chunks or 1) > 1 or not layout else None,
+        stage_layers=",".join(map(str, stages)) if stages else None,
         seq=keys.number("seq-length", "encoder-seq-length", "sequence-length", "max-length"),
         micro_batch=keys.number("micro-batch-size"),
         global_batch=keys.number("global-batch-size"),
         sequence_parallel=sequences if (tp or 1) > 1 else None,
         precision=precision,
         fp8_params=True if gathered and precision in ("fp8", "mxfp8") else None,
-        sharding=_sharding(keys),
+        **_sharding(keys),
         recompute=_recompute(keys),
         overlap=_overlap(keys, tp or 1, pp or 1),
         gradients=_gradients(keys),
         dropout=_dropout(keys),
         dispatcher=_dispatcher(keys, sizes),
+        loss=_loss(keys),
+        wide_layers=_wide_layers(keys),
+        deferred_gradients=_deferred(keys, pp or 1),
+        bucket_mb=_bucket(keys),
         further_tokens=keys.number("mtp-num-layers"),
         expert_capacity=keys.share("moe-expert-capacity-factor"),
         offload=_offload(keys),
         clipping=False if keys.share("clip-grad") == 0 else None,
-        execution=_execution(keys),
+        execution=_execution(keys, sizes),
         optimizer=_optimizer(keys),
+        flash_attention=False if keys.text("attention-backend").lower() in ("unfused", "local") else None,
+        reshard=False if keys.flag("torch-fsdp2-no-reshard-after-forward") else None,
         lora_rank=keys.number("lora-rank") if keys.text("train-type", "tuner-type") == "lora" else None,
     )
 
@@ -157,30 +220,127 @@ def _precision(keys: Keys) -> str | None:
     return next((name for name, on in plain.items() if on), None)
 
 
-def _sharding(keys: Keys) -> str | None:
+def _layout_stages(keys: Keys, pp: int) -> tuple[int, ...]:
+    """Return the decoder layers of each stage that ``E|(t|)*3,m|m||L`` describes; empty where there is none.
+
+    megatron/core/transformer/pipeline_parallel_layer_layout.py: stages end with a bar, commas are cosmetic,
+    ``*N`` repeats the character or the group in parentheses before it.
+    """
+    value = keys.raw("pipeline-model-parallel-layout")
+    if isinstance(value, list):  # of stages, each a list of layers by name
+        return tuple(str(stage).count("decoder") for stage in value)
+    text = str(value or "").replace(",", "").replace(" ", "")
+    if not text:
+        return ()
+    size, fault = 0, f"pipeline-model-parallel-layout {text[:60]!r}"
+    while found := REPEATED.search(text):
+        piece, times = found[1] if found[2] else found[3], int(found[2] or found[4])
+        size += len(piece) * times
+        if size > 100_000:
+            raise FormatError(f"{fault} repeats too much")
+        text = text[: found.start()] + piece * times + text[found.end() :]
+    stages = text.split("|")
+    if set(text) - set("EtmL|") or len(stages) % pp or len(stages) > MOST_STAGES:
+        raise FormatError(f"{fault} is not E, t, m and L in a multiple of {pp} stages separated by |")
+    return tuple(stage.count("t") for stage in stages) if len(stages) > 1 else ()
+
+
+def _uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, ...]:
+    """Return the layers of each stage and chunk where the first or the last rank has fewer than the others.
+
+    megatron/core/transformer/transformer_block.py, get_num_layers_to_build: the first and the last rank have
+    the layers that are named for them, the others share the rest, each in equal chunks. Counting the
+    embedding or the loss as a layer takes one from the first or the last chunk.
+    """
+    names = [
+        (f"decoder-{end}-pipeline-num-layers", f"num-layers-in-{end}-pipeline-stage")
+        for end in ("first", "last")
+    ]
+    first, last = (keys.number(*pair) for pair in names)
+    embedding, loss = (
+        int(keys.flag(f"account-for-{what}-in-pipeline-split") or False) for what in ("embedding", "loss")
+    )
+    if pp == 1 or (first is None and last is None and not embedding and not loss):
+        return ()
+    if not layers:
+        accounts = [f"account-for-{what}-in-pipeline-split" for what in ("embedding", "loss")]
+        why = "the file has no number of layers, so stages are predicted as equal; give --stage-layers"
+        keys.report(why, *names[0], *names[1], *accounts)
+        return ()
+    if first is None and last is None:
+        share, rest = divmod(layers + embedding + loss, pp * chunks)
+        stages = [share] * (pp * chunks)
+        stages[0], stages[-1] = share - embedding, share - loss
+        return tuple(stages) if not rest else _bad_stages(layers)
+    middle = pp - (first is not None) - (last is not None)
+    share, rest = divmod(layers - (first or 0) - (last or 0), middle) if middle else (0, 0)
+    ranks = [share if first is None else first, *[share] * (pp - 2), share if last is None else last]
+    if rest or sum(ranks) != layers or any(count % chunks or count < 0 for count in ranks):
+        return _bad_stages(layers)
+    return tuple(count // chunks for count in ranks) * chunks
+
+
+def _bad_stages(layers: int) -> tuple[int, ...]:
+    raise FormatError(
+        f"its first, last and other pipeline stages cannot share {layers} layers in equal parts (Megatron-LM "
+        "refuses it too)"
+    )
+
+
+def _context(keys: Keys, cp: int) -> str | None:
+    kinds = set(re.findall(r"[a-z0-9+]+", str(keys.raw("cp-comm-type") or "").lower()))
+    keys.raw("hierarchical-context-parallel-sizes")
+    if cp == 1:
+        keys.report_without_effect("cp-comm-type", "hierarchical-context-parallel-sizes")
+        return None
+    if kinds and kinds <= {"a2a+p2p"}:
+        why = "predicted as a ring (p2p) over all context parallel ranks"
+        keys.report(why, "cp-comm-type", "hierarchical-context-parallel-sizes")
+        return "ring"
+    if len(kinds) > 1:
+        kind = re.findall(r"[a-z0-9+]+", str(keys.raw("cp-comm-type")).lower())[0]
+        keys.report(f"all layers are predicted with the exchange of the first, {kind}", "cp-comm-type")
+        return CONTEXTS.get(kind, "ring")
+    return CONTEXTS.get(next(iter(kinds), ""))
+
+
+def _sharding(keys: Keys) -> dict[str, Any]:
     strategy = keys.text("data-parallel-sharding-strategy").lower()
     whole = keys.flag("use-megatron-fsdp", "use-custom-fsdp", "use-torch-fsdp2", "fsdp")
-    if strategy in SHARDINGS:
-        return SHARDINGS[strategy]
-    if whole:
-        return "fsdp"
     split = keys.flag("use-distributed-optimizer")
-    return "zero-1" if split else None if split is None and not keys.values else "none"
+    copies = keys.number("num-distributed-optimizer-instances") or 1
+    kind = "fsdp" if whole else "zero-1" if split else "none"
+    kind = SHARDINGS.get(strategy, kind)
+    if copies == 1 or kind == "none":
+        keys.report_without_effect("num-distributed-optimizer-instances")
+        return {"sharding": kind}
+    return {"sharding": "hybrid-fsdp" if kind in ("zero-3", "fsdp") else kind, "replicate": copies}
 
 
 def _recompute(keys: Keys) -> str | None:
     kind = keys.text("recompute-granularity", "activations-checkpoint-granularity").lower()
     method = keys.text("recompute-method", "activations-checkpoint-method").lower()
-    layers = keys.number("recompute-num-layers", "activations-checkpoint-num-layers")
+    names = ("recompute-num-layers", "activations-checkpoint-num-layers")
+    layers = keys.number(*names)
     modules = keys.raw("recompute-modules")
     if keys.flag("recompute-activations"):
         kind = "selective"
+    if keys.flag("checkpoint-activations"):  # before 2022
+        kind, method = "full", method or "uniform"
+    if keys.flag("moe-layer-recompute") and not kind:
+        kind, modules = "selective", ["moe"]
     if kind == "full" and method == "block" and layers:
         return f"block:{layers}"
+    if kind == "full" and method == "uniform" and (layers or 1) > 1:
+        keys.report(f"an input is saved for every layer, not for every {layers} layers", *names)
     if kind == "selective" and modules:
         words = modules if isinstance(modules, list) else str(modules).replace(",", " ").split()
         known = [MODULES[str(word)] for word in words if str(word) in MODULES]
-        return f"selective:{','.join(known)}" if known else "selective"
+        if left := [str(word) for word in words if str(word) not in MODULES]:
+            keys.report(f"{', '.join(left)}: predicted as saved, not recomputed", "recompute-modules")
+        return f"selective:{','.join(known)}" if known else "none" if left else "selective"
+    if kind != "full":
+        keys.report_without_effect(*names, "recompute-method", "activations-checkpoint-method")
     return kind if kind in ("full", "selective") else None
 
 
@@ -191,30 +351,80 @@ def _overlap(keys: Keys, tp: int, pp: int) -> str:
         "tensor": keys.flag("tp-comm-overlap", "ub-tp-comm-overlap") and tp > 1,
         # Sums of input gradients run beside the weight gradients unless switched off.
         "tensor-gradients": tp > 1 and not keys.flag("no-async-tensor-model-parallel-allreduce"),
-        "transfers": keys.flag("overlap-p2p-communication", "overlap-p2p-comm") is not False and pp > 1,
+        "transfers": keys.flag("overlap-p2p-communication", "overlap-p2p-comm") is not False
+        and not keys.flag("no-overlap-p2p-communication")
+        and pp > 1,
         "experts": keys.flag("overlap-moe-expert-parallel-comm"),
     }
     return ",".join(name for name, on in asked.items() if on) or "none"
 
 
 def _gradients(keys: Keys) -> str | None:
-    if keys.flag("grad-reduce-in-bf16"):
-        return "bf16"
+    main = keys.text("main-grads-dtype").lower()
+    narrow = keys.flag("grad-reduce-in-bf16")
     wide = keys.flag("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32")
+    if narrow or (main == "bf16" and not wide):
+        return "bf16"
     return None if wide is None else "fp32" if wide else "bf16"
 
 
 def _dropout(keys: Keys) -> bool | None:
     shares = [keys.share(name) for name in ("attention-dropout", "hidden-dropout")]
-    told = [share for share in shares if share is not None]
-    return any(told) if told else None
+    given = [share for share in shares if share is not None]
+    return any(given) if given else None
 
 
 def _dispatcher(keys: Keys, sizes: Mapping[str, int]) -> str | None:
-    """Exchanges once for each node are DeepEP's, through the flexible dispatcher."""
+    """Return how tokens reach their experts: the flex dispatcher (DeepEP) sends them once for each node."""
     kind = keys.text("moe-token-dispatcher-type").lower()
     keys.raw("moe-enable-deepep", "moe-flex-dispatcher-backend")
+    if "moe_experts" not in sizes:
+        keys.report_without_effect(
+            "moe-token-dispatcher-type", "moe-enable-deepep", "moe-flex-dispatcher-backend"
+        )
+    elif kind == "allgather":
+        keys.report("predicted as the alltoall dispatcher", "moe-token-dispatcher-type")
+        return "all-to-all"
     return DISPATCHERS.get(kind) if "moe_experts" in sizes else None
+
+
+def _loss(keys: Keys) -> str | None:
+    fused, kind = keys.flag("cross-entropy-loss-fusion"), keys.text("cross-entropy-fusion-impl").lower()
+    if fused is None:
+        return None
+    return ("engine" if kind == "te" else "compiled") if fused else "in-place"
+
+
+def _wide_layers(keys: Keys) -> int | None:
+    """Return the number of last layers that stay in bf16; those at the start are not modelled."""
+    on = keys.flag("first-last-layers-bf16")
+    last = keys.number("num-layers-at-end-in-bf16")
+    keys.number("num-layers-at-start-in-bf16")
+    if not on:
+        keys.report_without_effect("num-layers-at-start-in-bf16", "num-layers-at-end-in-bf16")
+        return None
+    keys.report("the first layers are predicted in fp8; the last are in bf16", "num-layers-at-start-in-bf16")
+    return 1 if last is None else last
+
+
+def _deferred(keys: Keys, pp: int) -> int | None:
+    on, limit = keys.flag("defer-embedding-wgrad-compute"), keys.number("wgrad-deferral-limit")
+    if not on or pp == 1:
+        keys.report_without_effect("defer-embedding-wgrad-compute", "wgrad-deferral-limit")
+        return None
+    if not limit:
+        keys.report(
+            "the output projection's weight gradient is predicted with each micro-batch: give "
+            "--deferred-gradients N, the micro-batches that wait",
+            "defer-embedding-wgrad-compute",
+        )
+    return limit or None
+
+
+def _bucket(keys: Keys) -> float | None:
+    """Return the size of gradient buckets in MB; Megatron-LM counts elements."""
+    elements = keys.number("ddp-bucket-size")
+    return None if elements is None else elements * (2 if _gradients(keys) == "bf16" else 4) / 1e6
 
 
 def _offload(keys: Keys) -> str | None:
@@ -224,13 +434,35 @@ def _offload(keys: Keys) -> str | None:
     return "optimizer" if share is None else f"optimizer={share:g}"
 
 
-def _execution(keys: Keys) -> str | None:
+def _execution(keys: Keys, sizes: Mapping[str, int]) -> str | None:
+    """Return how kernels are launched; routed experts are captured only by a graph of the full iteration."""
     kind = keys.text("cuda-graph-impl").lower()
-    if keys.flag("enable-cuda-graph", "external-cuda-graph") or kind not in ("", "none"):
-        return "graphs"
-    return None
+    on = keys.flag("enable-cuda-graph", "external-cuda-graph")
+    scope = keys.text("cuda-graph-scope").lower()
+    if not on and kind in ("", "none"):
+        keys.report_without_effect("cuda-graph-scope")
+        return None if on is None and not kind else "eager"
+    if "full_iteration" in scope or scope in ("", "full", "[]"):
+        return "partial-graphs" if "moe_experts" in sizes and "iteration" not in scope else "graphs"
+    if "moe_experts" in sizes:
+        return "partial-graphs"
+    if "mlp" not in scope:
+        keys.report("predicted as if whole layers were captured", "cuda-graph-scope")
+    return "graphs"
 
 
 def _optimizer(keys: Keys) -> str | None:
     name = keys.text("optimizer").lower()
-    return {"adam": None, "sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}.get(name)
+    kind = {"sgd": "sgd-momentum", "muon": "muon", "dist_muon": "muon"}.get(name)
+    if kind is None and name and "adam" not in name:
+        keys.report("predicted as AdamW", "optimizer")
+    moments = [keys.text(f"exp-avg{part}-dtype").lower() for part in ("", "-sq")]
+    formats = [word if word in FORMATS else "fp32" for word in moments]
+    if not any(moments):
+        return kind
+    if formats[0] != formats[1] or kind is not None:
+        wide = min(formats, key=FORMATS.index)
+        why = f"both moments are predicted in {wide if kind is None else 'fp32'}"
+        keys.report(why, "exp-avg-dtype", "exp-avg-sq-dtype")
+        return kind or f"adamw:{wide}"
+    return f"adamw:{formats[0]}"

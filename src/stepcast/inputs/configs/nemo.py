@@ -1,10 +1,10 @@
 """NeMo and Megatron-Bridge: YAML whose keys are Megatron's with underscores, in tables."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from stepcast.inputs.configs.keys import Keys, RunConfig, flat, said
+from stepcast.inputs.configs.keys import Keys, RunConfig, closest, flat, said
 from stepcast.inputs.configs.megatron import options_of, sizes_of
 
 # Tables whose keys mean the same as Megatron's arguments.
@@ -17,6 +17,8 @@ TABLES = (
     "optimizer",
     "comm_overlap",
     "mixed_precision",
+    "dist",
+    "dataset",
 )
 RENAMED = {
     "optim.name": "optimizer",
@@ -50,9 +52,7 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         options["sharding"] = "zero-1"
     if keys.number("trainer.gradient_clip_val") == 0:
         options["clipping"] = False
-    if bridge and not any(
-        name in keys for name in ("use-distributed-optimizer", "data-parallel-sharding-strategy")
-    ):
+    if bridge and not _names_sharding(keys):
         options.pop("sharding", None)  # an override leaves the rest to its recipe
     if bridge:
         options = _of_override(keys, options)
@@ -72,6 +72,12 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         model=model,
         options=options,
     )
+
+
+def _names_sharding(keys: "_Nested") -> bool:
+    """Return whether a file says how states are sharded."""
+    named = any(name in keys for name in ("use-distributed-optimizer", "data-parallel-sharding-strategy"))
+    return named or any(keys.flag(name) for name in ("use-megatron-fsdp", "use-torch-fsdp2", "fsdp"))
 
 
 def _of_override(keys: "_Nested", options: dict[str, Any]) -> dict[str, Any]:
@@ -106,19 +112,41 @@ class _Nested(Keys):
     """Dotted keys, found also by Megatron's names."""
 
     def __init__(self, table: Mapping[str, Any]) -> None:
-        super().__init__(_resolved(flat(table)))
+        super().__init__(_resolved(flat(table)), "nemo")
         self.same: dict[str, list[str]] = {}
         for name in self.values:
-            place, _, last = name.rpartition(".")
-            tail = name.removeprefix("model.")
-            if place in TABLES or place == "":
-                self.same.setdefault(last.replace("_", "-"), []).append(name)
-            if tail in RENAMED:
-                self.same.setdefault(RENAMED[tail], []).append(name)
-            self.same.setdefault(tail, []).append(name)
+            for alias in self._aliases(name):
+                self.same.setdefault(alias, []).append(name)
+
+    def _aliases(self, name: str) -> list[str]:
+        """Return what *name* is called as well: Megatron's argument, and the key inside ``model``."""
+        place, _, last = name.rpartition(".")
+        tail = name.removeprefix("model.")
+        argument = last.replace("_", "-")
+        found = [argument] if place in TABLES or place == "" else []
+        return [*found, *([RENAMED[tail]] if tail in RENAMED else []), tail]
 
     def __contains__(self, name: str) -> bool:
         return name in self.same
 
     def raw(self, *names: str) -> Any:
+        self.asked.update(names)
         return super().raw(*(own for name in names for own in (*self.same.get(name, ()), name)))
+
+    def own_names(self, *names: str) -> Iterator[str]:
+        for name in names:
+            yield from self.same.get(name, ())
+
+    def listed_as(self, name: str) -> str | None:
+        names = (name, *self._aliases(name))
+        return next((found for each in names if (found := self.known.find(each)) is not None), None)
+
+    def nearest(self, name: str) -> str:
+        """Compare the last part alone where Megatron's arguments are meant, with the same table before it."""
+        place, dot, last = name.rpartition(".")
+        known = {*self.known.no_effect, *self.known.not_modelled, *self.asked}
+        if place not in TABLES and place:
+            return closest(name, known)
+        plain = {each.replace("-", "_") for each in known if "." not in each}
+        found = closest(last, plain)
+        return f"{place}{dot}{found}" if found else ""
