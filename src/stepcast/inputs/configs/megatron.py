@@ -103,7 +103,7 @@ def sizes_of(keys: Keys) -> dict[str, int]:
     groups = keys.number("num-query-groups")
     latent = keys.flag("multi-latent-attention")
     channels = keys.number("kv-channels")
-    window = re.match(r"[\[(]?(\d+)", keys.text("window-size"))
+    window = re.match(r"[\[(]?(\d{1,9})", keys.text("window-size"))
     sizes = {
         "layers": keys.number("num-layers"),
         "hidden": keys.number("hidden-size"),
@@ -262,6 +262,8 @@ def _uneven_stages(keys: Keys, layers: int, pp: int, chunks: int) -> tuple[int, 
     )
     if pp == 1 or (first is None and last is None and not embedding and not loss):
         return ()
+    if not 0 < pp * chunks <= MOST_STAGES:
+        raise FormatError(f"{pp * chunks:,} pipeline stages are more than {MOST_STAGES:,}")
     if not layers:
         accounts = [f"account-for-{what}-in-pipeline-split" for what in ("embedding", "loss")]
         why = "the file has no number of layers, so stages are predicted as equal; give --stage-layers"
