@@ -565,6 +565,17 @@ def test_latent_sizes_are_compared(tmp_path: Path, rank: int, model: str) -> Non
     assert (latent.kv_rank, latent.nope_dim, latent.rope_dim, latent.query_rank) == (rank, 128, 64, 0)
 
 
+@pytest.mark.parametrize(
+    ("flags", "groups"), [("--moe-router-num-groups 8 --moe-router-group-topk 3", (8, 3)), ("", (1, 1))]
+)
+def test_routing_is_limited_as_the_script_says(tmp_path: Path, flags: str, groups: tuple[int, int]) -> None:
+    found = read_text(tmp_path, f"python pretrain_gpt.py {LITE}512 {flags}")
+    experts = load_model(model_words(found.sizes, [], 4096)).experts
+    assert experts is not None
+    assert (experts.groups, experts.top_groups) == groups
+    assert not found.not_modelled
+
+
 def test_a_window_is_that_of_the_script(tmp_path: Path) -> None:
     found = read_text(tmp_path, f"python pretrain_gpt.py {GPT} --ffn-hidden-size 14336 --window-size 1024,0")
     window = load_model(model_words(found.sizes, [], 2048)).window

@@ -20,10 +20,21 @@ def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) ->
     whole = [other for other in same if catalogue_model(other).layers == layers]
     if whole:
         hints = [_known(name) for name in names]
-        return min(whole, key=lambda name: (name not in hints, catalogue_model(name).max_seq < seq))
+        found = min(whole, key=lambda name: (name not in hints, catalogue_model(name).max_seq < seq))
+        return _with_routing(found, catalogue_model(found), sizes)
     if same and layers and layers < catalogue_model(same[0]).layers:
-        return f"{same[0]}-l{layers}"
+        return _with_routing(f"{same[0]}-l{layers}", catalogue_model(same[0]), sizes)
     return words_of("configured", {**sizes, **({"seq": seq} if seq else {})})
+
+
+def _with_routing(name: str, model: Model, sizes: Mapping[str, int]) -> str:
+    """Return *name*, with the groups that *sizes* limit routing to where *model* has others."""
+    groups = {key: sizes[key] for key in ("moe_groups", "moe_top_groups") if key in sizes}
+    if model.experts is None or not groups:
+        return name
+    if (model.experts.groups, model.experts.top_groups) == tuple(groups.values()):
+        return name
+    return words_of(name, groups)
 
 
 def _known(name: str) -> str:

@@ -120,6 +120,9 @@ def sizes_of(keys: Keys) -> dict[str, int]:
         sizes["moe_ffn"] = keys.number("moe-ffn-hidden-size") or sizes["ffn"]
         sizes["moe_shared_ffn"] = keys.number("moe-shared-expert-intermediate-size")
         sizes["moe_dense_layers"] = _dense_layers(keys.text("moe-layer-freq"))
+        limits = [keys.number(f"moe-router-{name}") for name in ("num-groups", "group-topk")]
+        if all(limits) or "hidden-size" in keys:  # without these arguments routing is not limited
+            sizes["moe_groups"], sizes["moe_top_groups"] = limits if all(limits) else (1, 1)
     if latent:
         # Zero is a size here: queries that are projected directly.
         ranks = {size: keys.number(name) for size, (name, _) in LATENT.items()}
