@@ -1,15 +1,23 @@
-# make demo   creates the environment and shows the shipped examples
-# make test   runs every check
-# make docs   builds the site into site/
-# make dist   builds wheel and sdist, and tries the wheel in an environment of its own
-# make fuzz   damaged files and random command lines; FUZZ="--minutes 60 --seed 7" for longer
+# make demo    create the environment and show the shipped examples
+# make quick   lint and the fast tests, below a minute: while you edit
+# make test    every check that needs no extra: before you commit
+# make docs    build the site into site/
+# make dist    build wheel and sdist, and try the wheel in an environment of its own
+# make fuzz    damaged files and random command lines; FUZZ="--minutes 60 --seed 7" runs longer
+# make bench   the benchmarks
+#
+# make test-web      the app and the pages in a browser (extras web and browser)
+# make test-torch    capture, record, run and profile (extra torch)
+# make test-engines  sweeps on Dask, Ray and Slurm's stand-in, and Parquet files (extras dask, ray, slurm, parquet)
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browser
 
-.PHONY: install demo test lint types unit docs dist fuzz bench clean
+.PHONY: install demo quick test lint types unit docs dist fuzz bench clean test-web test-torch test-engines
 
 install: $(INSTALLED)
 
@@ -17,12 +25,15 @@ $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "stepcast needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/python $(PIP_INSTALL) -e '.[dev]'
 	@$(BIN)/python -m compileall -q src  # an editable install leaves it to the first start of each part
 	@touch $@
 
 demo: install
 	$(BIN)/stepcast demo
+
+quick: install lint
+	$(PYTEST) -m 'not browser and not exhaustion and not fuzz and not slow and not subprocess'
 
 test: install lint types unit
 
@@ -34,11 +45,32 @@ types: install
 	$(BIN)/mypy
 
 unit: install
-	$(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browser
+	$(PYTEST)
 
-docs: install
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
-	$(BIN)/python tools/build_docs.py
+# ---- extras, each in an environment of its own, so that .venv shows what works without them
+
+TESTING := 'hypothesis>=6.100' 'pytest>=8' 'pytest-xdist>=3.5'
+PACKAGES_web := -e '.[web,browser]' $(TESTING)
+PACKAGES_torch := 'torch==2.13.0' 'transformers>=5,<6' -e . $(TESTING)
+PACKAGES_engines := -e '.[dask,parquet,ray,slurm]' $(TESTING)
+PACKAGES_docs := -e '.[docs]'
+
+.venv-%/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python $(PIP_INSTALL) $(PACKAGES_$*)
+	@touch $@
+
+test-web: .venv-web/.installed
+	.venv-web/bin/python -m pytest tests/serve tests/browser
+
+test-torch: .venv-torch/.installed
+	.venv-torch/bin/python -m pytest tests/pytorch
+
+test-engines: .venv-engines/.installed
+	.venv-engines/bin/python -m pytest tests/sweep/test_engines.py tests/outputs/test_rows.py
+
+docs: .venv-docs/.installed
+	.venv-docs/bin/python tools/build_docs.py
 
 dist:
 	$(PYTHON) tools/try_dist.py
@@ -50,5 +82,5 @@ bench: install
 	$(BIN)/python -m benchmarks
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output fuzz-found site
+	rm -rf $(VENV) $(VENV)-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis demo-output fuzz-found site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

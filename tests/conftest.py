@@ -6,6 +6,7 @@ are therefore fixed here. ``pytest --hypothesis-profile explore`` looks for new 
 a deadline, and slow data generation is no error: either would fail on a busy machine.
 """
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -32,6 +33,7 @@ MARKED = {
     "fuzz": "fuzz",
     "fuzz/test_bombs.py": "exhaustion",
 }
+CHANGE_OUTPUT = ("COLUMNS", "LINES", "NO_COLOR", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,6 +44,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             for place in (path, *path.parents):
                 if marker := MARKED.get(place.as_posix()):
                     item.add_marker(marker)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _neutral_environment() -> None:
+    """Remove variables of a developer's shell or job that change what the command prints or does."""
+    for name in list(os.environ):
+        if name in CHANGE_OUTPUT or name.startswith("STEPCAST_RECORD"):
+            del os.environ[name]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
