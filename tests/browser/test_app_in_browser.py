@@ -77,6 +77,47 @@ def test_a_search_tells_how_far_it_is_and_what_it_found(there: Any) -> None:
     assert page.inner_text("#line").startswith("stepcast search")
 
 
+@pytest.mark.parametrize("view", ["search", "analyze", "saved"])
+def test_another_view_does_not_show_the_last_prediction(view: str, there: Any) -> None:
+    page = there.page
+    before, line = page.inner_text("h1"), page.inner_text("#line")
+    page.click(f"[data-view={view}]")
+    assert page.locator("#answer h1").count() == 0
+    assert page.locator("#told").is_hidden()
+    assert page.get_attribute("#answer", "aria-busy") == "false"
+    page.click("[data-view=predict]")
+    page.wait_for_selector("#answer[data-answered]")
+    assert (page.inner_text("h1"), page.inner_text("#line")) == (before, line)
+
+
+def test_a_search_shows_that_it_works_and_leaves_other_views_alone(there: Any) -> None:
+    page = there.page
+    page.click("[data-view=search]")
+    page.select_option("#search-model", "llama-3.1-8b")
+    for name, value in (("gpus", "64"), ("global_batch", "256"), ("seq", "2048"), ("top", "3")):
+        page.fill(f"#search-{name}", value)
+    page.click("#search-go")
+    page.wait_for_selector("#answer[aria-busy=true]")
+    assert page.inner_text("#answer").startswith("Searching: ")
+    page.click("[data-view=predict]")
+    page.wait_for_selector("#answer[data-answered*='tp=2']")
+    prediction = page.inner_text("h1")
+    page.wait_for_selector("#search-bar[hidden]", state="attached", timeout=120_000)
+    assert page.inner_text("h1") == prediction
+    page.click("[data-view=search]")
+    assert page.locator("table.sortable tr[data-row]").count() == 3
+
+
+def test_a_run_that_does_not_fit_shows_what_would_fit(app: str, opened: Any) -> None:
+    query = "model=llama-3.1-8b&cluster=dgx-h100&framework=transformers&gpus=8&micro_batch=4&seq=4096"
+    page = opened(f"{app}#predict?{query}").page
+    page.wait_for_selector("#answer[data-whole]")
+    assert "Does not fit" in page.inner_text("#answer")
+    section = page.locator("#how-to-make-it-fit")
+    assert section.locator("tbody tr").count() == 2
+    assert "--" in section.locator("tbody tr").first.inner_text()
+
+
 def test_two_that_were_kept_are_laid_side_by_side(there: Any) -> None:
     page = there.page
     page.click("#keep")

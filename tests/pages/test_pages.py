@@ -223,6 +223,21 @@ def test_a_page_is_not_written_over_what_is_read(folder: Path, capsys: pytest.Ca
 
 # ---- text of others ----------------------------------------------------------------------------------------
 
+
+def test_the_page_of_a_step_that_does_not_fit_shows_the_remedies_of_the_text(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = ["predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "8", "--framework"]
+    assert main([*run, "transformers", "--micro-batch", "4", "--html", "page.html", "--json"]) == 0
+    remedies = json.loads(capsys.readouterr().out)["remedies"]
+    assert remedies
+    page = assert_safe(Path("page.html").read_bytes())
+    assert "How to make it fit" in page.text
+    assert all(each["options"] in page.text for each in remedies)
+    assert main([*run, "transformers", "--micro-batch", "1", "--zero", "3", "--html", "page.html"]) == 0
+    assert "How to make it fit" not in assert_safe(Path("page.html").read_bytes()).text
+
+
 HTML = "<img src=x onerror=alert(1)>\"'--><script>alert(2)</script>"
 NAMES = {"html": HTML, "long": "n" * 10_000, "turned": "\u202eabc\u2066", "escapes": HOSTILE}
 

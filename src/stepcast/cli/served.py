@@ -14,6 +14,7 @@ from stepcast.cli.analyze import ANALYSES, PAGES
 from stepcast.cli.forecasting import forecast
 from stepcast.cli.main import Parser
 from stepcast.cli.neighbours import neighbours
+from stepcast.cli.remedies import remedies
 from stepcast.cli.search import result_page
 from stepcast.cli.search_facts import search_facts
 from stepcast.cli.search_question import question_of
@@ -68,6 +69,8 @@ class Verbs:
         args, found, facts = self._predicted(words)
         about = About("predict", args.command, __version__)
         if rest is not None:
+            if not found.prediction.fits:
+                facts["remedies"] = remedies(args, found, facts["step_s"])
             changes = neighbours(args, found, args.command, rest)
             page = step_page(facts, about, found.prediction.drawn, roofline(found.prediction), changes)
         else:

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.ir.facts import ChangeFacts
-from stepcast.pages.blocks import signed, signed_percent
+from stepcast.pages.blocks import signed, signed_percent, table
 from stepcast.pages.charts import Piece, Row, bars, legend
 from stepcast.pages.document import Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.step import PART_NAMES
+from stepcast.report.step import PART_NAMES, remedy_pairs
 from stepcast.units import format_bytes, format_percent, format_seconds
 
 Facts = Mapping[str, Any]
@@ -23,6 +23,33 @@ REMEDIES = {
     "optimizer": "sharding the optimizer (ZeRO-1)",
     "other": "captured graphs where an eager host is behind its GPU",
 }
+
+
+def remedies_section(found: Facts) -> Section | None:
+    """Return the changes with which a step that does not fit would, as the text lists them."""
+    if "remedies" not in found:
+        return None
+    if not found["remedies"]:
+        ((_, why),) = remedy_pairs(found)
+        return Section("How to make it fit", tag("p", why, class_="verdict"), wide=True)
+    rows = [
+        (
+            _options(each["options"]),
+            format_seconds(each["step_s"]),
+            signed_percent(each["slower"]),
+            format_bytes(each["memory_bytes"]),
+        )
+        for each in found["remedies"]
+    ]
+    made = table(("Change", "Step", "Slower", "Memory"), rows, "Options to add, the fastest first")
+    return Section("How to make it fit", made, "Each row is a prediction that fits.", wide=True)
+
+
+def _options(words: str) -> Markup:
+    """Return options of a command line, each on one line with its value."""
+    first, *others = words.split(" --")
+    each = [first, *(f"--{other}" for other in others)]
+    return tag("code", [(tag("span", option, class_="option"), " ") for option in each])
 
 
 def advice_section(found: Facts, changes: Sequence[ChangeFacts]) -> Section | None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from stepcast.ir.facts import ChangeFacts, RooflineFacts, band_of
 from stepcast.ir.timeline import Timeline
-from stepcast.pages.advice import advice_section
+from stepcast.pages.advice import advice_section, remedies_section
 from stepcast.pages.blocks import band, card, pairs, plain_pairs, stacked, timed_answer, waterfall
 from stepcast.pages.communication import exposed_section
 from stepcast.pages.document import About, Page, Section
@@ -63,6 +63,7 @@ def step_page(
 ) -> Page:
     """Of the facts of a StepReport, as its text report has them."""
     sections = [
+        remedies_section(found),
         _goes(found),
         advice_section(found, changes),
         _stages(found),

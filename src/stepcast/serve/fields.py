@@ -68,7 +68,7 @@ PREDICT: tuple[Field, ...] = (
     Field("pp", "Pipeline parallel", limits=(1, 4096), usual="2", powers=True, plain="1"),
     Field("cp", "Context parallel", limits=(1, 4096), usual="1", powers=True, plain="1"),
     Field("ep", "Expert parallel", limits=(1, 4096), usual="1", powers=True, plain="1"),
-    Field("vpp", "Chunks of a stage", limits=(1, 512), note="interleaving"),
+    Field("vpp", "Virtual pipeline stages", limits=(1, 512), note="per rank (VPP)"),
     Field("micro_batch", "Micro-batch", limits=(1, 100_000), usual="1", powers=True, plain="1"),
     BATCH,
     SEQ,
@@ -84,7 +84,7 @@ SEARCH: tuple[Field, ...] = (
     GPUS,
     BATCH,
     SEQ,
-    Field("objective", "Least", OBJECTIVES, usual="step"),
+    Field("objective", "Minimise", OBJECTIVES, usual="step"),
     Field("top", "Strategies to rank", limits=(1, 50), usual="10"),
 )
 

@@ -9,10 +9,10 @@ from stepcast.serve.fields import PREDICT, SEARCH, Field
 VIEWS = (("predict", "Predict"), ("search", "Search"), ("analyze", "Analyze"), ("saved", "Saved"))
 MOST_POWER = 14
 HINTS = {
-    "predict": "Every change is answered at once. Stay a moment for the timeline and for what to change.",
-    "search": "All legal strategies are bounded; those that may win are simulated.",
-    "analyze": "Megatron, Kineto or OptimusPrime traces, nccl-tests logs. They stay on this machine.",
-    "saved": "Predictions that were kept in this browser. Choose two to lay them side by side.",
+    "predict": "Results update live; the timeline and what to change follow a moment later.",
+    "search": "Finds the fastest strategies: all legal ones are bounded, the promising ones simulated.",
+    "analyze": "Megatron, Kineto, Nsight or OptimusPrime traces, and logs. Files stay on this machine.",
+    "saved": "Predictions saved in this browser. Choose two to compare them.",
 }
 
 
@@ -43,7 +43,7 @@ def shell() -> str:
         _panel(
             "saved",
             tag("ul", id="saved-list", class_="saved"),
-            tag("button", "Compare the two", type="button", id="compare", class_="quiet", disabled=True),
+            tag("button", "Compare", type="button", id="compare", class_="quiet", disabled=True),
         ),
     )
     side = tag("div", panels, class_="side", role="complementary", aria_label="What to ask")
@@ -64,7 +64,7 @@ def shell() -> str:
                 rel="noopener",
                 hidden=True,
             ),
-            tag("button", "Keep", type="button", id="keep", class_="quiet", hidden=True),
+            tag("button", "Save", type="button", id="keep", class_="quiet", hidden=True),
             tag("span", "", id="took", class_="took", aria_live="off"),
             class_="told",
             id="told",
@@ -84,7 +84,7 @@ def shell() -> str:
         tag("a", "Skip to the answer", class_="skip", href="#answer"),
         bar,
         tag("div", side, told, class_="app"),
-        tag("footer", f"stepcast {__version__}, on this machine alone"),
+        tag("footer", f"stepcast {__version__}, runs on this machine"),
         Markup('<script src="page.js"></script><script src="app.js"></script>'),
     )
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
@@ -116,7 +116,7 @@ def _field(verb: str, field: Field) -> Markup:
     key = f"{verb}-{field.name}"
     label = tag("label", field.label, tag("small", field.note) if field.note else None, for_=key)
     if field.choices:
-        options = [] if field.usual else [tag("option", "as usual", value="")]
+        options = [] if field.usual else [tag("option", "default", value="")]
         options += [tag("option", each, value=each, selected=each == field.usual) for each in field.choices]
         return tag("div", label, tag("select", options, id=key, name=field.name), class_="field")
     low, high = field.limits
@@ -129,7 +129,7 @@ def _field(verb: str, field: Field) -> Markup:
         min=low,
         max=high,
         value=field.usual,
-        placeholder="as usual",
+        placeholder="default",
         inputmode="numeric",
     )
     slider = None

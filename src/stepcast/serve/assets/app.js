@@ -1,8 +1,10 @@
-// The app: what a form says is asked at once, and the answer put in its place.
+// The app: a change of a form is answered at once; each view shows its own answer.
 "use strict";
 (() => {
   const byId = (key) => document.getElementById(key), answer = byId("answer");
   const KEPT = "stepcast-saved";
+  const HINTS = { predict: "Choose on the left.", search: "Press Search: results appear here.", analyze: "Drop files: the analysis appears here.", saved: "Choose two saved predictions to compare them here." };
+  const answers = {}; // what each view showed last: { found, took, key }, or { words } while it works
   let view = "predict", asking = null, staying = 0, last = null, source = null;
 
   // ---- what is asked --------------------------------------------------------------------------------------
@@ -26,14 +28,28 @@
 
   // ---- what is answered -----------------------------------------------------------------------------------
   const problem = (words) => { byId("problem").textContent = words; byId("problem").hidden = !words; };
-  const put = (found, took) => {
-    problem("");
+  // Each view shows its own answer, what it is working on, or a hint; never the answer of another view.
+  const render = () => {
+    const { found, took, key, words } = answers[view] ?? {};
+    answer.setAttribute("aria-busy", String(Boolean(words)));
+    byId("told").hidden = !found;
+    for (const name of ["open-page", "keep"]) byId(name).hidden = view !== "predict" || !found;
+    delete answer.dataset.answered; delete answer.dataset.whole;
+    if (!found) {
+      const line = document.createElement("p");
+      line.className = "lead"; line.setAttribute("role", "status"); line.textContent = words || HINTS[view];
+      answer.replaceChildren(line);
+      return;
+    }
     answer.innerHTML = found.html; // made by the server of this page, which escapes every text in it
-    byId("told").hidden = false;
     byId("line").textContent = found.command || "";
     byId("took").textContent = took ? `answered in ${took} ms` : "";
+    answer.dataset.answered = key;
     window.stepcast.start();
   };
+  const put = (name, found, took, key) => { answers[name] = { found, took, key }; if (name === view) { problem(""); render(); } };
+  const working = (name, words) => { answers[name] = { words }; if (name === view) { problem(""); render(); } };
+  const failed = (name, words) => { delete answers[name]; if (name === view) { render(); problem(words); } };
   const ask = async (path, options = {}) => {
     const began = performance.now();
     const response = await fetch(path, options);
@@ -47,24 +63,23 @@
     instead();
     const mine = asking = new AbortController(), query = said("predict").toString();
     history.replaceState(null, "", `#predict?${query}`);
-    byId("open-page").href = `page?${query}`; byId("open-page").hidden = false; byId("keep").hidden = false;
+    byId("open-page").href = `page?${query}`;
     answer.setAttribute("aria-busy", "true");
     try {
       const [found, took] = await ask(`answer?${query}`, { signal: mine.signal });
       if (mine.signal.aborted) return;
       last = { query, ...found };
-      put(found, took);
-      answer.dataset.answered = query;
+      put("predict", found, took, query);
       staying = setTimeout(async () => {
         try {
           const [whole] = await ask(`whole?${query}`, { signal: mine.signal });
-          if (!mine.signal.aborted) { put(whole, took); answer.dataset.whole = query; }
+          if (!mine.signal.aborted) { put("predict", whole, took, query); if (view === "predict") answer.dataset.whole = query; }
         } catch { /* the answer that is there stays */ }
       }, 700);
     } catch (error) {
-      if (error.name !== "AbortError") { problem(error.message); answer.replaceChildren(); byId("line").textContent = ""; }
+      if (error.name !== "AbortError") failed("predict", error.message);
     } finally {
-      if (asking === mine) answer.setAttribute("aria-busy", "false");
+      if (asking === mine && view === "predict") answer.setAttribute("aria-busy", "false");
     }
   };
 
@@ -88,35 +103,36 @@
   byId("search-go").addEventListener("click", () => {
     const query = said("search").toString();
     history.replaceState(null, "", `#search?${query}`);
-    problem(""); instead(); searching(true);
+    instead(); searching(true);
     byId("search-told").textContent = "bounding the candidates";
-    byId("open-page").hidden = true; byId("keep").hidden = true;
+    working("search", "Searching: bounding the candidates");
     source = new EventSource(`search?${query}`);
     source.addEventListener("progress", (event) => {
       const told = JSON.parse(event.data);
       byId("search-told").textContent = told.words;
+      working("search", `Searching: ${told.words}`);
     });
-    source.addEventListener("done", (event) => { put(JSON.parse(event.data), 0); byId("search-told").textContent = "done"; answer.dataset.answered = query; searching(false); });
-    source.addEventListener("failed", (event) => { problem(JSON.parse(event.data).error); byId("search-told").textContent = ""; searching(false); });
-    source.onerror = () => { if (source) { problem("the search ended without an answer: look at its fields"); searching(false); } };
+    source.addEventListener("done", (event) => { put("search", JSON.parse(event.data), 0, query); byId("search-told").textContent = "done"; searching(false); });
+    source.addEventListener("failed", (event) => { failed("search", JSON.parse(event.data).error); byId("search-told").textContent = ""; searching(false); });
+    source.onerror = () => { if (source) { failed("search", "the search ended without an answer: look at its fields"); searching(false); } };
   });
-  byId("search-stop").addEventListener("click", () => { searching(false); byId("search-told").textContent = "stopped"; });
+  byId("search-stop").addEventListener("click", () => { searching(false); byId("search-told").textContent = "stopped"; delete answers.search; if (view === "search") render(); });
 
   // ---- files ----------------------------------------------------------------------------------------------
   const analyze = async (files) => {
     if (!files.length) return;
     instead();
     const told = [...files].map(({ name, size }) => ({ name: name.replace(/[^\x20-\x7e]/g, "_"), size }));
-    byId("analyze-told").textContent = `reading ${files.length} file${files.length > 1 ? "s" : ""}`;
-    byId("open-page").hidden = true; byId("keep").hidden = true;
+    const reading = `reading ${files.length} file${files.length > 1 ? "s" : ""}`;
+    byId("analyze-told").textContent = reading;
+    working("analyze", `Analyzing: ${reading}`);
     try {
       const query = new URLSearchParams();
       if (byId("analyze-cluster").value) query.set("cluster", byId("analyze-cluster").value);
       const [found, took] = await ask(`analyze?${query}`, { method: "POST", body: new Blob([...files]), headers: { "x-files": JSON.stringify(told) } });
-      put(found, took);
+      put("analyze", found, took, "analyze");
       byId("analyze-told").textContent = told.map(({ name }) => name).join(", ");
-      answer.dataset.answered = "analyze";
-    } catch (error) { problem(error.message); byId("analyze-told").textContent = ""; }
+    } catch (error) { failed("analyze", error.message); byId("analyze-told").textContent = ""; }
   };
   const drop = byId("drop");
   for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
@@ -126,11 +142,11 @@
 
   // ---- saved ----------------------------------------------------------------------------------------------
   const saved = () => { try { return JSON.parse(localStorage.getItem(KEPT)) ?? []; } catch { return []; } };
-  const save = (listed) => { try { localStorage.setItem(KEPT, JSON.stringify(listed.slice(0, 50))); } catch { problem("this browser keeps nothing"); } };
+  const save = (listed) => { try { localStorage.setItem(KEPT, JSON.stringify(listed.slice(0, 50))); } catch { problem("this browser does not allow saving"); } };
   byId("keep").addEventListener("click", () => {
     if (!last) return;
     save([{ query: last.query, command: last.command, summary: last.summary }, ...saved().filter((each) => each.query !== last.query)]);
-    byId("keep").textContent = "Kept"; setTimeout(() => { byId("keep").textContent = "Keep"; }, 1500);
+    byId("keep").textContent = "Saved"; setTimeout(() => { byId("keep").textContent = "Save"; }, 1500);
   });
   const list = () => {
     byId("saved-list").replaceChildren(...saved().map((each, at) => {
@@ -153,8 +169,9 @@
   });
   const compare = async (query) => {
     instead();
-    try { const [found, took] = await ask(`compare?${query}`); byId("open-page").hidden = true; byId("keep").hidden = true; put(found, took); answer.dataset.answered = "compare"; }
-    catch (error) { problem(error.message); }
+    working("saved", "Comparing the two predictions");
+    try { const [found, took] = await ask(`compare?${query}`); put("saved", found, took, "compare"); }
+    catch (error) { failed("saved", error.message); }
   };
 
   // ---- views and links ------------------------------------------------------------------------------------
@@ -163,6 +180,7 @@
     for (const tab of document.querySelectorAll(".tab")) tab.setAttribute("aria-pressed", String(tab.dataset.view === name));
     for (const panel of document.querySelectorAll(".panel")) panel.hidden = panel.id !== `panel-${name}`;
     if (name === "saved") list();
+    problem(""); render();
   };
   for (const tab of document.querySelectorAll(".tab")) {
     tab.addEventListener("click", () => { show(tab.dataset.view); if (view === "predict") predict(); else history.replaceState(null, "", `#${view}`); });
