@@ -125,6 +125,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
     from stepcast.frameworks.profile import settle
     from stepcast.hardware import Place, load_cluster
     from stepcast.ir.legality import recomputable
+    from stepcast.ir.model_parts import Mixer
     from stepcast.models.catalog import load_model
 
     assumptions: list[str] = []
@@ -151,6 +152,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
         "modules": modules,
         "module_list": ", ".join(sorted(modules)) or "none",
         "predicts_further": model.next_token_layers > 0,
+        "mamba": any(block.mixer is Mixer.MAMBA for block in model.blocks),
         "corrects": corrects,
         "residual_known": residual is not None,
         "generation": cluster.gpu.generation,

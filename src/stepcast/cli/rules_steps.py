@@ -60,6 +60,11 @@ STRATEGY = (
         "{model} has no experts; leave it out, or choose a model that has",
     ),
     Rule(
+        ("ssm_kernels",),
+        lambda f: f["mamba"],
+        "{model} has no Mamba-2 layers; leave it out, or choose a model that has",
+    ),
+    Rule(
         ("overlap",),
         lambda f: f["experts"] or not _overlaps(f, "experts"),
         "{model} has no experts to exchange; leave the word experts out",

@@ -114,7 +114,7 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
     """What *args* say themselves, by fields of a Strategy or a Framework."""
     from stepcast.frameworks.words import offload_of, overlap_of, recompute_of
     from stepcast.ir.dtype import DType
-    from stepcast.ir.framework import Dispatcher, Execution, Kernels, LossKernel
+    from stepcast.ir.framework import Dispatcher, Execution, Kernels, LossKernel, SsmKernels
     from stepcast.ir.strategy import ContextKind, Sharding
 
     read: dict[str, tuple[Any, Callable[[Any], Any]]] = {
@@ -133,6 +133,7 @@ def given_by(args: argparse.Namespace) -> dict[str, Any]:
         "kernels": (args.kernels, Kernels),
         "gradient_dtype": (args.gradients, DType),
         "dispatcher": (args.dispatcher, Dispatcher),
+        "ssm_kernels": (args.ssm_kernels, SsmKernels),
         "dropout": (args.dropout, bool),
         "loss": (args.loss, LossKernel),
         "fp8_activations": (args.fp8_activations, bool),

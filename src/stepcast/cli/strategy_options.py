@@ -142,6 +142,8 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         --[no-]master-weights      an fp32 copy of weights that are less precise
         --[no-]clipping            of gradients by the norm of all
         --kernels
+        --ssm-kernels              what runs the scans of Mamba-2 layers: mamba-ssm and causal-conv1d, or the
+                                   PyTorch operations of transformers without them (default: fused)
         --execution                how the host issues kernels: captured, but for routed experts, one by one,
                                    or each waited for
         """,
@@ -149,5 +151,6 @@ def _add_numbers_and_kernels(how: "argparse._ArgumentGroup") -> None:
         loss=LOSSES,
         gradients=GRADIENTS,
         kernels=("fused", "plain", "compiled"),
+        ssm_kernels=("fused", "eager"),
         execution=EXECUTIONS,
     )

@@ -32,9 +32,12 @@ from stepcast.ir.framework import (
     Dispatcher,
     Execution,
     Framework,
+    Modules,
+    SsmKernels,
 )
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Mixer
 from stepcast.ir.schedules import SCHEDULES
 from stepcast.ir.stages import assumed_split
 from stepcast.ir.step import StepReport, Throughput
@@ -47,6 +50,13 @@ from stepcast.simulation.messages import Send
 from stepcast.units import TFLOPS, format_bytes
 
 GPU_VENDORS = ("nvidia", "amd")  # whose software the frameworks are
+
+# The libraries whose kernels the fits were measured with.
+SCAN_LIBRARIES = {
+    Mixer.MAMBA: "mamba-ssm and causal-conv1d",
+    Mixer.SELECTIVE: "mamba-ssm and causal-conv1d",
+    Mixer.DELTA: "flash-linear-attention and causal-conv1d",
+}
 
 
 def predict(
@@ -162,6 +172,7 @@ def _with_model(
         ),
         assumptions=(
             *((split,) if split else ()),
+            *_scan_assumptions(model, framework),
             *report.assumptions,
             *((report.residual.said(framework.name),) if report.residual else ()),
         ),
@@ -268,6 +279,26 @@ def _recompute_warnings(model: Model, strategy: Strategy, framework: Framework) 
         "recompute selective takes time and saves no memory here: it recomputes core attention, and fused "
         "attention stores no scores; use recompute none, or name other modules"
     ]
+
+
+def _scan_assumptions(model: Model, framework: Framework) -> list[str]:
+    """Say which kernels run the layers that carry a state along the sequence."""
+    mixers = {block.mixer for block in model.blocks}
+    libraries = dict.fromkeys(name for mixer, name in SCAN_LIBRARIES.items() if mixer in mixers)
+    if not libraries:
+        return []
+    if framework.ssm_kernels is SsmKernels.EAGER:
+        return [
+            "Mamba-2 layers run as PyTorch operations (--ssm-kernels eager), without mamba-ssm; estimates "
+            "were 7 to 12 % above six such scans measured on an H200, which the interval does not count"
+        ]
+    found = [f"state-space layers run the fused kernels of {' and '.join(libraries)}"]
+    if framework.modules is Modules.TRANSFORMERS:
+        found[0] += (
+            ", if they are installed; transformers falls back to PyTorch operations without them, many "
+        )
+        found[0] += "times slower" + (" (--ssm-kernels eager)" if Mixer.MAMBA in mixers else "")
+    return found
 
 
 def _scaled_warnings(report: StepReport, cluster: Cluster, precision: str) -> list[str]:

@@ -31,6 +31,7 @@ SPELLED: dict[str, Callable[[Any], list[str]]] = {
     "dispatcher": _word("dispatcher"),
     "bucket_bytes": lambda size: ["--bucket-mb", repr(size / 1e6)],
     "flash_attention": _flag("flash-attention"),
+    "ssm_kernels": _word("ssm-kernels"),
     "dropout": _flag("dropout"),
     "loss": _word("loss"),
     "fp8_activations": _flag("fp8-activations"),

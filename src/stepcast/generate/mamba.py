@@ -6,20 +6,26 @@ exchange positions for heads before the convolution and back after the scan, wha
 both run along the whole sequence (core/ssm/mamba_context_parallel.py).
 
 The kernels are mamba_ssm's and causal_conv1d's, which every framework calls: the gate z is applied inside the
-scan, and the backward runs the convolution and the chunk states again instead of keeping them.
+scan, and the backward runs the convolution and the chunk states again instead of keeping them. Where they are
+not installed transformers runs PyTorch operations instead, and a product is written out for every pair of
+tokens of a chunk and every state (models/mamba2/modeling_mamba2.py, Mamba2Mixer.torch_forward).
 """
 
 from dataclasses import dataclass
 from functools import partial
 
+from stepcast.generate.norms import written_norm, written_norm_gradient
 from stepcast.generate.parts import K, Linear, layer, norm_layer
 from stepcast.generate.sequence import arranged_in, arranged_out, core_tokens
 from stepcast.generate.sizes import Sizes
 from stepcast.generate.tensor import column_layer, column_waits, row_layer
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import SsmKernels
+from stepcast.ir.kept_mamba import padded_tokens
 from stepcast.ir.model_parts import Hybrid
 from stepcast.ir.role import Role
 from stepcast.ir.scan import Scan, scan_of
-from stepcast.ir.work import streamed
+from stepcast.ir.work import ElementwiseKind, streamed
 from stepcast.ir.workload import Layer, Op
 
 
@@ -70,13 +76,13 @@ def mamba_layers(sizes: Sizes) -> tuple[Layer, ...]:
     hybrid, model = sizes.model.hybrid, sizes.model
     assert hybrid is not None
     own = MambaSizes(sizes, hybrid)
+    eager = sizes.framework.ssm_kernels is SsmKernels.EAGER
     projected = Linear("in", sizes.tokens, model.hidden, own.projected, sizes.dtype)
     output = Linear("out", sizes.tokens, own.inner, model.hidden, sizes.dtype)
     layers = [
         norm_layer(sizes, Role.MAMBA_NORM, sizes.outer_tokens, column_waits(sizes, Role.MAMBA_IN)),
         column_layer(sizes, Role.MAMBA_IN, (projected,)),
-        _core(own),
-        _group_norm(own),
+        *((_eager_core(own), _eager_norm(own)) if eager else (_core(own), _group_norm(own))),
         row_layer(sizes, Role.MAMBA_OUT, output),
     ]
     if model.post_norms:
@@ -112,4 +118,79 @@ def _group_norm(own: MambaSizes) -> Layer:
         Role.MAMBA_GROUP_NORM,
         (Op("group norm", streamed(K.GROUP_NORM, rows, columns, 1, 1, dtype)),),
         (Op("group norm gradient", streamed(K.GROUP_NORM, rows, columns, 2, 1, dtype, backward=True)),),
+    )
+
+
+def _eager_core(own: MambaSizes) -> Layer:
+    """Convolution and scan as PyTorch operations in fp32.
+
+    A contraction is a broadcast product and its sum; its backward makes both for either factor.
+    Counts of kernels beyond the large ones are those of the source.
+    """
+    scan, stored, wide = own.scan(False), own.sizes.stored, DType.FP32
+    (tokens, chunks), batch = padded_tokens(scan), scan.batch
+    heads, width, state, chunk = scan.heads, scan.head_dim, scan.state, scan.chunk
+    rows, pairs, cells = tokens * heads, tokens * chunk * heads, tokens * heads * width
+    between = batch * (chunks + 1) ** 2 * heads * width
+
+    def small(name: str, columns: int, reads: float, writes: float, kernels: int) -> Op:
+        return Op(name, streamed(K.BROADCAST, rows, columns, reads, writes, wide), kernels=kernels)
+
+    def contract(name: str, outer: int, inner: int, kind: ElementwiseKind) -> tuple[Op, Op]:
+        return (
+            Op(f"{name} product", streamed(K.BROADCAST, outer, inner, 0, 1, wide)),
+            Op(f"{name} sum", streamed(kind, outer, inner, 1, 0, wide)),
+        )
+
+    def convolve(name: str, kind: ElementwiseKind, reads: int, backward: bool = False) -> Op:
+        return Op(name, streamed(kind, tokens, own.channels, reads, 1, stored, backward))
+
+    forward = (
+        convolve("convolution", K.CONVOLUTION, 1),
+        convolve("convolution activation", K.SILU, 1),
+        small("repeated B and C", state, 0, 2, 4),
+        small("time steps", width, 2, 3, 9),
+        small("decays within chunks", chunk, 3, 4, 9),
+        *contract("scores", pairs, state, K.ROW_SUM),
+        small("decayed scores", chunk, 3, 2, 2),
+        *contract("outputs within chunks", pairs, width, K.COLUMN_SUM),
+        small("decayed B", state, 1, 1, 3),
+        *contract("chunk states", cells, state, K.COLUMN_SUM),
+        *contract("states between chunks", between, state, K.COLUMN_SUM),
+        *contract("outputs of states", cells, state, K.ROW_SUM),
+        small("outputs", width, 5, 3, 5),
+    )
+    backward = (
+        small("outputs gradient", width, 6, 4, 7),
+        *contract("C of states gradient", cells, state, K.COLUMN_SUM),
+        *contract("states gradient", cells, state, K.COLUMN_SUM),
+        *contract("states between chunks gradient", between, state, K.COLUMN_SUM),
+        *contract("decays between chunks gradient", between, state, K.ROW_SUM),
+        *contract("decayed B gradient", cells, state, K.COLUMN_SUM),
+        *contract("x of states gradient", cells, state, K.ROW_SUM),
+        small("decays of B gradient", state, 4, 3, 6),
+        *contract("decayed scores gradient", pairs, width, K.ROW_SUM),
+        *contract("x gradient", pairs, width, K.COLUMN_SUM),
+        small("scores gradient", chunk, 4, 2, 3),
+        *contract("C gradient", pairs, state, K.COLUMN_SUM),
+        *contract("B gradient", pairs, state, K.COLUMN_SUM),
+        small("decays within chunks gradient", chunk, 5, 4, 12),
+        small("B and C gradient", state, 4, 2, 8),
+        small("time steps gradient", width, 8, 5, 16),
+        convolve("convolution activation gradient", K.SILU, 2, True),
+        convolve("convolution gradient", K.CONVOLUTION, 2, True),
+    )
+    return layer(Role.MAMBA_SCAN, forward, backward)
+
+
+def _eager_norm(own: MambaSizes) -> Layer:
+    """The gate and an RMS norm, an operation a kernel."""
+    sizes, wide = own.sizes, DType.FP32
+    rows, columns = sizes.tokens * own.groups, own.inner // own.groups
+    gated = Op("gate", streamed(K.SILU, rows, columns, 2, 2, wide), kernels=3)
+    gate = Op("gate gradient", streamed(K.SILU, rows, columns, 4, 3, wide, backward=True), kernels=4)
+    return layer(
+        Role.MAMBA_GROUP_NORM,
+        (gated, *written_norm(sizes, "group norm", rows, columns, wide)),
+        (*written_norm_gradient(sizes, "group norm", rows, columns, wide), gate),
     )

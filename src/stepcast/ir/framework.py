@@ -82,6 +82,13 @@ class Modules(StrEnum):
     TRANSFORMERS = "transformers"
 
 
+class SsmKernels(StrEnum):
+    """What runs the scans of Mamba-2 layers."""
+
+    FUSED = "fused"  # mamba-ssm and causal-conv1d
+    EAGER = "eager"  # PyTorch operations, which transformers falls back to where these are not installed
+
+
 class Peak(StrEnum):
     """Which peak of memory a framework's authors print."""
 
@@ -175,6 +182,7 @@ class Framework:
     # themselves (Transformer Engine's fused grouped MLP with cuDNN's kernels), or further kernels do.
     fused_experts: bool = False
     dispatcher: Dispatcher = Dispatcher.ALL_TO_ALL
+    ssm_kernels: SsmKernels = SsmKernels.FUSED
     offloaded: Offloaded = Offloaded.STATES
     overhead: Overhead = USUAL_OVERHEAD
     peak: Peak = Peak.ALLOCATED

@@ -24,7 +24,7 @@ from functools import lru_cache
 
 from stepcast.ir.coded import falls_back, fuses_attention, masks_window, widens_softmax
 from stepcast.ir.dtype import FP32_BYTES, DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, SelectiveRule, SsmKernels
 from stepcast.ir.kept_feed_forward import (
     experts_activated,
     experts_kept,
@@ -32,7 +32,13 @@ from stepcast.ir.kept_feed_forward import (
     mlp_kept,
     mlp_transient,
 )
-from stepcast.ir.kept_mamba import mamba_kept, mamba_shape, mamba_transient
+from stepcast.ir.kept_mamba import (
+    eager_mamba_kept,
+    eager_mamba_transient,
+    mamba_kept,
+    mamba_shape,
+    mamba_transient,
+)
 from stepcast.ir.kept_recurrent import delta_kept, delta_transient, selective_kept, selective_transient
 from stepcast.ir.kept_shape import Shape
 from stepcast.ir.model import Model
@@ -91,6 +97,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             and widens_softmax(model)
             and not falls_back(model, strategy, framework),
             score=DType.FP32.bytes if falls_back(model, strategy, framework) else strategy.stored.bytes,
+            eager_ssm=framework.ssm_kernels is SsmKernels.EAGER,
             copies=strategy.autocast and framework.writes_out and not model.joined,
         ),
     )
@@ -142,6 +149,9 @@ def _mixer_half(model: Model, block: Block, shape: Shape, outer: float) -> _Half
             return _Half(norms + _attention(model, shape), freed, _attention_transient(model, shape))
         case Mixer.MAMBA:
             scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
+            if shape.eager_ssm:
+                kept = eager_mamba_kept(scanned, shape.element, shape.matmul)
+                return _Half(norms + kept, 0.0, eager_mamba_transient(scanned))
             kept = mamba_kept(scanned, shape.element, shape.matmul)
             return _Half(norms + kept, 0.0, mamba_transient(scanned, shape.element))
         case Mixer.DELTA | Mixer.SELECTIVE:

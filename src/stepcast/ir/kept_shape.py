@@ -29,6 +29,7 @@ class Shape:
     masked: bool = False  # attention by a mask, for a window
     wide_softmax: bool = False  # of attention that is written out
     score: float = 0.0  # bytes of an element of its square
+    eager_ssm: bool = False  # scans of Mamba-2 as PyTorch operations
     copies: bool = False  # autocast casts the input of each product by itself
 
     @property

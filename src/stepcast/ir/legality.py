@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded
+from stepcast.ir.framework import MEGATRON_CORE, Framework, Kernels, Offloaded, SsmKernels
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import FeedForward, Mixer, PositionKind
@@ -33,7 +33,7 @@ def check(
         message = rule(model, strategy)
         if message:
             raise StrategyError(message)
-    for with_software in (_ring, _autocast, _adapters, _offload):
+    for with_software in (_ring, _autocast, _adapters, _offload, _eager_scans):
         message = with_software(strategy, framework)
         if message:
             raise StrategyError(message)
@@ -211,6 +211,19 @@ def _offload(strategy: Strategy, framework: Framework) -> str:
             f"is {strategy.sharding}: choose fsdp or zero-3"
         )
     return "" if share == 1 else f"{framework.name} offloads the optimizer as a whole, not {share:g} of it"
+
+
+def _eager_scans(strategy: Strategy, framework: Framework) -> str:
+    """Only transformers has a path without mamba-ssm; its heads and tokens are not split."""
+    if framework.ssm_kernels is SsmKernels.FUSED:
+        return ""
+    if not framework.writes_out:
+        return (
+            f"ssm-kernels eager is the PyTorch path of transformers: {framework.name} with kernels "
+            f"{framework.kernels} does not run it; use framework transformers, or ssm-kernels fused"
+        )
+    split = strategy.layout.tp > 1 or strategy.layout.cp > 1
+    return "ssm-kernels eager runs all heads and tokens on a rank: use tp 1 and cp 1" if split else ""
 
 
 def _adapters(strategy: Strategy, framework: Framework) -> str:
