@@ -66,6 +66,7 @@ def _batch(strategy: Facts) -> str:
     return f"{told} in {strategy['precision']}" if strategy.get("precision") else told
 
 
+MOST_SHOWN = 12  # keys without effect
 CONFIG_LISTS = {
     "ignored": "no effect on step time or memory",
     "not_modelled": "understood but not modelled",
@@ -78,6 +79,9 @@ def config_notes(facts: Facts) -> list[str]:
     """Return what became of the keys of a configuration, and the equivalent command."""
     notes = [f"{facts['file']} ({facts['format']}): {len(facts['understood'])} keys used"]
     for name, text in CONFIG_LISTS.items():
-        if facts[name]:
-            notes.append(f"{text} ({len(facts[name])}): {', '.join(facts[name])}")
+        shown, count = list(facts[name]), len(facts[name])
+        if name == "ignored" and count > MOST_SHOWN:
+            shown = [*shown[:MOST_SHOWN], f"and {count - MOST_SHOWN} more (--json has them)"]
+        if shown:
+            notes.append(f"{text} ({count}): {', '.join(shown)}")
     return [*notes, *(f"assumed: {note}" for note in facts["assumed"]), f"same as: {facts['command']}"]

@@ -63,10 +63,11 @@ def piece_states(
 
 
 def gradient_bytes(strategy: Strategy, framework: Framework, plan: Plan, trained: Shard) -> float:
-    """Gradients of what one rank trains, all of them at once. FSDP casts what it reduced to the format of the
-    sharded weights (torch.distributed.fsdp, MixedPrecisionPolicy).
+    """Gradients of what one rank trains, all of them at once. PyTorch's FSDP casts what it reduced to the
+    format of the sharded weights (torch.distributed.fsdp, MixedPrecisionPolicy); flat buffers keep theirs.
     """
-    wide = plan.splits_gradients and framework.keeps_fp32_weights(strategy)
+    flat = framework.kernels is Kernels.FUSED
+    wide = plan.splits_gradients and framework.keeps_fp32_weights(strategy) and not flat
     width = FP32_BYTES if wide else framework.gradient_dtype.bytes
     found = 0.0
     for part, each in plan.kinds(trained):

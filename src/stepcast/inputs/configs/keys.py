@@ -49,24 +49,39 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class KnownKeys:
-    """The keys a tool has: without effect, or not modelled with what is predicted instead.
+class NotModelled:
+    """What is predicted instead of a key: of one that is switched on, or (*off*) of one that is switched off.
 
-    ``*`` in a name matches any text.
+    A key with a value in *unless* is predicted as it is.
     """
 
+    why: str
+    unless: frozenset[str] = frozenset()
+    off: bool = False
+
+    def concerns(self, value: Any) -> bool:
+        text = str(value).strip().lower()
+        if self.off:
+            return value is not None and text in NO
+        return text not in OFF and text not in self.unless
+
+
+@dataclass(frozen=True, slots=True)
+class KnownKeys:
+    """The keys a tool has: without effect, or not modelled. ``*`` in a name matches any text."""
+
     no_effect: frozenset[str]
-    not_modelled: Mapping[str, str]
+    not_modelled: Mapping[str, NotModelled]
 
     @property
     def patterns(self) -> tuple[str, ...]:
         return tuple(name for name in (*self.not_modelled, *self.no_effect) if "*" in name)
 
-    def find(self, name: str) -> str | None:
-        """Return the listed name or pattern that *name* matches."""
+    def find(self, name: str) -> str:
+        """Return the listed name or pattern that *name* matches, or nothing."""
         if name in self.not_modelled or name in self.no_effect:
             return name
-        return next((pattern for pattern in self.patterns if fnmatchcase(name, pattern)), None)
+        return next((pattern for pattern in self.patterns if fnmatchcase(name, pattern)), "")
 
 
 @lru_cache
@@ -75,9 +90,10 @@ def known_keys(tool: str) -> KnownKeys:
     table = read_toml(DATA / f"{tool}.toml")
     bases = [known_keys(name) for name in table.get("extends", [])]
     reasons = {name: why for base in bases for name, why in base.not_modelled.items()}
-    reasons |= {
-        name: entry["why"] for entry in table.get("not_modelled", []) for name in entry["keys"].split()
-    }
+    for entry in table.get("not_modelled", []):
+        values = frozenset(entry.get("unless", "").split())
+        reason = NotModelled(entry["why"], values, entry.get("off", False))
+        reasons |= dict.fromkeys(entry["keys"].split(), reason)
     own = {*table["no_effect"].split(), *table.get("read", "").split()}
     return KnownKeys(frozenset(own.union(*(base.no_effect for base in bases))), reasons)
 
@@ -174,9 +190,9 @@ class Keys:
                 lists["ignored"].append(name)
             elif name in self.taken:
                 lists["understood" if self.taken[name] else "unset"].append(name)
-            elif listed is not None and listed in self.known.not_modelled and not is_off(value):
-                reasons[name] = self.known.not_modelled[listed]
-            elif listed is not None or name in self.asked:
+            elif listed in self.known.not_modelled and self.known.not_modelled[listed].concerns(value):
+                reasons[name] = self.known.not_modelled[listed].why
+            elif listed or name in self.asked:
                 lists["ignored"].append(name)
             else:
                 unknown[name] = self.nearest(name)
@@ -192,8 +208,8 @@ class Keys:
             **found,
         )
 
-    def listed_as(self, name: str) -> str | None:
-        """Return the entry of the tool's list that *name* matches."""
+    def listed_as(self, name: str) -> str:
+        """Return the entry of the tool's list that *name* matches, or nothing."""
         return self.known.find(name)
 
     def nearest(self, name: str) -> str:
@@ -205,11 +221,6 @@ def closest(name: str, known: Iterable[str]) -> str:
     """Return the name in *known* that is spelt most like *name*, or nothing."""
     plain = [each for each in known if "*" not in each and not each.startswith("$")]
     return next(iter(get_close_matches(name, sorted(plain), n=1, cutoff=0.75)), "")
-
-
-def is_off(value: Any) -> bool:
-    """Return whether a value leaves its feature switched off."""
-    return str(value).strip().lower() in OFF
 
 
 def _first(value: Any) -> str:

@@ -91,6 +91,10 @@ def _own_defaults(keys: Keys, options: Mapping[str, Any]) -> dict[str, Any]:
         )
     if options.get("precision") == "fp16" and "gradients" not in options:
         filled["gradients"] = "fp16"
+    experts = "num-experts" in keys and options.get("ep", 1) > 1
+    if experts and "dispatcher" not in options:
+        filled["dispatcher"] = "all-to-all"
+        keys.assume("no --moe-token-dispatcher-type: Megatron-LM's allgather is predicted as alltoall")
     if "global-batch" not in options:
         filled["accumulation"] = 1
         keys.assume("no --global-batch-size: one micro-batch for each replica, as Megatron-LM does")
@@ -365,12 +369,19 @@ def _overlap(keys: Keys, tp: int, pp: int) -> str:
 
 
 def _gradients(keys: Keys) -> str | None:
-    main = keys.text("main-grads-dtype").lower()
+    main = _format(keys.text("main-grads-dtype"))
     narrow = keys.flag("grad-reduce-in-bf16")
     wide = keys.flag("grad-reduce-in-fp32", "accumulate-allreduce-grads-in-fp32")
     if narrow or (main == "bf16" and not wide):
         return "bf16"
     return None if wide is None else "fp32" if wide else "bf16"
+
+
+def _format(text: str) -> str:
+    """Return the format that an argument (fp8) or a dtype of PyTorch (torch.uint8) names, or nothing."""
+    word = text.lower().removeprefix("torch.")
+    word = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "uint8": "fp8"}.get(word, word)
+    return word if word in FORMATS else ""
 
 
 def _dropout(keys: Keys) -> bool | None:
@@ -428,7 +439,7 @@ def _deferred(keys: Keys, pp: int) -> int | None:
 
 def _bucket(keys: Keys) -> float | None:
     """Return the size of gradient buckets in MB; Megatron-LM counts elements."""
-    elements = keys.number("ddp-bucket-size")
+    elements = keys.number("ddp-bucket-size", "bucket-size")
     return None if elements is None else elements * (2 if _gradients(keys) == "bf16" else 4) / 1e6
 
 
@@ -462,7 +473,7 @@ def _optimizer(keys: Keys) -> str | None:
     if kind is None and name and "adam" not in name:
         keys.report("predicted as AdamW", "optimizer")
     moments = [keys.text(f"exp-avg{part}-dtype").lower() for part in ("", "-sq")]
-    formats = [word if word in FORMATS else "fp32" for word in moments]
+    formats = [_format(word) or "fp32" for word in moments]
     if not any(moments):
         return kind
     if formats[0] != formats[1] or kind is not None:

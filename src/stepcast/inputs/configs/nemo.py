@@ -50,6 +50,8 @@ def read(table: Mapping[str, Any]) -> RunConfig:
         options |= said(precision="bf16" if "bf16" in precision else "fp16" if "16" in precision else "fp32")
     if "distributed" in keys.text("optim.name", "optimizer.use_distributed_optimizer").lower():
         options["sharding"] = "zero-1"
+    if (bucket_mb := keys.share("optim.bucket_cap_mb")) is not None:
+        options["bucket-mb"] = bucket_mb
     if keys.number("trainer.gradient_clip_val") == 0:
         options["clipping"] = False
     if bridge and not _names_sharding(keys):
@@ -137,9 +139,8 @@ class _Nested(Keys):
         for name in names:
             yield from self.same.get(name, ())
 
-    def listed_as(self, name: str) -> str | None:
-        names = (name, *self._aliases(name))
-        return next((found for each in names if (found := self.known.find(each)) is not None), None)
+    def listed_as(self, name: str) -> str:
+        return next(filter(None, map(self.known.find, (name, *self._aliases(name)))), "")
 
     def nearest(self, name: str) -> str:
         """Compare the last part alone where Megatron's arguments are meant, with the same table before it."""
