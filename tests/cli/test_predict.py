@@ -287,6 +287,27 @@ def test_simai_text_holds_the_exchange_of_experts(
     )
 
 
+def test_an_exported_step_is_the_predicted_one_or_the_answer_says_by_how_much(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """AICB's form overlaps no gradients; Chakra holds the step as it is, paired micro-batches included."""
+    machine = ("--cluster", "dgx-h100")
+    mixtral = ("predict", "mixtral-8x7b", *machine, "--gpus", "16", "--ep", "8", "--global-batch", "16")
+    text = str(tmp_path / "workload.txt")
+    predicted = run_json(capsys, *mixtral, "--to-workload", text)
+    simulated = run_json(capsys, "simulate", text, *machine)
+    longer = simulated["step_s"] / predicted["step_s"] - 1
+    assert longer > 0.2
+    assert any(f"{longer:+.0%} against this prediction" in warning for warning in predicted["warnings"])
+    for overlap in ("gradients", "gradients,experts"):
+        prefix = str(tmp_path / overlap / "w.et")
+        Path(prefix).parent.mkdir()
+        predicted = run_json(capsys, *mixtral, "--overlap", overlap, "--to-workload", prefix)
+        assert predicted["warnings"] == []
+        simulated = run_json(capsys, "simulate", prefix, *machine)
+        assert simulated["step_s"] == pytest.approx(predicted["step_s"], rel=1e-9)
+
+
 def test_capacity_bounds_what_imbalance_costs(capsys: pytest.CaptureFixture[str]) -> None:
     experts = ("predict", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--gpus", "64", "--ep", "8")
     even, uneven, bounded = (

@@ -13,14 +13,16 @@ from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import terminal_width, write_file, write_files
 from stepcast.cli.remedies import remedies
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.units import DAY, HOUR
+from stepcast.units import DAY, HOUR, format_seconds
 
 DOES_NOT_FIT = 1  # exit status
+SAME_STEP = 0.01  # of a step: an exported workload that differs by more is reported
 
 if TYPE_CHECKING:
     from stepcast.cli.forecasting import Asked
     from stepcast.ir.strategy import Strategy
     from stepcast.ir.work import Work
+    from stepcast.ir.workload import Workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     described = getattr(args, "described", None)
     warnings = described.warnings if described else []
     if args.to_workload:
-        _write_workload(Path(args.to_workload), found)
+        warnings += _write_workload(Path(args.to_workload), found)
         if found.framework.execution is not Execution.GRAPHS:
             warnings += [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
     if args.save:
@@ -137,8 +139,8 @@ def training(args: argparse.Namespace, strategy: "Strategy", step_s: float) -> d
     }
 
 
-def _write_workload(path: Path, found: "Asked") -> None:
-    """The generated workload with its priced times, for other simulators."""
+def _write_workload(path: Path, found: "Asked") -> list[str]:
+    """Write the generated workload with its estimated times, for other simulators; return warnings."""
     from stepcast.forecast.predict import compute_pricer, manner_of
     from stepcast.generate.aicb import aicb_workload
     from stepcast.generate.workload import generate
@@ -159,14 +161,30 @@ def _write_workload(path: Path, found: "Asked") -> None:
     if (path.with_suffix("") if packed else path).suffix == ".et":
         timed = replace(recorded(workload, seconds), manner=manner_of(model, strategy, framework))
         write_files(chakra.files(timed, str(path)))
-        return
+        return []
     if strategy.further_tokens:
         raise ValueError(
             f"{path}: AICB writes no further tokens; a name that ends in .et writes Chakra, with them"
         )
     times = aicb_times(workload, seconds, model.layers // (strategy.layout.pp * strategy.layout.vpp))
     try:
-        data = simai.write(aicb_workload(model, strategy, times))
+        written = aicb_workload(model, strategy, times)
+        data = simai.write(written)
     except StrategyError as error:
         raise ValueError(f"{path}: {error}; a name that ends in .et writes Chakra, which may") from None
     write_file(str(path), data)
+    return _aicb_warnings(path, written, found)
+
+
+def _aicb_warnings(path: Path, written: "Workload", found: "Asked") -> list[str]:
+    """Say by how much the step changes in AICB's form, which cannot hold all of it."""
+    from stepcast.forecast.simulate import simulate
+
+    step_s, predicted_s = simulate(written, found.cluster).step_s, found.prediction.step_s
+    if abs(step_s / predicted_s - 1) < SAME_STEP:
+        return []
+    return [
+        f"{path} has AICB's form of this step, which overlaps no gradients and counts parameters in its own "
+        f"way: simulated, it takes {format_seconds(step_s)}, {step_s / predicted_s - 1:+.0%} against this "
+        "prediction; a name that ends in .et writes Chakra, which simulates to the predicted step"
+    ]

@@ -74,6 +74,7 @@ def as_workload_says(options: Options, workload: Workload) -> Options:
         send=options.send or (Send(manner.messages) if manner.messages else None),
         contention=options.contention or (manner.alone and not options.ideal_communication),
         once_per_node=options.once_per_node or manner.routing,
+        pairs=options.pairs or manner.pairs,
     )
 
 

@@ -220,6 +220,7 @@ def manner_of(model: Model, strategy: Strategy, framework: Framework = MEGATRON_
         schedule=str(options.schedule),
         messages=str(options.send or ""),
         alone=options.contention,
+        pairs=options.pairs,
         once_per_node=options.once_per_node or 0,
     )
 

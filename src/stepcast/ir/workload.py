@@ -305,6 +305,8 @@ class Manner:
     messages: str = ""
     # Recorded times are those of computing by itself: what runs beside it slows it down.
     alone: bool = False
+    # Forwards are interleaved with backwards of other micro-batches.
+    pairs: bool = False
     # How tokens choose experts (files of old: how many each has) where they cross the network once for each
     # node; 0: once for each expert.
     once_per_node: Routing | int = 0
