@@ -295,12 +295,27 @@ def test_degrees_of_torchtitan(tmp_path: Path, parallelism: str, expected: str) 
 
 
 @pytest.mark.parametrize(
-    ("strategy", "sharding"), [("1", "fsdp"), ("2", "zero-2"), ("SHARD_GRAD_OP", "zero-2"), ("3", "none")]
+    ("strategy", "sharding", "reshard"),
+    [
+        ("1", "fsdp", None),
+        ("2", "fsdp", False),
+        ("SHARD_GRAD_OP", "fsdp", False),
+        ("3", "none", None),
+        ("HYBRID_SHARD", "hybrid-fsdp", None),
+        ("5", "hybrid-fsdp", False),
+    ],
 )
-def test_old_names_of_fsdp_strategies(tmp_path: Path, strategy: str, sharding: str) -> None:
+def test_strategies_of_fsdp(tmp_path: Path, strategy: str, sharding: str, reshard: bool | None) -> None:
+    """Two machines of eight: hybrid strategies have a copy of the states on each."""
     file = tmp_path / "fsdp.yaml"
-    file.write_text(f"distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: {strategy}\n")
-    assert read_config(file).options["sharding"] == sharding
+    file.write_text(
+        "distributed_type: FSDP\nnum_processes: 16\nnum_machines: 2\n"
+        f"fsdp_config:\n  fsdp_sharding_strategy: {strategy}\n"
+    )
+    options = read_config(file).options
+    assert options["sharding"] == sharding
+    assert options.get("reshard") is reshard
+    assert options.get("shard") == (8 if sharding == "hybrid-fsdp" else None)
 
 
 # ---- the same as a command line -----------------------------------------------------------------------

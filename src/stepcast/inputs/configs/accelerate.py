@@ -9,8 +9,8 @@ from stepcast.inputs.configs.keys import Keys, RunConfig, flat, said
 SHARDINGS = {
     "1": "fsdp",
     "full_shard": "fsdp",
-    "2": "zero-2",
-    "shard_grad_op": "zero-2",
+    "2": "fsdp",
+    "shard_grad_op": "fsdp",
     "3": "none",
     "no_shard": "none",
     "4": "hybrid-fsdp",
@@ -20,6 +20,8 @@ SHARDINGS = {
 }
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "no": "fp32"}
 FULLY_SHARDED = ("fsdp", "hybrid-fsdp")
+# Strategies that keep gathered parameters until the backward.
+KEEPING = ("2", "shard_grad_op", "5", "hybrid_shard_zero2")
 
 
 def looks_like(table: Mapping[str, Any]) -> bool:
@@ -29,12 +31,14 @@ def looks_like(table: Mapping[str, Any]) -> bool:
 def read(table: Mapping[str, Any]) -> RunConfig:
     keys = Keys(flat(table), "accelerate")
     kind = keys.text("distributed_type").upper()
-    gpus, machines = keys.number("num_processes"), keys.number("num_machines")
+    gpus, machines = keys.number("num_processes"), keys.number("num_machines") or 1
     stage = (keys.number("deepspeed_config.zero_stage") or 0) if kind == "DEEPSPEED" else 0
     sharding = _fsdp(keys) if kind == "FSDP" else f"zero-{stage}" if stage else "none"
     copies = keys.number("parallelism_config.parallelism_config_dp_replicate_size") or 1
     split = keys.number("parallelism_config.parallelism_config_dp_shard_size") or 1
-    shard = gpus // machines if sharding == "hybrid-fsdp" and gpus and machines and machines > 1 else None
+    if sharding == "hybrid-fsdp" and machines == 1:
+        sharding = "fsdp"  # copies are one to a machine
+    shard = gpus // machines if sharding == "hybrid-fsdp" and gpus else None
     if copies > 1 and kind == "FSDP":
         sharding, shard = ("hybrid-fsdp", split) if split > 1 else ("none", None)
     tp = keys.number("tp_config.tp_size", "parallelism_config.parallelism_config_tp_size")
@@ -98,6 +102,8 @@ def _precision(keys: Keys, kind: str, sharding: str) -> dict[str, Any]:
 
 def _reshard(keys: Keys) -> bool | None:
     after = keys.text("fsdp_config.fsdp_reshard_after_forward").lower()
+    if keys.text("fsdp_config.fsdp_sharding_strategy").lower() in KEEPING:
+        return False
     return {"true": True, "false": False, "full_shard": True, "shard_grad_op": False}.get(after)
 
 
