@@ -128,6 +128,8 @@ MEMORY: Mapping[str, tuple[str, Read]] = {
     "context": ("context_bytes", _size),
     "communicator": ("communicator_bytes", _size),
     "fragmentation": ("fragmentation", _number),
+    "displaced": ("displaced", _number),
+    "expandable_segments": ("expandable_segments", _kind(bool)),
     "buffers": ("buffer_bytes", _size),
     "step_bytes_per_parameter": ("step_bytes", _number),
     "gradient_bytes_per_parameter": ("gradient_bytes", _number),

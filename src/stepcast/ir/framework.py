@@ -103,8 +103,10 @@ class Overhead:
 
     *context_bytes*: the driver's context with the kernels it loaded. *communicator_bytes*: buffers of one
     group of the communication library. *buffer_bytes*: flat buffers the framework allocates for any model.
-    *fragmentation*: of activations and temporaries, what the allocator holds on top because freed pieces do
-    not fit the next request. *step_bytes*: per parameter whose states a rank keeps, what the optimizer copies
+    *fragmentation*: of activations and temporaries, the share that the allocator reserves on top because
+    freed blocks do not fit the next request. *displaced*: the same share of optimizer moments and of the
+    temporaries of their update, which take the blocks of freed activations. *expandable_segments*: the
+    allocator grows segments in place (PyTorch's expandable_segments:True). *step_bytes*: per parameter whose states a rank keeps, what the optimizer copies
     for its step in large pieces, for which no freed activation has room. *gradient_bytes*: per parameter a
     rank holds, further copies of its gradient. *whole_master*: each rank keeps the fp32 weights of all its
     parameters and updates a part of them. *fitted*: some of these figures were learnt from peaks of published
@@ -113,7 +115,9 @@ class Overhead:
 
     context_bytes: float = 0.8e9
     communicator_bytes: float = 0.3 * GIB
-    fragmentation: float = 0.07
+    fragmentation: float = 0.05
+    displaced: float = 0.2
+    expandable_segments: bool = False
     buffer_bytes: float = 0.0
     step_bytes: float = 0.0
     gradient_bytes: float = 0.0
@@ -123,7 +127,8 @@ class Overhead:
     def __post_init__(self) -> None:
         for name in ("context", "communicator", "buffer", "step", "gradient"):
             require(getattr(self, f"{name}_bytes") >= 0, f"memory overhead: {name}_bytes is below 0")
-        require(self.fragmentation >= 0, "memory overhead: fragmentation is below 0")
+        for name in ("fragmentation", "displaced"):
+            require(getattr(self, name) >= 0, f"memory overhead: {name} is below 0")
 
 
 USUAL_OVERHEAD = Overhead()

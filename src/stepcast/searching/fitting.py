@@ -8,7 +8,7 @@ there too, and of all that comes and goes the allocator loses a share.
 import numpy as np
 
 from stepcast.cost.memory.in_flight import default_in_flight
-from stepcast.cost.memory.overhead import communicators
+from stepcast.cost.memory.overhead import communicators, fragmented_bytes
 from stepcast.cost.memory.stages import workspace_bytes
 from stepcast.cost.memory.states import orientations, piece_states
 from stepcast.hardware import Cluster
@@ -51,7 +51,7 @@ class Fitting:
         piped = self.space.columns["pp"][rows] > 1
         working = kept[:, -3] + kept[:, -2] + np.where(piped, kept[:, -1], 0.0)
         loose = (flies * kept[:, : len(self.kinds)]).sum(axis=1) + working
-        lost = overhead.fragmentation * np.maximum(0.0, loose - (gradients - early))
+        lost = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * loose  # with moments and recomputation it is more
         largest: Floats = fixed + np.maximum(gradients, early + loose) + lost
         return largest + (
             overhead.context_bytes + overhead.buffer_bytes + overhead.communicator_bytes * groups

@@ -7,12 +7,13 @@ the optimizer runs. Sums over layers are linear in between, so no other moment c
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from typing import NamedTuple
 
 from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import before_input_gradient, default_in_flight
 from stepcast.cost.memory.loss import loss_bytes
-from stepcast.cost.memory.overhead import communicators
+from stepcast.cost.memory.overhead import MemoryBand, communicators, fragmented_bytes, memory_band
 from stepcast.cost.memory.piece import PieceTotals, piece_totals
 from stepcast.cost.memory.states import orientations
 from stepcast.hardware.gpu import Gpu
@@ -37,9 +38,17 @@ EXPERT_STREAMS = 4
 LARGE_WORKSPACES = ("hopper", "blackwell", "blackwell-ultra")
 
 
-BESIDE = ("stage", "capacity", "host")  # no parts of what a GPU holds
+BESIDE = ("stage", "capacity", "host", "band")  # no parts of what a GPU holds
 # Layers whose activations are on their way: while one runs, its neighbour's are sent or fetched.
 STAGED_LAYERS = 2
+
+
+class Verdict(StrEnum):
+    """Whether a step fits into memory, from the best to the worst."""
+
+    FITS = "fits"
+    TIGHT = "tight"  # fits as predicted, but not at the upper end of the 90 % interval
+    DOES_NOT_FIT = "does not fit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +66,7 @@ class StageMemory:
     framework: float  # what the driver and its kernels take
     capacity: float
     host: float = 0.0  # in the memory of the host: what was offloaded
+    band: MemoryBand = MemoryBand()
 
     @property
     def allocated(self) -> float:
@@ -76,6 +86,23 @@ class StageMemory:
     @property
     def fits(self) -> bool:
         return self.total <= self.capacity
+
+    @property
+    def low(self) -> float:
+        """Lower end of the 90 % interval of the total."""
+        return self.total - self.reserved * (1 - self.band.low)
+
+    @property
+    def high(self) -> float:
+        """Upper end of the 90 % interval of the total."""
+        return self.total + self.reserved * (self.band.high - 1)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it fits, also at the upper end of the interval."""
+        if not self.fits:
+            return Verdict.DOES_NOT_FIT
+        return Verdict.FITS if self.high <= self.capacity else Verdict.TIGHT
 
     @property
     def free(self) -> float:
@@ -177,6 +204,7 @@ class _Shared:
         )
         self.head_activations = 2 * outer  # input and output of the final norm
         self.communicators = communicators(strategy)
+        self.recomputed = strategy.recompute.whole_layers(model.layers) / max(1, model.layers)
         full = strategy.training is TrainingKind.FULL
         width = model.embedding_width or model.hidden
         rows = model.padded_vocab(layout.tp) / layout.tp
@@ -231,12 +259,17 @@ class _Stage:
 
     def memory(self, stage: int, gpu: Gpu) -> StageMemory:
         overhead = self.framework.overhead
-        running = max(self._moments(), key=lambda each: each.total)
+        moments = self._moments()
+        running = max(moments, key=lambda each: each.total)
         updating = _Moment(self.states.gradients, 0.0, self._update())
         moment = max(running, updating, key=lambda each: each.total)
-        # What is freed in small pieces cannot serve a large request: both phases end up reserved.
-        large = min(updating.temporary, running.activations + running.temporary) + self._accumulated()
-        loose = moment.activations + moment.temporary
+        fragmentation = fragmented_bytes(
+            overhead,
+            loose=max(each.activations + each.temporary for each in moments),
+            moments=self._moment_bytes(),
+            update=updating.temporary,
+            recomputed=self.shared.recomputed,
+        )
         return StageMemory(
             stage=stage,
             parameters=self.states.parameters,
@@ -244,11 +277,13 @@ class _Stage:
             optimizer=self._optimizer(overhead),
             activations=moment.activations,
             temporary=moment.temporary,
-            fragmentation=overhead.fragmentation * loose + large,
+            # A large gradient that is added to another finds no room among what is freed in small pieces.
+            fragmentation=fragmentation + self._accumulated(),
             communication=overhead.buffer_bytes + overhead.communicator_bytes * self.shared.communicators,
             framework=overhead.context_bytes,
             capacity=gpu.memory_bytes,
             host=self.states.host + self.on_host,
+            band=memory_band(self.strategy.layout.gpus),
         )
 
     def _optimizer(self, overhead: Overhead) -> float:
@@ -280,6 +315,11 @@ class _Stage:
         if optimizer.fused or optimizer.kind is not OptimizerKind.ADAMW:
             return 0.0
         return self.held.updated * optimizer.moment_bytes
+
+    def _moment_bytes(self) -> float:
+        """What the optimizer allocates in its first step and holds from then on."""
+        optimizer = self.framework.optimizer
+        return self.held.updated * optimizer.moments * optimizer.moment_bytes
 
     def _accumulated(self) -> float:
         """Plain PyTorch adds a new gradient to that of earlier micro-batches; the output projection's is the
