@@ -64,6 +64,18 @@ def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
     return read
 
 
+def share(text: str) -> float:
+    """A share from 0 to below 1, as ``10%`` or ``0.1``, as an argparse type."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected such as 10% or 0.1") from None
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 1, such as 10% or 0.1")
+    return value
+
+
 PRICED = re.compile(r"\s*(usd|\$)?\s*(/|per)?\s*((gpu|accelerator)?[-/ ]*(hour|hr|h))?$")
 LONGEST_CURRENCY = 8
 FOREIGN = re.compile(r"eur|gbp|\u20ac|\u00a3")

@@ -27,6 +27,7 @@ from stepcast.cli.numbers import (
     positive,
     price,
     rate,
+    share,
 )
 from stepcast.cli.output import new_file
 from stepcast.cli.place import PLACES
@@ -57,6 +58,7 @@ TYPES: Mapping[str, Callable[[str], Any]] = {
         ("tokens tokens-per-batch", positive(parse_count)),
         ("max-memory checkpoint-size", positive(parse_size_bytes)),
         ("bucket-mb expert-capacity expert-imbalance imbalance zero-gradients host-power", amount),
+        ("memory-reserve", share),
         ("nvlink-gb-per-s nic-gb-per-s step-s", rate),
         ("jitter backward-factor", float),
         ("price", price),

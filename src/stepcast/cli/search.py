@@ -60,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --fix NAME=VALUE ...  a choice that is made: {names}
         --allow NAME=A,B ...  the values that a choice may take
         --objective           what to make least (or most)
-        --max-memory SIZE     of a GPU, such as 70GiB
+        --max-memory SIZE     most memory of a GPU that a candidate may take, such as 70GiB
+        --memory-reserve X    share of each GPU's memory to leave free, such as 10% (default 7%, the margin of
+                              the 90 % memory interval, or 0 with --max-memory)
         --top K               strategies to rank (default 10)
         --tokens N            also tell days and GPU-hours, as 15T
         --price X             price per GPU-hour (with --tokens)

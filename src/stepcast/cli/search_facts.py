@@ -28,7 +28,6 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
         for rank, (each, report) in enumerate(zip(result.best, reports, strict=True), 1)
     ]
     second = next((at for at, row in enumerate(rows) if at and row["gpus"] == rows[0]["gpus"]), None)
-    capacity = asked.cluster.gpu.memory_bytes
     return {
         "model": asked.model.name,
         "parameters": asked.model.parameters,
@@ -38,7 +37,8 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
         "objective": asked.args.objective,
         "global_batch": asked.global_batch,
         "seq": asked.seq,
-        "capacity_bytes": min(capacity, asked.most_bytes or capacity),
+        "capacity_bytes": asked.room_bytes,
+        "gpu_bytes": asked.cluster.gpu.memory_bytes,
         "counts": result.counts.facts(),
         "least_s": result.least_s,
         "rows": rows,
@@ -176,6 +176,8 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
     """What could be changed, the smallest first: a choice left open again, or more GPUs."""
     if asked.most_bytes is not None:
         yield "all of a GPU's memory: leave --max-memory out", replace(asked, most_bytes=None)
+    if asked.reserve != 0 and asked.most_bytes is None:
+        yield "no reserve of memory: --memory-reserve 0", replace(asked, reserve=0.0)
     for name in asked.axes:
         rest = {each: values for each, values in asked.axes.items() if each != name}
         yield f"leave {name.replace('_', '-')} open", replace(asked, axes=rest)

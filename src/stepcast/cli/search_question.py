@@ -16,7 +16,15 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.models.catalog import load_model
-from stepcast.searching.best import Counts, Found, Result, Watch, search_parts
+from stepcast.searching.best import (
+    MEMORY_RESERVE,
+    Counts,
+    Found,
+    Result,
+    Watch,
+    room_bytes,
+    search_parts,
+)
 from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import joined, search_mixed
 from stepcast.searching.refine import refined
@@ -46,7 +54,13 @@ class Question:
     seq: int
     axes: dict[str, tuple[Any, ...]]
     most_bytes: float | None
+    reserve: float | None = None  # share of a GPU's memory that stays free
     assumptions: tuple[str, ...] = ()
+
+    @property
+    def room_bytes(self) -> float:
+        """What a candidate may take of a GPU."""
+        return room_bytes(self.cluster.gpu.memory_bytes, self.most_bytes, self.reserve)
 
     @property
     def most_gpus(self) -> int | None:
@@ -83,25 +97,20 @@ class Question:
             )
         try:
             with contextlib.nullcontext(watch) if watch else _Watching() as told:
-                asked = (
-                    parts_of(space, self._settle),
-                    self.cluster,
-                    top or args.top,
-                    args.objective,
-                    self.most_bytes,
-                    told,
-                )
+                asked = (parts_of(space, self._settle), self.cluster, top or args.top, args.objective)
                 if self.mixed:
-                    return search_mixed(*asked, args.time)
+                    return search_mixed(*asked, self.most_bytes, told, args.time, self.reserve)
                 result = search_parts(
                     *asked,
+                    self.room_bytes,
+                    told,
                     args.workers or usable_workers(),
                     looks_around=top is None,
                     most_s=args.time,
                 )
             if top is not None:
                 return result
-            return refined(result, self.model, self.cluster, args.objective, self.most_bytes)
+            return refined(result, self.model, self.cluster, args.objective, self.room_bytes)
         finally:
             show_status("")
 
@@ -144,9 +153,11 @@ def question_of(args: argparse.Namespace) -> Question:
                 f"tokens; the nearest is {near}"
             )
     axes = allowed(args.fix, args.allow)
-    asked = Question(
-        args, model, cluster, profile, gpus, batch, seq, axes, args.max_memory, tuple(assumptions)
-    )
+    if args.max_memory is None and args.memory_reserve is None:
+        share = f"{MEMORY_RESERVE * 100:g} %"
+        assumptions.append(f"a reserve of {share} of each GPU's memory (--memory-reserve)")
+    limits = (args.max_memory, args.memory_reserve)
+    asked = Question(args, model, cluster, profile, gpus, batch, seq, axes, *limits, tuple(assumptions))
     _check_gpus(asked)
     return asked
 

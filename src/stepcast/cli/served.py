@@ -76,8 +76,8 @@ class Verbs:
         else:
             page = step_page(facts, about, None, roofline(found.prediction))
         memory = facts["memory_bytes"]
-        fits = "fits" if memory["fits"] else "does not fit"
-        said = f"MFU {format_percent(facts['mfu'])}, {format_bytes(memory['total'])}, {fits}"
+        verdict = memory["verdict"]
+        said = f"MFU {format_percent(facts['mfu'])}, {format_bytes(memory['total'])}, {verdict}"
         title = f"{format_seconds(facts['step_s'])}: {subject(facts)}"
         return Answer(
             page,

@@ -14,7 +14,7 @@ from stepcast.cost.calibration import Calibration
 from stepcast.cost.compute import Load, counted_load, priced_once
 from stepcast.cost.fits import default_fit
 from stepcast.cost.generations import as_run, slowed
-from stepcast.cost.memory import StageMemory, memory
+from stepcast.cost.memory import StageMemory, memory, verdict_of
 from stepcast.cost.price import Price, PriceSource
 from stepcast.cost.pricing import ComputePrice
 from stepcast.cost.slowest import pace_of, paced
@@ -319,8 +319,14 @@ def memory_facts(stages: Sequence[StageMemory]) -> dict[str, Any]:
     return {
         **fullest.parts,
         "total": fullest.total,
+        "low": fullest.low,
+        "high": fullest.high,
+        "level": fullest.band.level,
+        "allocated": fullest.allocated,
+        "reserved": fullest.reserved,
         "capacity": fullest.capacity,
         "fits": all(stage.fits for stage in stages),
+        "verdict": str(verdict_of(stages)),
         "free": fullest.free,
         "stage": fullest.stage,
         "stages": [{"stage": stage.stage, **stage.parts, "total": stage.total} for stage in stages],

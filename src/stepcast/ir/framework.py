@@ -106,11 +106,11 @@ class Overhead:
     *fragmentation*: of activations and temporaries, the share that the allocator reserves on top because
     freed blocks do not fit the next request. *displaced*: the same share of optimizer moments and of the
     temporaries of their update, which take the blocks of freed activations. *expandable_segments*: the
-    allocator grows segments in place (PyTorch's expandable_segments:True). *step_bytes*: per parameter whose states a rank keeps, what the optimizer copies
-    for its step in large pieces, for which no freed activation has room. *gradient_bytes*: per parameter a
-    rank holds, further copies of its gradient. *whole_master*: each rank keeps the fp32 weights of all its
-    parameters and updates a part of them. *fitted*: some of these figures were learnt from peaks of published
-    runs, which are then no test of them.
+    allocator grows segments in place (PyTorch's expandable_segments:True). *step_bytes*: per parameter whose
+    states a rank keeps, what the optimizer copies for its step in large pieces, for which no freed activation
+    has room. *gradient_bytes*: per parameter a rank holds, further copies of its gradient. *whole_master*:
+    each rank keeps the fp32 weights of all its parameters and updates a part of them. *fitted*: some of these
+    figures were learnt from peaks of published runs, which are then no test of them.
     """
 
     context_bytes: float = 0.8e9

@@ -209,7 +209,7 @@ def _nothing(found: Facts) -> Section:
     items: list[tuple[str, Child]] = []
     if found["smallest_bytes"]:
         items.append(("the smallest needs", f"{format_bytes(found['smallest_bytes'])} of a GPU or more"))
-    items.append(("a GPU has", format_bytes(found["capacity_bytes"])))
+    items.append(("usable memory of a GPU", format_bytes(found["capacity_bytes"])))
     change = found["change"]
     items.append(("least change", change["words"] if change else "none of those tried is enough"))
     body: list[Child] = [pairs(items)]

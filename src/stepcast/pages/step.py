@@ -131,9 +131,9 @@ def _cards(found: Facts) -> list[Markup]:
         cards.append(
             card(
                 "Memory",
-                "Fits" if memory["fits"] else "Does not fit",
+                str(memory["verdict"]).capitalize(),
                 f"{used} of {has}, {share}",
-                "good" if memory["fits"] else "bad",
+                "good" if memory["verdict"] == "fits" else "bad",
             )
         )
     cards.append(card("Pipeline bubble", format_percent(found["bubble_fraction"]), "of the step"))
@@ -232,8 +232,14 @@ def _memory(found: Facts) -> Section | None:
         f"A GPU of each stage at its fullest moment, against {format_bytes(capacity)} (the line): "
         f"{format_bytes(abs(capacity - memory['total']))} {verdict} on stage {memory['stage']}."
     )
-    if not memory["fits"]:
-        lead = f"Does not fit. {lead}"
+    if memory["low"] < memory["high"]:
+        lead += (
+            f" {memory['level'] * 100:.0f} % interval {format_bytes(memory['low'])} to "
+            f"{format_bytes(memory['high'])}; PyTorch allocates {format_bytes(memory['allocated'])} and "
+            f"reserves {format_bytes(memory['reserved'])}."
+        )
+    if memory["verdict"] != "fits":
+        lead = f"{str(memory['verdict']).capitalize()}. {lead}"
     return Section("Memory", stacked(rows, kinds, most, _gib, marks), lead)
 
 

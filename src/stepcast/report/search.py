@@ -98,7 +98,7 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
         pairs.append(("found", "nothing fits"))
         if found["smallest_bytes"]:
             needed, has = format_bytes(found["smallest_bytes"]), format_bytes(found["capacity_bytes"])
-            pairs.append(("smallest", f"needs {needed} of a GPU or more, which has {has}"))
+            pairs.append(("smallest", f"needs {needed} of a GPU or more, of which {has} may be used"))
         change = found["change"]
         pairs.append(("least change", change["words"] if change else "none of those tried is enough"))
         if change:

@@ -67,7 +67,8 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         ]
     memory = found["memory_bytes"]
     if memory is not None:
-        pairs.append(("memory", memory_words(memory)))
+        counts = f"{format_bytes(memory['allocated'])} allocated, {format_bytes(memory['reserved'])} reserved"
+        pairs += [("memory", memory_words(memory)), ("allocator", counts)]
         pairs += remedy_pairs(found)
         if host := memory.get("host"):
             node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
@@ -84,9 +85,13 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
 
 
 def memory_words(memory: Facts) -> str:
-    """Return the memory verdict of a step: bytes used, bytes available, and whether it fits."""
-    verdict = "fits" if memory["fits"] else "DOES NOT FIT"
-    return f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}"
+    """Return the memory verdict of a step: bytes used, bytes available, whether it fits, and the interval."""
+    verdict = memory["verdict"] if memory["fits"] else memory["verdict"].upper()
+    words = f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}"
+    if memory["low"] == memory["high"]:
+        return words
+    ends = f"{format_bytes(memory['low'])} to {format_bytes(memory['high'])}"
+    return f"{words} ({memory['level'] * 100:.0f} % interval {ends})"
 
 
 def remedy_pairs(found: Facts) -> list[tuple[str, str]]:

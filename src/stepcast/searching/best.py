@@ -25,9 +25,22 @@ from stepcast.searching.result import Result as Result
 from stepcast.searching.result import Watch as Watch
 from stepcast.searching.space import Ints
 
+MEMORY_RESERVE = 0.07
+"""Share of a GPU's memory that a search leaves free unless a limit is given. With it, a candidate also fits
+at the upper end of the 90 % interval of its memory (data/fits/memory.toml: 1 - 1 / 1.077).
+"""
 ROUND = 16
 FEWEST_FOR_SEVERAL = 64  # fewer are simulated before other processes have begun
 NEAR = 2.0  # times the memory: what a search says of those that do not fit
+
+
+def room_bytes(gpu_bytes: float, most_bytes: float | None, reserve: float | None) -> float:
+    """Return what a candidate may take of a GPU: *most_bytes*, where given, and all but the share *reserve*,
+    which is MEMORY_RESERVE where neither is given.
+    """
+    if reserve is None:
+        reserve = MEMORY_RESERVE if most_bytes is None else 0.0
+    return min(gpu_bytes * (1 - reserve), np.inf if most_bytes is None else most_bytes)
 
 
 def search_parts(

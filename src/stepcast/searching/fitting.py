@@ -51,7 +51,9 @@ class Fitting:
         piped = self.space.columns["pp"][rows] > 1
         working = kept[:, -3] + kept[:, -2] + np.where(piped, kept[:, -1], 0.0)
         loose = (flies * kept[:, : len(self.kinds)]).sum(axis=1) + working
-        lost = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * loose  # with moments and recomputation it is more
+        lost = (
+            fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * loose
+        )  # with moments and recomputation it is more
         largest: Floats = fixed + np.maximum(gradients, early + loose) + lost
         return largest + (
             overhead.context_bytes + overhead.buffer_bytes + overhead.communicator_bytes * groups

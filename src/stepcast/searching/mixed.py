@@ -24,7 +24,7 @@ from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import SCHEDULES, Placement
 from stepcast.ir.strategy import Strategy
-from stepcast.searching.best import Counts, Found, Part, Result, Watch
+from stepcast.searching.best import Counts, Found, Part, Result, Watch, room_bytes
 from stepcast.searching.columns import LAYER, Floats
 from stepcast.searching.layers import TAKES, part_costs, part_layers
 from stepcast.searching.objective import OBJECTIVES, Candidate
@@ -75,13 +75,14 @@ def search_mixed(
     most_bytes: float | None = None,
     watch: Watch | None = None,
     most_s: float | None = None,
+    reserve: float | None = None,
 ) -> Result:
     """The *top* best of *parts* on both kinds of *cluster*, with stages placed and layers split; after
     *most_s* seconds the best so far.
     """
     if objective not in KNOWN:
         raise ValueError(f"two kinds of GPUs are searched for {', '.join(KNOWN)}, not for {objective}")
-    return _Mixing(parts, cluster, top, objective, most_bytes, watch, most_s).all()
+    return _Mixing(parts, cluster, top, objective, most_bytes, watch, most_s, reserve).all()
 
 
 class _Mixing:
@@ -94,6 +95,7 @@ class _Mixing:
         most_bytes: float | None,
         watch: Watch | None,
         most_s: float | None,
+        reserve: float | None,
     ) -> None:
         assert cluster.other is not None
         self.deadline = np.inf if most_s is None else time.monotonic() + most_s
@@ -101,7 +103,7 @@ class _Mixing:
         self.joined, self.objective = joined(cluster), OBJECTIVES[objective]
         self.gpus = (cluster, cluster.other)
         self.alone = tuple(replace(each, nodes=None, other=None) for each in self.gpus)
-        self.rooms = [min(each.gpu.memory_bytes, most_bytes or np.inf) for each in self.gpus]
+        self.rooms = [room_bytes(each.gpu.memory_bytes, most_bytes, reserve) for each in self.gpus]
         self.costs: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
         self.considered = sum(len(part.space) for part in parts)
         self.legal = self.too_large = 0

@@ -10,7 +10,7 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.searching.best import Part, Result, Watch, search_parts
+from stepcast.searching.best import Part, Result, Watch, room_bytes, search_parts
 from stepcast.searching.refine import FEW, refined
 from stepcast.searching.space import Axes, Space, space_of, useful_recomputes
 
@@ -31,6 +31,7 @@ def search(
     objective: str = "step",
     top: int = 10,
     most_bytes: float | None = None,
+    reserve: float | None = None,
     watch: Watch | None = None,
     workers: int = 1,
     refine: int = FEW,
@@ -39,7 +40,8 @@ def search(
     """The *top* best strategies; *axes* restrict choices by their names in Axes, as ``{"tp": (4, 8)}``.
 
     *workers* processes give the same answer as one. Of the best, the first *refine* are tried with uneven
-    splits of layers and other placements too. After *most_s* seconds the search ends with the best so far.
+    splits of layers and other placements too. A candidate may take *most_bytes* of a GPU, and leaves the share
+    *reserve* free (``room_bytes``). After *most_s* seconds the search ends with the best so far.
     """
     numbers = (gpus,) if isinstance(gpus, int) else tuple(gpus)
     usual = {"recompute": useful_recomputes(model, framework)}
@@ -48,6 +50,7 @@ def search(
     )
     space = space_of(model, chosen, global_batch, seq, cluster.domain_gpus)
     part = Part(space, framework, np.arange(len(space)))
+    most_bytes = room_bytes(cluster.gpu.memory_bytes, most_bytes, reserve)
     result = search_parts([part], cluster, top, objective, most_bytes, watch, workers, most_s=most_s)
     return refined(result, model, cluster, objective, most_bytes, refine)
 

@@ -32,6 +32,9 @@ class MemoryBand:
     level: float = LEVEL
 
 
+UNKNOWN_BAND = MemoryBand()
+
+
 def communicators(strategy: Strategy) -> int:
     """Groups of more than one rank that a GPU takes part in."""
     layout = strategy.layout

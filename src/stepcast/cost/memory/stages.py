@@ -13,7 +13,13 @@ from typing import NamedTuple
 from stepcast.cost.memory.gathered import keeps_weights
 from stepcast.cost.memory.in_flight import before_input_gradient, default_in_flight
 from stepcast.cost.memory.loss import loss_bytes
-from stepcast.cost.memory.overhead import MemoryBand, communicators, fragmented_bytes, memory_band
+from stepcast.cost.memory.overhead import (
+    UNKNOWN_BAND,
+    MemoryBand,
+    communicators,
+    fragmented_bytes,
+    memory_band,
+)
 from stepcast.cost.memory.piece import PieceTotals, piece_totals
 from stepcast.cost.memory.states import orientations
 from stepcast.hardware.gpu import Gpu
@@ -66,7 +72,7 @@ class StageMemory:
     framework: float  # what the driver and its kernels take
     capacity: float
     host: float = 0.0  # in the memory of the host: what was offloaded
-    band: MemoryBand = MemoryBand()
+    band: MemoryBand = UNKNOWN_BAND
 
     @property
     def allocated(self) -> float:
@@ -155,6 +161,12 @@ def workspace_bytes(model: Model, framework: Framework, gpu: Gpu) -> float:
 def fits(model: Model, strategy: Strategy, gpu: Gpu, framework: Framework = MEGATRON_CORE) -> bool:
     """Whether every stage fits into the GPU's memory."""
     return all(stage.fits for stage in memory(model, strategy, gpu, framework))
+
+
+def verdict_of(stages: Sequence[StageMemory]) -> Verdict:
+    """Return the worst verdict of *stages*."""
+    order = list(Verdict)
+    return max((stage.verdict for stage in stages), key=order.index, default=Verdict.FITS)
 
 
 class _Moment(NamedTuple):
