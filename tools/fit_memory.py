@@ -3,8 +3,8 @@
     python tools/fit_memory.py RUNS.csv ... > src/stepcast/data/fits/memory.toml
 
 One GPU: what PyTorch reserved in the shipped steps of the h200 and transformers sets. Several GPUs: peaks of
-the published and MLPerf runs in RUNS.csv (allocated, reserved or total, whichever their authors print), except
-those to which overheads were fitted. Quantiles are of measured over predicted.
+the published and MLPerf runs in RUNS.csv (allocated, reserved or total, whichever their authors print), but
+not those to which overheads were fitted. Quantiles are of measured over predicted.
 """
 
 import csv

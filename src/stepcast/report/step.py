@@ -105,7 +105,7 @@ def remedy_pairs(found: Facts) -> list[tuple[str, str]]:
         (
             "to fit" if not at else "or",
             f"{each['options']}: {format_seconds(each['step_s'])} ({each['slower'] * 100:+.0f} %), "
-            f"{format_bytes(each['memory_bytes'])}",
+            f"{format_bytes(each['memory_bytes'])}" + (", tight" if each["verdict"] == "tight" else ""),
         )
         for at, each in enumerate(found["remedies"])
     ]

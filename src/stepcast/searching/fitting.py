@@ -51,9 +51,8 @@ class Fitting:
         piped = self.space.columns["pp"][rows] > 1
         working = kept[:, -3] + kept[:, -2] + np.where(piped, kept[:, -1], 0.0)
         loose = (flies * kept[:, : len(self.kinds)]).sum(axis=1) + working
-        lost = (
-            fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * loose
-        )  # with moments and recomputation it is more
+        # At least: optimizer moments and recomputation add to it.
+        lost = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * loose
         largest: Floats = fixed + np.maximum(gradients, early + loose) + lost
         return largest + (
             overhead.context_bytes + overhead.buffer_bytes + overhead.communicator_bytes * groups

@@ -40,8 +40,8 @@ def search(
     """The *top* best strategies; *axes* restrict choices by their names in Axes, as ``{"tp": (4, 8)}``.
 
     *workers* processes give the same answer as one. Of the best, the first *refine* are tried with uneven
-    splits of layers and other placements too. A candidate may take *most_bytes* of a GPU, and leaves the share
-    *reserve* free (``room_bytes``). After *most_s* seconds the search ends with the best so far.
+    splits of layers and other placements too. A candidate may take *most_bytes* of a GPU and leaves
+    the share *reserve* free (``room_bytes``). After *most_s* seconds the search ends with the best so far.
     """
     numbers = (gpus,) if isinstance(gpus, int) else tuple(gpus)
     usual = {"recompute": useful_recomputes(model, framework)}
