@@ -43,7 +43,7 @@ from stepcast.ir.kept_recurrent import delta_kept, delta_transient, selective_ke
 from stepcast.ir.kept_shape import Shape
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Block, FeedForward, Mixer, NormKind, PositionKind, QkNorm
-from stepcast.ir.strategy import RecomputeKind, RecomputeModule, Strategy
+from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, Strategy
 
 M = RecomputeModule
 MASK_BYTES = 1.0  # of one element that dropout drew
@@ -99,6 +99,7 @@ def layer_kept(model: Model, strategy: Strategy, block: Block, framework: Framew
             score=DType.FP32.bytes if falls_back(model, strategy, framework) else strategy.stored.bytes,
             eager_ssm=framework.ssm_kernels is SsmKernels.EAGER,
             copies=strategy.autocast and framework.writes_out and not model.joined,
+            context=strategy.context,
         ),
     )
 
@@ -234,6 +235,8 @@ def _attention(model: Model, shape: Shape) -> float:
         kept += _repeated(model, shape, key + value)
     if shape.masked:
         kept += shape.batch * shape.seq * shape.seq * element  # the mask as each layer adds it
+    if shape.cp > 1:
+        kept += _context_saved(model, shape)
     if shape.flash:
         return kept + tokens * model.heads / tp * FP32_BYTES  # log-sum-exp of each row
     return kept + _scores(model, shape) * _score_bytes(shape)
@@ -269,6 +272,8 @@ def _kept_by_torchtitan(model: Model, block: Block, shape: Shape, outer: float) 
         scanned = mamba_shape(model, shape.tokens, shape.batch, shape.tp, shape.cp)
         kept += outer * shape.element + mamba_kept(scanned, shape.element, shape.element)
         transient = max(transient, mamba_transient(scanned, shape.element))
+    elif block.mixer is Mixer.ATTENTION and shape.cp > 1:
+        transient = max(transient, _attention_transient(model, shape))
     elif block.mixer in (Mixer.DELTA, Mixer.SELECTIVE):
         own, moment = _recurrent(model, block, shape)
         kept += outer * shape.element + own
@@ -318,5 +323,65 @@ def _projected(model: Model, shape: Shape) -> float:
 
 
 def _attention_transient(model: Model, shape: Shape) -> float:
-    """Gradients of queries, keys, values and their projection; unfused, those of two squares."""
-    return 2 * _projected(model, shape) + (0.0 if shape.flash else 2 * _scores(model, shape) * shape.score)
+    """Gradients of queries, keys, values and their projection; unfused, those of two squares; with context
+    parallelism what its exchange needs.
+    """
+    gradients = 2 * _projected(model, shape)
+    if not shape.flash:
+        gradients += 2 * _scores(model, shape) * shape.score
+    return _context_transient(model, shape, gradients) if shape.cp > 1 else gradients
+
+
+def _exchanged_bytes(model: Model, shape: Shape) -> tuple[float, float, float]:
+    """Bytes of this rank's queries, of its keys and values, and of the attention's result.
+
+    PyTorch's context parallelism knows no heads that share keys: they are repeated (``generate.context``).
+    """
+    element, heads = shape.tokens * shape.element, model.heads / shape.tp
+    shared = shape.kernels is Kernels.FUSED or shape.context is not ContextKind.ALL_GATHER
+    pairs = max(model.kv_heads / shape.tp, 1) if shared else heads
+    return (
+        element * heads * model.head_dim,
+        element * pairs * (model.head_dim + model.value_dim),
+        element * heads * model.value_dim,
+    )
+
+
+def _context_saved(model: Model, shape: Shape) -> float:
+    """What context parallelism saves on top: the result before it is put together or exchanged, besides the
+    one that the output projection saves (Transformer Engine, attention/dot_product_attention/
+    context_parallel.py: out_per_step of the all-gather, out_part of the all-to-all), and repeated keys. The
+    ring saves the block it received last in place of its own.
+    """
+    _, pairs, output = _exchanged_bytes(model, shape)
+    once = shape.tokens * max(model.kv_heads / shape.tp, 1) * (model.head_dim + model.value_dim)
+    saved = max(0.0, pairs - once * shape.element)
+    if shape.kernels is Kernels.FUSED and shape.context is not ContextKind.RING:
+        saved += output
+    return saved
+
+
+def _context_transient(model: Model, shape: Shape, gradients: float) -> float:
+    """The most that the exchange of context-parallel ranks and the attention's *gradients* take at once.
+
+    Fused is Transformer Engine's context_parallel.py:
+
+    - ring: the forward holds the blocks of all ranks (p2p_comm_buffers), a result of each step and their sum
+      in fp32; the backward two buffers of keys and values with their gradients.
+    - all-gather: the backward holds gathered keys and values, as large sums of their gradients (dk, dv), and
+      the gradients of two steps, whose ranges are 2 cp + 1 of 2 cp slices together.
+    - all-to-all: gradients of queries, keys and values are copied to be received; the result's arrive first.
+
+    Otherwise it is PyTorch's (torch/distributed/tensor/experimental/_attention.py): keys and values gathered
+    or one block received, and gradients in two blocks.
+    """
+    query, pairs, output = _exchanged_bytes(model, shape)
+    fused, cp = shape.kernels is Kernels.FUSED, shape.cp
+    match shape.context:
+        case ContextKind.RING:
+            forward = cp * (pairs + output) + 2 * output if fused else 0.0
+            return max(gradients + 4 * pairs, forward)
+        case ContextKind.ALL_GATHER:
+            return gradients + ((3 * cp + 0.5) if fused else (cp + 2)) * pairs
+        case ContextKind.ALL_TO_ALL:
+            return gradients + query + pairs + output

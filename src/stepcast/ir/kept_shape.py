@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from stepcast.ir.framework import Kernels
-from stepcast.ir.strategy import RecomputeModule
+from stepcast.ir.strategy import ContextKind, RecomputeModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ class Shape:
     score: float = 0.0  # bytes of an element of its square
     eager_ssm: bool = False  # scans of Mamba-2 as PyTorch operations
     copies: bool = False  # autocast casts the input of each product by itself
+    context: ContextKind = ContextKind.RING  # how context-parallel ranks exchange keys and values
 
     @property
     def plain(self) -> bool:
