@@ -289,3 +289,26 @@ def test_selective_recomputation_is_tried_where_it_saves_memory(
         warned = any("saves no memory" in text for text in predicted["warnings"])
         assert warned == (recompute == "selective" and not useful)
     assert (saved[1] < saved[0]) == useful
+
+
+def test_a_search_leaves_a_reserve_of_memory_unless_told_otherwise(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An H100 has 79.2 GiB: the fastest that fits takes more than 93 % of it, the fastest with a reserve not."""
+    words = ("llama-3.1-8b", "--gpu", "h100-sxm", "--gpus", "8", "--global-batch", "64", "--seq", "4096")
+    narrow = (*words, "--top", "1", "--fix", "tp=1", "--fix", "pp=1", "--fix", "cp=1", "--workers", "1")
+    usual = run_json(capsys, "search", *narrow)
+    gpu_bytes = usual["gpu_bytes"]
+    assert usual["capacity_bytes"] == pytest.approx(0.93 * gpu_bytes)
+    assert usual["rows"][0]["memory_bytes"] <= 0.93 * gpu_bytes
+    assert any("a reserve of 7 %" in note for note in usual["assumptions"])
+    full = run_json(capsys, "search", *narrow, "--memory-reserve", "0")
+    assert 0.93 * gpu_bytes < full["rows"][0]["memory_bytes"] <= full["capacity_bytes"] == gpu_bytes
+    assert full["rows"][0]["step_s"] < usual["rows"][0]["step_s"]
+    assert not any("reserve" in note for note in full["assumptions"])
+    limited = run_json(capsys, "search", *narrow, "--max-memory", "60GiB")
+    assert limited["capacity_bytes"] == 60 * 2**30
+    roomy = run_json(capsys, "search", *narrow, "--memory-reserve", "30%")
+    assert roomy["rows"][0]["free_bytes"] >= 0.3 * gpu_bytes
+    verdict = run_json(capsys, *shlex.split(usual["rows"][0]["command"])[1:])["memory_bytes"]["verdict"]
+    assert verdict == "fits"

@@ -68,7 +68,7 @@ def test_reserved_memory_is_what_was_reserved() -> None:
         inside += stage.band.low <= measured / stage.reserved <= stage.band.high
         if "checkpoint" in record["setting"]:
             recomputed.append(stage.reserved / measured)
-    assert mean(errors) < 0.045  # 0.06 with one share of what comes and goes
+    assert mean(errors) < 0.042  # 0.051 with 7 % of what comes and goes
     assert inside / len(rows) > 0.88
     assert 0.97 < median(recomputed) < 1.03  # 0.90 without recomputation in it
 

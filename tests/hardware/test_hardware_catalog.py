@@ -10,7 +10,6 @@ from stepcast.hardware import Gpu, cluster_names, gpu_names, load_cluster, load_
 from stepcast.hardware.catalog import known_transports
 from stepcast.hardware.keys import CLUSTER_KEYS, GPU_KEYS
 from stepcast.hardware.schema import CatalogError
-from stepcast.units import GIB
 
 DATA = Path(stepcast.hardware.__file__).parents[1] / "data"
 FILES = sorted((*DATA.glob("gpus/*.toml"), *DATA.glob("clusters/*.toml")))
@@ -159,10 +158,10 @@ def test_formats_a_gpu_lacks_run_in_another() -> None:
 
 
 def test_memory_is_what_fits() -> None:
-    assert load_gpu("a100-40gb").memory_bytes == 40 * GIB
-    assert load_gpu("mi250x").memory_bytes == 64 * GIB  # of a GCD
+    assert load_gpu("a100-40gb").memory_bytes == 42_298_834_944
+    assert load_gpu("mi250x").memory_bytes == 65_520 * 2**20  # of a GCD
     assert load_gpu("h200").memory_bytes == 150_109_880_320
-    assert load_gpu("a40").memory_bytes == 46_068 * 2**20
+    assert load_gpu("a40").memory_bytes == 45_416 * 2**20
 
 
 def test_clusters_inherit_and_override() -> None:

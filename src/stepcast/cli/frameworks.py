@@ -72,7 +72,10 @@ def profile_pairs(found: Facts) -> list[tuple[str, object]]:
         (
             "memory",
             f"{memory['context_bytes'] / GB:g} GB of context, {memory['communicator_bytes'] / GIB:g} GiB a "
-            f"group, {memory['fragmentation']:.0%} fragmented" + (", fitted" if memory["fitted"] else ""),
+            f"group, {memory['fragmentation']:.0%} of activations and {memory['displaced']:.0%} of moments "
+            "fragmented"
+            + (" (expandable segments)" if memory["expandable_segments"] else "")
+            + (", fitted" if memory["fitted"] else ""),
         ),
     ]
     usual = f"{chosen['precision']}, sharding {chosen['sharding']}, recompute {chosen['recompute']}"

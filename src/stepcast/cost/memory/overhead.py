@@ -1,7 +1,7 @@
 """Memory beyond tensors: communication groups, what the caching allocator reserves, and how sure the sum is.
 
 PyTorch reserves more than its tensors take (max_memory_reserved against max_memory_allocated). Measured on an
-H200 (158 steps of the h200 and transformers sets), the gap follows what comes and goes in a step and what is
+H200 (153 steps of the h200 and transformers sets), the gap follows what comes and goes in a step and what is
 allocated late: the optimizer's moments are made in its first step, in blocks that activations have freed, and
 the activations of the next step then need new ones. Where layers are recomputed both shares are about twice
 as large, since few large blocks (logits, one layer) serve many small requests. Rounding to 512 bytes and to
