@@ -64,7 +64,8 @@ def predict(
     from stepcast.cli.forecasting import asked_by
 
     asked = asked_by(args)
-    prediction = asked.prediction.noting(asked.assumptions)
+    warnings = args.described.warnings if args.described else []
+    prediction = asked.prediction.noting(asked.assumptions, warnings)
     return replace(prediction, asked=asked.facts())
 
 

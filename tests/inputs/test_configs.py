@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import stepcast
 from stepcast.cli.configured import equivalent_command
 from stepcast.cli.forecasting import Asked, asked_by
 from stepcast.cli.main import build_parser, main, with_files
@@ -407,6 +408,16 @@ def test_a_misspelt_argument_is_an_error_with_the_right_one(
     assert found["config"]["unknown"] == {"tensor-model-paralel-size": "tensor-model-parallel-size"}
     assert found["strategy"]["tp"] == 1
     assert any("unrecognised keys left out: tensor-model-paralel-size" in note for note in found["warnings"])
+
+
+def test_the_library_takes_configurations(tmp_path: Path) -> None:
+    file = tmp_path / "run.sh"
+    file.write_text(f"torchrun --nproc_per_node 8 pretrain_gpt.py {GPT} --no-rope-fusion --lerning-rate 1")
+    with pytest.raises(ValueError, match="'--lerning-rate'"):
+        stepcast.predict(config=str(file), cluster="dgx-h100")
+    found = stepcast.predict(config=str(file), cluster="dgx-h100", ignore_unknown=True)
+    assert found.step_s > 0
+    assert any("no-rope-fusion not modelled" in note for note in found.report.warnings)
 
 
 @pytest.mark.parametrize(

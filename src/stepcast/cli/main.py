@@ -187,7 +187,7 @@ def with_files(parser: argparse.ArgumentParser, words: Sequence[str], at: int = 
     typed = args.given
     args = parser.parse_args([*words[:at], *found.words_beside(typed), *words[at:]])
     args.described, args.given = found, typed  # what a file says in vain is no mistake of the user's
-    if args.verb not in ("predict", "plan"):  # which have warnings in their answers
+    if getattr(args, "verb", "predict") not in ("predict", "plan"):  # these have warnings in their answers
         from stepcast.cli.output import print_warnings
 
         print_warnings(found.warnings)
