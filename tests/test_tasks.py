@@ -23,7 +23,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         "how long is a step?",
         f"{P70} --gpus 512 --tp 8 --pp 4 --seq 8k",
         0,
-        ("step  ", "likely within", "70.55B parameters"),
+        ("step  ", "90 % interval", "70.55B parameters"),
     ),
     ("pretraining", "does it fit on 8 GPUs?", f"{P70} --gpus 8 --tp 8", 0, ("DOES NOT FIT", "to fit")),
     (
@@ -68,7 +68,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         "which strategy is best?",
         "search --model llama-3.2-1b --cluster h100 --gpus 8 --gbs 32 --seq 2k --schedule 1f1b",
         0,
-        ("rank ", "dp 8, micro-batch 4, zero-1", "binds"),
+        ("rank ", "dp 8, micro-batch 4, zero-1", "bottleneck"),
     ),
     # ---- who tunes one on few GPUs
     (

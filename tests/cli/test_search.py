@@ -60,7 +60,7 @@ def test_text_tells_ranks_reasons_and_commands(capsys: pytest.CaptureFixture[str
         "illegal",
         "do not fit",
         "simulated",
-        "binds",
+        "bottleneck",
         "rank 2",
         "GPU-hours",
     ):

@@ -194,15 +194,8 @@ class Band(NamedTuple):
 
     @property
     def words(self) -> str:
-        """How sure the band is."""
-        if self.level is None:
-            return "likely within"
-        tenths = round(self.level * 10)
-        return (
-            f"{tenths} times in ten within"
-            if abs(tenths / 10 - self.level) < 5e-3
-            else (f"{self.level * 100:.0f} % of the time within")
-        )
+        """Return the name of the band, such as ``90 % interval``."""
+        return "interval" if self.level is None else f"{self.level * 100:.0f} % interval"
 
 
 def band_of(found: Mapping[str, Any]) -> Band:

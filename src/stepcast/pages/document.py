@@ -87,7 +87,7 @@ def body_of(page: Page) -> Markup:
             tag("header", page.headline, class_="answer"),
             _notes("Warnings", "warning", page.warnings),
             tag("div", _placed(page.sections), class_="sections"),
-            _notes("Assumed, because nothing said otherwise", "assumed", page.assumptions),
+            _notes("Defaults used", "assumed", page.assumptions),
             _command(page.about),
         )
     )

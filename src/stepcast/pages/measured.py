@@ -222,7 +222,7 @@ def replay_page(found: Facts, about: About, timeline: Timeline | None = None) ->
             for name in after
             if max(before[name], after[name]) >= SMALLEST_SHARE * found["replayed_step_s"]
         ]
-        sections.append(Section("Before and after", paired(rows, names), "An average rank."))
+        sections.append(Section("Before and after", paired(rows, names), "Mean over ranks."))
         old = {row["stage"]: row for row in found["before"]["stages"]}
         stages = [
             (

@@ -49,9 +49,9 @@ def _headline(found: Facts) -> Markup:
     words = f"{tokens}{found['steps']:,} steps of {format_seconds(last['step_s'])} on {last['gpus']:,} GPUs"
     until = [f"until {found['until']}"] if found.get("until") else []
     about = about_line(words, f"failures: {found['failures']}", *until)
-    low, high, sure = days["p10"], days["p90"], "eight runs of ten end within"
+    low, high, sure = days["p10"], days["p90"], "80 % of runs end within"
     if step := found["step_band_days"]:
-        low, high, sure = step["low"], step["high"], "as uncertain as the step is: within"
+        low, high, sure = step["low"], step["high"], "from the step-time interval"
     ends = (format_duration(low * DAY), format_duration(high * DAY))
     number, _, unit = format_duration(days["median"] * DAY).partition(" ")
     cards = [
@@ -69,7 +69,7 @@ def _headline(found: Facts) -> Markup:
             card(
                 "Interruptions",
                 f"{found['interruptions']:,.0f}",
-                f"one each {format_duration(last['between_interruptions_s'])}",
+                f"about one every {format_duration(last['between_interruptions_s'])}",
             )
         )
     if last["interval_s"]:
@@ -82,7 +82,7 @@ def _headline(found: Facts) -> Markup:
         )
     return answer(
         number,
-        f"{unit}, the median of {found['runs']:,} drawn runs",
+        f"{unit}, the median of {found['runs']:,} simulated runs",
         about,
         band(low, days["median"], high, ends, sure),
         cards,
@@ -148,13 +148,15 @@ def _fan(found: Facts) -> Section:
         "of the tokens" if found["tokens"] else "of the steps",
     )
     drawn: list[Child] = []
-    entries = [("compute", "median"), ("band", "eight runs of ten")]
+    entries = [("compute", "median"), ("band", "80 % of runs")]
     if step:
         drawn.append(
-            frame.area(((0, 0), (step["low"], 100), (step["high"], 100)), "outer", "as uncertain as the step")
+            frame.area(
+                ((0, 0), (step["low"], 100), (step["high"], 100)), "outer", "from the step-time interval"
+            )
         )
-        entries.append(("hidden", "as uncertain as the step"))
-    drawn.append(frame.area((*course("p10"), *reversed(course("p90"))), "fan", "eight runs of ten"))
+        entries.append(("hidden", "from the step-time interval"))
+    drawn.append(frame.area((*course("p10"), *reversed(course("p90"))), "fan", "80 % of runs"))
     drawn.append(frame.line(((0, 0), (days["without_interruption"], 100)), "ideal"))
     drawn.append(frame.line(course("median"), "median"))
     lead = (

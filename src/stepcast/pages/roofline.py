@@ -54,7 +54,7 @@ def roofline_section(found: RooflineFacts) -> Section:
     chart = frame.draw(roof, dots, label=f"Roofline of {len(operators)} operators on {found['gpu']}")
     lead = (
         f"{found['gpu']}: {peak / TFLOPS:,.0f} TFLOP/s in {found['dtype']} and {rate / 1e12:.2f} TB/s. "
-        "Larger dots take more of the step; under the slope memory limits, under the flat the products."
+        "Larger dots take more of the step; left of the ridge: memory-bound; right: compute-bound."
     )
     body = tag("div", tag("div", legend(entries), chart), _table(found, total_s), class_="halves")
     return Section("Operators", body, lead, wide=True)

@@ -49,7 +49,7 @@ def _headline(found: Facts) -> Markup:
     cards = [
         card("Candidates", f"{counts['considered']:,}", f"{counts['illegal']:,} are not legal"),
         card("Do not fit", f"{counts['too_large']:,}"),
-        card("Cannot be better", f"{counts['pruned']:,}", "by their bounds"),
+        card("Pruned by bound", f"{counts['pruned']:,}", "by their bounds"),
         card(
             "Simulated", f"{counts['simulated']:,}", "" if counts["complete"] else "interrupted: not complete"
         ),
@@ -78,7 +78,7 @@ def _headline(found: Facts) -> Markup:
 
 def _why(found: Facts) -> Section:
     rows, binds, second = found["rows"], found["binds"], found["runner_up"]
-    items: list[tuple[str, Child]] = [("binds", binds["what"])]
+    items: list[tuple[str, Child]] = [("bottleneck", binds["what"])]
     items += [(f"{name}, of the step", format_percent(share)) for name, share in binds["shares"].items()]
     equal = sum(row["equal"] for row in rows)
     if equal > 1:
@@ -96,7 +96,7 @@ def _why(found: Facts) -> Section:
         told = ", ".join(f"{name} {signed(seconds)}" for name, seconds in parts if abs(seconds) >= 1e-6)
         items.append((f"rank {second['rank']}", f"{slower_words(second)}: {told or 'no part differs'}"))
     return Section(
-        "Why the first is first",
+        "Why rank 1 wins",
         pairs(items),
         "Ranks marked = are within our error of rank 1, on as many GPUs.",
     )
@@ -161,9 +161,7 @@ def _scatter(found: Facts, simulated: Sequence[CandidateFacts]) -> Section:
         if each["step_s"] <= high
     ]
     limit = frame.line(((frame.x_low, capacity), (frame.x_high, capacity)), "capacity")
-    key = legend(
-        (("compute", "ranked below"), ("optimizer", "none beats it in both"), ("other", "simulated"))
-    )
+    key = legend((("compute", "ranked below"), ("optimizer", "Pareto-optimal"), ("other", "simulated")))
     chart = frame.draw(
         limit,
         dots,
@@ -194,7 +192,7 @@ def _tip(each: Mapping[str, Any]) -> str:
 def _ranked(found: Facts) -> Section:
     rows = found["rows"]
     columns = ranked_columns(rows)
-    caption = "Sorted by rank; a head sorts by its column"
+    caption = "Sorted by rank; click a column header to sort"
     ids = [row["rank"] for row in rows]
     made = sortable_table(list(columns), rows, list(columns.values()), caption, ids)
     return Section("Strategies", made, wide=True)
@@ -202,7 +200,7 @@ def _ranked(found: Facts) -> Section:
 
 def _commands(found: Facts) -> Section:
     listed = [tag("li", tag("code", row["command"])) for row in found["rows"]]
-    return Section("To see one of them", tag("ol", listed, class_="commands"), wide=True)
+    return Section("Reproduce a row", tag("ol", listed, class_="commands"), wide=True)
 
 
 def _nothing(found: Facts) -> Section:

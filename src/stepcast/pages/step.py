@@ -170,9 +170,7 @@ def _cards(found: Facts) -> list[Markup]:
 
 
 def _goes(found: Facts) -> Section:
-    lead = (
-        "An average stage. Communication counts as far as no computation hides it; the parts sum to the step."
-    )
+    lead = "Mean over stages. Communication counts where no computation hides it; the parts sum to the step."
     return Section("Where the step goes", waterfall(told_parts(found), found["step_s"]), lead)
 
 

@@ -149,7 +149,7 @@ def sweep_page(found: Facts, about: About, timeline: Timeline | None = None) -> 
     ]
     sections = [_bandwidth(rows), _findings(found), _sizes(found)]
     return Page(
-        f"{found['collective']} measured beside {found['cluster']}",
+        f"{found['collective']} measured vs predicted on {found['cluster']}",
         answer(number, f"{unit} between measured and predicted times", what, cards=cards),
         sections,
         about,

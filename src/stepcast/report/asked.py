@@ -54,7 +54,7 @@ def _layout(strategy: Facts) -> str:
     ways = [f"{name} {strategy[name]:,}" for name in LAYOUT if strategy.get(name, 1) > 1]
     kept = []
     if "sharding" in strategy:
-        kept.append("states whole" if strategy["sharding"] == "none" else strategy["sharding"])
+        kept.append("no sharding (DDP)" if strategy["sharding"] == "none" else strategy["sharding"])
     if "recompute" in strategy:
         kept.append(f"recompute {strategy['recompute']}")
     return "; ".join(part for part in (", ".join(ways) or "one GPU", ", ".join(kept)) if part)

@@ -22,7 +22,7 @@ PART_NAMES = {
     "stragglers": "slow nodes",
     "pauses": "planned pauses",
     "checkpoints": "checkpoints",
-    "lost_work": "work done again",
+    "lost_work": "recomputed after failures",
     "restarts": "restarts",
     "waiting_for_repair": "waiting for a repair",
     "missing_replicas": "fewer replicas",
@@ -45,12 +45,12 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     days, stage = found["days"], found["phases"][-1]
     median, low, high = (format_duration(days[name] * DAY) for name in ("median", "p10", "p90"))
     pairs: list[tuple[str, object]] = [
-        ("takes", median if low == high else f"{median}; eight of ten runs {low} to {high}")
+        ("takes", median if low == high else f"{median}; 80 % of runs {low} to {high}")
     ]
     band = found["step_band_days"]
     if band:
         low, high = (format_duration(band[name] * DAY) for name in ("low", "high"))
-        pairs.append(("likely within", f"{low} to {high}, as uncertain as the step"))
+        pairs.append(("90 % interval", f"{low} to {high}, from the step-time interval"))
     pairs += [("memory", _memory(found)), ("GPU-hours", f"{found['gpu_hours']:,.0f}")]
     if found.get("until"):
         pairs.insert(0, ("until", found["until"]))
@@ -68,7 +68,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
         pairs.append(
             (
                 "interruptions",
-                f"{found['interruptions']:,.0f}, one each {format_duration(between_s)} at the end",
+                f"{found['interruptions']:,.0f}, about one every {format_duration(between_s)}",
             )
         )
     if stage["interval_s"]:

@@ -27,7 +27,7 @@ def search_text(found: Facts, width: int) -> str:
         if len(found["front"]) > 1:
             parts.append(_front(found, width))
         commands = "\n".join(f"{row['rank']:>3}  {row['command']}" for row in found["rows"])
-        parts.append("to see one of them:\n" + commands)
+        parts.append("reproduce a row:\n" + commands)
     elif found["change"]:
         parts.append("to see it:\n" + found["change"]["command"])
     if found["assumptions"]:
@@ -87,7 +87,7 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
     told = (
         f"{counts['considered']:,} candidates: {counts['illegal']:,} illegal, "
         f"{counts['too_large']:,} do not fit, "
-        f"{counts['pruned']:,} cannot be better, {counts['simulated']:,} simulated"
+        f"{counts['pruned']:,} pruned by bound, {counts['simulated']:,} simulated"
     )
     pairs: list[tuple[str, object]] = [("searched", told)]
     if not counts["complete"]:
@@ -162,11 +162,11 @@ def _why(found: Facts) -> list[tuple[str, object]]:
     best, binds, second = found["rows"][0], found["binds"], found["runner_up"]
     low, high = format_seconds(best["low_s"]), format_seconds(best["high_s"])
     equal = sum(row["equal"] for row in found["rows"])
-    pairs: list[tuple[str, object]] = [("likely within", f"{low} to {high}")]
+    pairs: list[tuple[str, object]] = [("90 % interval", f"{low} to {high}")]
     if equal > 1:
         pairs.append(("equal", f"{equal} marked = are within our error of rank 1, on as many GPUs"))
     parts = ", ".join(f"{name} {format_percent(share)}" for name, share in binds["shares"].items())
-    pairs.append(("binds", f"{binds['what']}; of the step: {parts}"))
+    pairs.append(("bottleneck", f"{binds['what']}; of the step: {parts}"))
     if missed := found["missed"]:
         pairs.append(
             (
@@ -195,6 +195,6 @@ def slower_words(second: Facts) -> str:
 
 def _front(found: Facts, width: int) -> str:
     lines = cells(found["front"][:MOST_OF_FRONT], "gpus", strategy_words, "step_s memory_bytes")
-    return "less memory, more time, of those simulated:\n" + table(
+    return "Pareto frontier: step time vs memory:\n" + table(
         ["GPUs", "strategy", "step", "memory"], lines, width
     )

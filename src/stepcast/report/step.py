@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from stepcast.ir.facts import band_of
 from stepcast.report.asked import asked_pairs, config_notes
 from stepcast.report.cells import cells
 from stepcast.report.text import GAP, bullet, facts, parts_table, table
@@ -51,7 +52,7 @@ def _headline(found: Facts) -> list[tuple[str, object]]:
     pairs: list[tuple[str, object]] = [
         ("step", format_seconds(found["step_s"])),
         (
-            "likely within",
+            band_of(found).words,
             f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])} ({likely(band)})",
         ),
         ("GPUs", f"{found['gpus']:,}"),
@@ -112,18 +113,19 @@ def remedy_pairs(found: Facts) -> list[tuple[str, str]]:
 
 
 def likely(band: Facts) -> str:
-    """How likely, and of what that was learnt."""
-    level = f"{band['level'] * 100:.0f} %"
+    """Return what the interval of a step was learnt from."""
     if band["of"] == "prices":
-        return f"{level} of each price"
-    wider = f"; wider for {' and '.join(band['widened'])}" if band["widened"] else ""
-    return f"{level} of {band['rows']} measured, {band['of']}{wider}"
+        return "from the intervals of all cost estimates"
+    wider = f"; widened for {' and '.join(band['widened'])}" if band["widened"] else ""
+    return f"from {band['rows']} measured runs, {band['of']}{wider}"
 
 
 def _breakdown(found: Facts, width: int) -> str:
     """Parts of the step with a bar; communication also shows what was hidden behind computation."""
     parts = [(name, seconds) for _, name, seconds in told_parts(found) if seconds > 0]
-    text = parts_table("an average stage spends", parts, found["step_s"] or 1.0, format_seconds, width)
+    text = parts_table(
+        "time breakdown (mean over stages)", parts, found["step_s"] or 1.0, format_seconds, width
+    )
     hidden = [
         (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
         for group, each in found["communication_s"].items()
