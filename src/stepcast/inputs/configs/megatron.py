@@ -329,7 +329,7 @@ def _sharding(keys: Keys) -> dict[str, Any]:
 def _recompute(keys: Keys) -> str | None:
     kind = keys.text("recompute-granularity", "activations-checkpoint-granularity").lower()
     method = keys.text("recompute-method", "activations-checkpoint-method").lower()
-    names = ("recompute-num-layers", "activations-checkpoint-num-layers")
+    names = ("recompute-num-layers", "activations-checkpoint-num-layers", "checkpoint-num-layers")
     layers = keys.number(*names)
     modules = keys.raw("recompute-modules")
     if keys.flag("recompute-activations"):
