@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal --ignore=tests/browser
 
-.PHONY: install demo quick test lint types unit docs dist fuzz bench clean test-web test-torch test-engines
+.PHONY: install demo quick test lint types unit compiled docs dist fuzz bench clean test-web test-torch test-engines
 
 install: $(INSTALLED)
 
@@ -33,9 +33,11 @@ demo: install
 	$(BIN)/stepcast demo
 
 quick: install lint
-	$(PYTEST) -m 'not browser and not exhaustion and not fuzz and not slow and not subprocess'
+	$(PYTEST) --ignore=tests/fuzz -m 'not exhaustion and not fuzz and not slow and not subprocess'
 
-test: install lint types unit
+# mypy runs on one core, while the compiled engines are built and the tests start on the others.
+test: install lint
+	@$(MAKE) --no-print-directory -j2 types unit
 
 lint: install
 	$(BIN)/ruff check .
@@ -44,8 +46,12 @@ lint: install
 types: install
 	$(BIN)/mypy
 
-unit: install
+unit: install compiled
 	$(PYTEST)
+
+# Compile the engines once, before several test processes would do so at the same time.
+compiled: install
+	@$(BIN)/python -m pytest -qq -k compiled tests/simulation/fluid/test_oracle.py
 
 # ---- extras, each in an environment of its own, so that .venv shows what works without them
 

@@ -27,22 +27,69 @@ settings.register_profile(
 settings.load_profile("repeat")
 
 TESTS = Path(__file__).parent
-# Markers of all tests of a folder or a file; pyproject.toml describes them.
+# Markers of all tests of a folder or a file; pyproject.toml describes them, and 'make quick' leaves them out.
 MARKED = {
-    "browser": "browser",
-    "fuzz": "fuzz",
-    "fuzz/test_bombs.py": "exhaustion",
+    "browser": ("browser",),
+    "exhaustion": ("fuzz/test_bombs.py",),
+    "fuzz": ("fuzz",),
+    "subprocess": (
+        "cli/test_colour.py",
+        "cli/test_streams.py",
+        "cli/test_sweep.py",
+        "faults",
+        "serve",
+        "sweep/test_engines.py",
+        "sweep/test_sweep.py",
+    ),
+    "slow": (
+        "analyze/test_megatron_analysis.py",
+        "analyze/test_megatron_experts.py",
+        "analyze/test_megatron_replay.py",
+        "analyze/test_sweeps_measured.py",
+        "cli/test_analyze_verbs.py",
+        "cli/test_calibrate.py",
+        "cli/test_calibrate_collectives.py",
+        "cli/test_chakra_sets.py",
+        "cli/test_frameworks.py",
+        "cli/test_grammar.py",
+        "cli/test_help.py",
+        "cli/test_profile.py",
+        "cli/test_search.py",
+        "cli/test_validate.py",
+        "cost/test_flows.py",
+        "cost/test_memory_measured.py",
+        "forecast/test_fluid.py",
+        "forecast/test_long_steps.py",
+        "forecast/test_predict_experts.py",
+        "forecast/test_predict_many.py",
+        "goodput/test_process.py",
+        "optimus",
+        "outputs/test_perfetto.py",
+        "pages/test_notebook.py",
+        "pages/test_pages.py",
+        "pages/test_slices.py",
+        "pytorch",
+        "searching",
+        "simulation/fluid",
+        "sweep/test_spec.py",
+        "test_documented.py",
+        "test_site.py",
+        "validate",
+    ),
 }
+MARKERS = {place: marker for marker, places in MARKED.items() for place in places}
 CHANGE_OUTPUT = ("COLUMNS", "LINES", "NO_COLOR", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of the folders and files in MARKED."""
+    """Mark the tests of the places in MARKED, and property tests as slow: each runs many examples."""
     for item in items:
+        if item.get_closest_marker("hypothesis"):
+            item.add_marker("slow")
         if item.path.is_relative_to(TESTS):
             path = item.path.relative_to(TESTS)
             for place in (path, *path.parents):
-                if marker := MARKED.get(place.as_posix()):
+                if marker := MARKERS.get(place.as_posix()):
                     item.add_marker(marker)
 
 
