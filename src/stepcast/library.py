@@ -80,19 +80,23 @@ def _predict_strategy(
     from stepcast.cli.calibrations import load_calibration
     from stepcast.forecast.options import DEFAULTS
     from stepcast.forecast.predict import predict as run
-    from stepcast.frameworks.catalog import DEFAULT, load_framework
+    from stepcast.frameworks.catalog import DEFAULT, load_profile, profile_of
+    from stepcast.frameworks.profile import missing_features
 
     if model is None or cluster is None:
         raise ValueError("a step needs a model and a cluster")
     software = framework or DEFAULT
-    return run(
+    profile = load_profile(software) if isinstance(software, str) else profile_of(software)
+    prediction = run(
         _model(model),
         _cluster(cluster),
         strategy,
-        load_framework(software) if isinstance(software, str) else software,
+        profile.framework,
         options or DEFAULTS,
         load_calibration(calibration) if isinstance(calibration, str) else calibration,
     )
+    missing = missing_features(profile, strategy, profile.framework)
+    return prediction.noting(warnings=missing) if missing else prediction
 
 
 def search(

@@ -1,16 +1,19 @@
 """Profiles of frameworks: the catalogue, users' own files, and what is wrong with them."""
 
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import stepcast
 from stepcast.frameworks.catalog import framework_names, load_framework, load_profile
-from stepcast.frameworks.profile import Defaults, settle
+from stepcast.frameworks.profile import Defaults, missing_features, settle
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
+from stepcast.ir.schedules import usual_kind
 from stepcast.models.catalog import load_model
 
 LLAMA = load_model("llama-3.1-8b")
@@ -105,3 +108,82 @@ def test_an_unknown_name_says_which_are_known() -> None:
     with pytest.raises(ValueError, match="unknown framework 'torch-tytan'; did you mean torchtitan"):
         load_profile("torch-tytan")
     assert load_profile("Megatron_Core").name == "megatron-core"
+
+
+@pytest.mark.parametrize("name", framework_names())
+def test_profiles_have_what_they_choose_by_default(name: str) -> None:
+    profile = load_profile(name)
+    for layout in (Layout(tp=2, dp=4), Layout(tp=2, dp=4, pp=4), Layout(tp=2, dp=4, pp=2, vpp=2)):
+        if layout.pp > 1 and profile.supports.get("schedules") == ():
+            continue
+        settled = settle(profile, LLAMA, "h100-sxm", layout, {})
+        strategy = settled.strategy(layout, 1, 64, 4096)
+        kind = usual_kind(layout.vpp)
+        if kind not in profile.supports.get("schedules", (kind,)):
+            continue
+        missing = missing_features(profile, replace(strategy, schedule=kind), settled.framework)
+        # DeepSpeed refuses its default, ZeRO-3, in pipelines.
+        assert [each for each in missing if "zero-3 sharding in a pipeline" not in each] == []
+
+
+@pytest.mark.parametrize(
+    ("framework", "choices", "lacks"),
+    [
+        (
+            "megatron-core",
+            {"pp": 4, "schedule": "dualpipe"},
+            "no dualpipe schedule (it has 1f1b, interleaved)",
+        ),
+        ("megatron-core", {"pp": 4, "sharding": "fsdp"}, "no fsdp sharding in a pipeline"),
+        ("deepspeed-zero", {"pp": 4, "sharding": "zero-2"}, "no zero-2 sharding in a pipeline"),
+        ("torchtitan", {"recompute": "block:2"}, "no block recomputation"),
+        ("torchtitan", {"cp": 2, "context": "all-to-all"}, "no all-to-all context-parallel exchange"),
+        ("transformers", {"pp": 2}, "no 1f1b schedule (nor any other)"),
+        ("megatron-lm-2021", {"overlap": "gradients"}, "no gradients overlap (nor any other)"),
+    ],
+)
+def test_predict_warns_of_what_the_software_lacks(
+    framework: str, choices: dict[str, Any], lacks: str
+) -> None:
+    values: dict[str, Any] = {"gpus": 16, "global_batch": 64, **choices}
+    warnings = stepcast.predict("llama-3.1-8b", "dgx-h100", framework=framework, **values).report.warnings
+    assert [each for each in warnings if f"{framework} has {lacks}" in each]
+
+
+@pytest.mark.parametrize("framework", ["megatron-core", "torchtitan"])
+def test_predict_does_not_warn_of_what_the_software_has(framework: str) -> None:
+    for choices in ({"pp": 4}, {"pp": 4, "vpp": 2}, {"recompute": "full"}, {"cp": 2}):
+        values: dict[str, Any] = {"gpus": 16, "global_batch": 64, **choices}
+        report = stepcast.predict("llama-3.1-8b", "dgx-h100", framework=framework, **values).report
+        assert not [each for each in report.warnings if f"{framework} has no" in each]
+
+
+def test_a_profile_without_lists_allows_everything(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('description = "mine"\n[software]\nexecution = "eager"\n')
+    choices: dict[str, Any] = {"gpus": 16, "pp": 4, "schedule": "dualpipe", "global_batch": 64}
+    report = stepcast.predict("llama-3.1-8b", "dgx-h100", framework=str(path), **choices).report
+    assert not [each for each in report.warnings if "mine has no" in each]
+    path.write_text('[supports]\nschedules = ["1f1b"]\n')
+    report = stepcast.predict("llama-3.1-8b", "dgx-h100", framework=str(path), **choices).report
+    assert "mine has no dualpipe schedule (it has 1f1b)" in report.warnings
+    path.write_text('[supports]\nschedules = ["2f2b"]\n')
+    with pytest.raises(ValueError, match=r"mine.toml:2: supports.schedules: '2f2b' is not known"):
+        stepcast.predict("llama-3.1-8b", "dgx-h100", framework=str(path), **choices)
+
+
+def test_search_stays_inside_what_the_software_has() -> None:
+    fixed: dict[str, Any] = {"gpus": 16, "global_batch": 64, "top": 50, "workers": 1}
+    axes: dict[str, Any] = {"pp": (1, 4), "tp": (2,), "cp": (1,), "micro_batch": (1,), "recompute": ("none",)}
+    axes["schedule"] = ("1f1b", "dualpipe", "zb-h1")
+    inside, anything = (
+        stepcast.search("llama-3.2-1b", "dgx-h100", axes=axes, **fixed, **asked)
+        for asked in ({}, {"any_framework": True})
+    )
+    profile = load_profile("megatron-core")
+    assert not [each for each in inside.simulated if missing_features(profile, each.strategy, each.framework)]
+    assert inside.counts.considered < anything.counts.considered
+    with pytest.raises(ValueError, match="megatron-core has no dualpipe schedule"):
+        stepcast.search(
+            "llama-3.2-1b", "dgx-h100", axes={**axes, "pp": (4,), "schedule": ("dualpipe",)}, **fixed
+        )

@@ -48,13 +48,16 @@ class Asked:
     calibration: "Calibration | None"
     options: "Options"
     assumptions: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    """What the run uses that its software does not have, a sentence each."""
 
     @cached_property
     def prediction(self) -> "Prediction":
         from stepcast.forecast.predict import predict
 
         values = self.model, self.cluster, self.strategy, self.framework
-        return predict(*values, self.options, self.calibration)
+        prediction = predict(*values, self.options, self.calibration)
+        return prediction.noting(warnings=self.missing) if self.missing else prediction
 
     def facts(self) -> dict[str, Any]:
         """What was asked, in the words of the JSON contract."""
@@ -122,7 +125,7 @@ def asked_by(args: argparse.Namespace) -> Asked:
     """The run that *args* describe; what they leave out is settled by the framework and the model."""
     from stepcast.forecast.options import Options
     from stepcast.frameworks.catalog import framework_names, load_profile, profile_of
-    from stepcast.frameworks.profile import settle
+    from stepcast.frameworks.profile import missing_features, settle
     from stepcast.hardware import Place, load_cluster
     from stepcast.ir.legality import recomputable
     from stepcast.ir.model_parts import Mixer
@@ -173,7 +176,10 @@ def asked_by(args: argparse.Namespace) -> Asked:
         place=Place(args.place), residual=residual if args.residual else None, engine=engine_of(args)
     )
     options = with_background(options, args, cluster, strategy.layout.gpus)
-    return Asked(model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions))
+    missing = tuple(missing_features(profile, strategy, settled.framework))
+    return Asked(
+        model, cluster, strategy, settled.framework, calibration, options, tuple(assumptions), missing
+    )
 
 
 def _settled(

@@ -41,6 +41,7 @@ def profile_facts(profile: Profile) -> Facts:
             "seq": defaults.seq,
             "chunks": defaults.chunks,
         },
+        "supports": {key: list(words) for key, words in profile.supports.items()},
         "presets": len(profile.presets),
         "residuals": [each.facts() for each in profile.residuals],
         "sources": dict(profile.sources),
@@ -80,6 +81,7 @@ def profile_pairs(found: Facts) -> list[tuple[str, object]]:
     ]
     usual = f"{chosen['precision']}, sharding {chosen['sharding']}, recompute {chosen['recompute']}"
     pairs += [("unless said", usual), ("overlap", ", ".join(chosen["overlap"]) or "nothing")]
+    pairs += [(key.replace("_", " "), ", ".join(words) or "none") for key, words in found["supports"].items()]
     if found["presets"]:
         pairs.append(("presets", found["presets"]))
     pairs += [

@@ -49,7 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser,
         """
         --seq N        tokens in a sequence
-        --framework F  whose habits fill the rest
+        --framework F  whose habits fill the rest, and what its software can run is searched
+        --any-framework  search also schedules, shardings and overlaps that the framework does not have
         """,
         framework="megatron-core",
     )

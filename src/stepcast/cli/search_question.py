@@ -3,18 +3,21 @@
 import argparse
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from stepcast.cli.choices import allowed
 from stepcast.cli.forecasting import check_named
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
 from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import Profile, settle
+from stepcast.frameworks.profile import Profile, missing_features, settle
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
+from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
 from stepcast.searching.best import (
     MEMORY_RESERVE,
@@ -29,7 +32,7 @@ from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import joined, search_mixed
 from stepcast.searching.refine import refined
 from stepcast.searching.search import parts_of
-from stepcast.searching.space import Axes, space_of, useful_recomputes
+from stepcast.searching.space import OVERLAPS, RECOMPUTES, Axes, Space, space_of, useful_recomputes
 from stepcast.units import format_seconds
 
 if TYPE_CHECKING:
@@ -95,6 +98,8 @@ class Question:
             raise ValueError(
                 f"no candidates: tp x cp x pp divides {said} GPUs for none of the values allowed"
             )
+        if not getattr(args, "any_framework", False):
+            space = supported(space, self.profile)
         try:
             with contextlib.nullcontext(watch) if watch else _Watching() as told:
                 asked = (parts_of(space, self._settle), self.cluster, top or args.top, args.objective)
@@ -118,6 +123,44 @@ class Question:
         settled = settle(self.profile, self.model, self.cluster.gpu.name, layout, {"precision": precision})
         common = {name: each for name, each in settled.choices.items() if name not in SETTLED_ELSEWHERE}
         return settled.framework, common
+
+
+# What decides whether software has all that a candidate uses, and how far degrees matter for that.
+DEGREES = ("tp", "cp", "ep", "pp", "vpp")
+CHOSEN = ("schedule", "recompute", "sharding", "overlap")
+
+
+def supported(space: Space, profile: Profile) -> Space:
+    """Return the candidates that the software of *profile* can run; raise a ValueError if there are none."""
+    if not profile.supports:
+        return space
+    several = [np.minimum(space.columns[name], 2) for name in DEGREES]
+    keys = np.column_stack([*several, np.clip(space.dp, 1, 2), *(space.columns[name] for name in CHOSEN)])
+    _, first, member = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    why = [_missing(space, profile, int(at), keys[at, : len(DEGREES) + 1].tolist()) for at in first]
+    rows = np.flatnonzero(np.array([not each for each in why])[member.reshape(-1)])
+    if not len(rows):
+        raise ValueError(f"no candidates: {min(why, key=len)[0]}; --any-framework searches them nevertheless")
+    return space.only(rows)
+
+
+def _missing(space: Space, profile: Profile, at: int, degrees: list[int]) -> list[str]:
+    """Return what the software lacks for candidates like that of row *at*."""
+    row = space.values(at)
+    tp, cp, ep, pp, vpp, dp = degrees
+    overlap = replace(profile.defaults.overlap, **OVERLAPS[row["overlap"]])
+    strategy = Strategy(
+        Layout(tp=tp, cp=cp, ep=ep, dp=dp, pp=pp, vpp=vpp),
+        micro_batch=1,
+        global_batch=2 * dp,
+        seq=space.seq,
+        schedule=row["schedule"],
+        sharding=row["sharding"],
+        recompute=RECOMPUTES[row["recompute"]],
+        overlap=overlap,
+        context=profile.defaults.context,
+    )
+    return missing_features(profile, strategy, profile.framework)
 
 
 def question_of(args: argparse.Namespace) -> Question:
@@ -153,6 +196,11 @@ def question_of(args: argparse.Namespace) -> Question:
                 f"tokens; the nearest is {near}"
             )
     axes = allowed(args.fix, args.allow)
+    if getattr(args, "any_framework", False):
+        if not profile.supports:
+            raise ValueError(f"--any-framework has no effect: {profile.name} does not list what it can run")
+    elif profile.supports and not {"schedule", "sharding"} <= axes.keys():
+        assumptions.append(f"schedules, shardings and overlaps that {profile.name} has (--any-framework)")
     if args.max_memory is None and args.memory_reserve is None:
         share = f"{MEMORY_RESERVE * 100:g} %"
         assumptions.append(f"a reserve of {share} of each GPU's memory (--memory-reserve)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from stepcast.frameworks.profile import FILLED, Defaults, Preset, Profile
-from stepcast.frameworks.words import overlap_of, recompute_of
+from stepcast.frameworks.words import OVERLAPS, overlap_of, recompute_of
 from stepcast.hardware.described import flat, line_of, source_of
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.schema import CatalogError, nearest
@@ -19,11 +19,11 @@ from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.toml import parse_toml
 from stepcast.ir.dtype import DType
-from stepcast.ir.framework import Framework, Overhead
+from stepcast.ir.framework import Dispatcher, Framework, Overhead
 from stepcast.ir.limits import BASES, DESCRIPTION
 from stepcast.ir.optimizer import Optimizer, OptimizerKind
 from stepcast.ir.residual import Residual
-from stepcast.ir.strategy import ContextKind, Sharding
+from stepcast.ir.strategy import ContextKind, RecomputeKind, RecomputeModule, ScheduleKind, Sharding
 
 DATA = Path(__file__).parents[1] / "data"
 DEFAULT = "megatron-core"
@@ -49,7 +49,7 @@ def _one_of(kind: Any) -> Read:
     def read(value: Any) -> Any:
         if value not in set(kind):
             raise ValueError(f"{value!r} is not known; expected one of {', '.join(kind)}")
-        return kind(value)
+        return value if isinstance(kind, tuple) else kind(value)
 
     return read
 
@@ -88,6 +88,15 @@ def _words(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise ValueError(f"{value!r} is not a list of words")
     return tuple(value)
+
+
+def _some_of(*kinds: Any) -> Read:
+    known = tuple(str(word) for kind in kinds for word in kind)
+
+    def read(value: Any) -> tuple[str, ...]:
+        return tuple(_one_of(known)(word) for word in _words(value)) if value else ()
+
+    return read
 
 
 def _overlap(value: Any) -> Any:
@@ -164,11 +173,22 @@ CONDITIONS: Mapping[str, Read] = {
     "spread": _kind(bool),
     "pairable": _kind(bool),
 }
+# What the software has: a run may use nothing else of the kind without a warning.
+SUPPORTS: Mapping[str, tuple[str, Read]] = {
+    "schedules": ("schedules", _some_of(ScheduleKind)),
+    "shardings": ("shardings", _some_of(Sharding)),
+    "pipeline_shardings": ("pipeline_shardings", _some_of(Sharding)),
+    "dispatchers": ("dispatchers", _some_of(Dispatcher)),
+    "recompute": ("recompute", _some_of(RecomputeKind, RecomputeModule)),
+    "overlaps": ("overlaps", _some_of(OVERLAPS)),
+    "contexts": ("contexts", _some_of(ContextKind)),
+}
 TABLES: Mapping[str, Mapping[str, tuple[str, Read]]] = {
     "software": SOFTWARE,
     "optimizer": OPTIMIZER,
     "memory": MEMORY,
     "defaults": CHOICES,
+    "supports": SUPPORTS,
 }
 KEYS = (
     "description",
@@ -222,7 +242,7 @@ def looks_like_framework(text: str) -> bool:
     """Whether the start of a TOML file holds a table that only profiles have."""
     lines = [line.strip() for line in text.splitlines()]
     return any(line.startswith("extends") and "=" in line for line in lines) or any(
-        line in ("[software]", "[optimizer]", "[defaults]", "[[presets]]") for line in lines
+        line in ("[software]", "[optimizer]", "[defaults]", "[supports]", "[[presets]]") for line in lines
     )
 
 
@@ -344,6 +364,7 @@ def _built(
         presets=(*base.presets, *presets),
         as_trained=frozenset(as_trained),
         sources={**base.sources, **sources},
+        supports={**base.supports, **values["supports"]},
     )
 
 

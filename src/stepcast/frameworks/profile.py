@@ -4,10 +4,11 @@
 layout, what the user says.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
+from stepcast.frameworks.words import overlap_words
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework, Modules
 from stepcast.ir.layout import Layout
@@ -85,6 +86,8 @@ class Profile:
     # Which of gradients and moments are kept in the training precision, whichever that is.
     as_trained: frozenset[str] = frozenset()
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # What the software can run, by the keys of FEATURES; a key that is missing allows anything.
+    supports: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     # Of this very profile: those that build on it have their own, or none.
     residuals: tuple[Residual, ...] = ()
 
@@ -109,6 +112,70 @@ class Profile:
         """Chunks per stage that the presets say, else those usually assumed, and whether presets say so."""
         said = self.settings(model.name, gpu, self.defaults.precision, layout).get("chunks")
         return (said, True) if said else (self.defaults.chunks, False)
+
+
+class Feature(NamedTuple):
+    """Something that software may lack: how it is called, and which words of it a run uses."""
+
+    noun: str
+    used: Callable[[Strategy, Framework], tuple[str, ...]]
+
+
+def _replicated(strategy: Strategy) -> bool:
+    return strategy.layout.dp * strategy.layout.cp > 1
+
+
+def _used_sharding(strategy: Strategy, pipelined: bool) -> tuple[str, ...]:
+    return (strategy.sharding,) if _replicated(strategy) and (strategy.layout.pp > 1) is pipelined else ()
+
+
+def _used_recompute(strategy: Strategy, framework: Framework) -> tuple[str, ...]:
+    return (strategy.recompute.kind, *strategy.recompute.modules)
+
+
+def _used_overlaps(strategy: Strategy, framework: Framework) -> tuple[str, ...]:
+    """Return the overlaps that hide anything in this layout."""
+    layout, replicated = strategy.layout, _replicated(strategy)
+    acts = {
+        "gradients": replicated,
+        "parameters": replicated and strategy.sharding is not Sharding.NONE,
+        "tensor": layout.tp > 1,
+        "tensor-gradients": layout.tp > 1,
+        "transfers": layout.pp > 1,
+        "experts": strategy.pairs_micro_batches,
+    }
+    return tuple(word for word in overlap_words(strategy.overlap) if acts[word])
+
+
+# Keys of [supports] in profiles. Most software has fewer kinds of sharding inside pipelines.
+FEATURES: Mapping[str, Feature] = {
+    "schedules": Feature("schedule", lambda run, _: (run.schedule,) if run.layout.pp > 1 else ()),
+    "shardings": Feature("sharding", lambda run, _: _used_sharding(run, False)),
+    "pipeline_shardings": Feature("sharding in a pipeline", lambda run, _: _used_sharding(run, True)),
+    "dispatchers": Feature(
+        "token dispatch", lambda run, software: (software.dispatcher,) if run.layout.ep > 1 else ()
+    ),
+    "recompute": Feature("recomputation", _used_recompute),
+    "overlaps": Feature("overlap", _used_overlaps),
+    "contexts": Feature(
+        "context-parallel exchange", lambda run, _: (run.context,) if run.layout.cp > 1 else ()
+    ),
+}
+
+
+def missing_features(profile: Profile, strategy: Strategy, framework: Framework) -> list[str]:
+    """Return a sentence for each thing a run uses that the software of *profile* does not have."""
+    return [
+        f"{profile.name} has no {word} {feature.noun} ({_others(profile.supports[key])})"
+        for key, feature in FEATURES.items()
+        if key in profile.supports
+        for word in feature.used(strategy, framework)
+        if word not in profile.supports[key]
+    ]
+
+
+def _others(words: tuple[str, ...]) -> str:
+    return f"it has {', '.join(words)}" if words else "nor any other"
 
 
 @dataclass(frozen=True, slots=True)
