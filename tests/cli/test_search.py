@@ -279,7 +279,8 @@ def test_selective_recomputation_is_tried_where_it_saves_memory(
 ) -> None:
     """Fused attention stores no scores, so there are none to recompute."""
     narrow = ("--fix", "micro-batch=1", "--fix", "tp=1", "--fix", "pp=1", "--fix", "cp=1")
-    found = run_json(capsys, "search", *QUESTION, *narrow, "--framework", framework, "--top", "40")
+    asked = ("--framework", framework, "--any-framework", "--top", "40")
+    found = run_json(capsys, "search", *QUESTION, *narrow, *asked)
     assert any("--recompute selective" in row["command"] for row in found["rows"]) == useful
     saved = []
     for recompute in ("none", "selective"):

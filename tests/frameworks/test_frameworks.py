@@ -172,13 +172,15 @@ def test_a_profile_without_lists_allows_everything(tmp_path: Path) -> None:
         stepcast.predict("llama-3.1-8b", "dgx-h100", framework=str(path), **choices)
 
 
+SEARCHED: tuple[dict[str, Any], ...] = ({}, {"any_framework": True})
+
+
 def test_search_stays_inside_what_the_software_has() -> None:
     fixed: dict[str, Any] = {"gpus": 16, "global_batch": 64, "top": 50, "workers": 1}
     axes: dict[str, Any] = {"pp": (1, 4), "tp": (2,), "cp": (1,), "micro_batch": (1,), "recompute": ("none",)}
     axes["schedule"] = ("1f1b", "dualpipe", "zb-h1")
     inside, anything = (
-        stepcast.search("llama-3.2-1b", "dgx-h100", axes=axes, **fixed, **asked)
-        for asked in ({}, {"any_framework": True})
+        stepcast.search("llama-3.2-1b", "dgx-h100", axes=axes, **fixed, **asked) for asked in SEARCHED
     )
     profile = load_profile("megatron-core")
     assert not [each for each in inside.simulated if missing_features(profile, each.strategy, each.framework)]
