@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from stepcast.ir.flows import Floats, FlowSet, Ints, Links
-from stepcast.simulation.fluid.run import Found, Precision
-from stepcast.simulation.fluid.transfers import transfers
+from stepcast.simulation.fluid.run import Found, Precision, transfers
 
 PYTHON = os.environ.get("SIMGRID_PYTHON", "/usr/bin/python3")
 ORACLE = Path(__file__).parents[1] / "tools" / "simgrid_flows.py"

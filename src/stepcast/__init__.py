@@ -30,7 +30,8 @@ if _is_command():
         signal(SIGINT, _end)
     del SIGINT, default_int_handler, getsignal, signal
 
-__version__ = "0.2.0"
+
+from stepcast.version import __version__ as __version__  # noqa: E402 - after Ctrl-C is answered
 
 if TYPE_CHECKING:
     from stepcast.forecast.options import Options as Options

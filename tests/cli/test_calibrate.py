@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepcast.calibrate.links import LinkPoint, fit_link
+from stepcast.calibrate.megatron import LinkPoint, fit_link
 from stepcast.cli.main import main
 from stepcast.cost.compute import ALONE, compute_price
 from stepcast.cost.fits import default_fit

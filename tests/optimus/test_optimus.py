@@ -11,9 +11,8 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.runlog import RunLog
 from stepcast.models.catalog import load_model
 from stepcast.optimus.analysis import analyze_optimus
+from stepcast.optimus.calibration import FITTED, Observation, fit, observe, shuffled_length
 from stepcast.optimus.cost import Constants, efficiency_of, matmul_s, slowest_of, stage_work
-from stepcast.optimus.fit import FITTED, Observation, fit, observe
-from stepcast.optimus.lengths import shuffled_length
 from stepcast.optimus.machine import Machine
 from stepcast.optimus.plan import OptimusPlan, plan, plan_of_log
 from stepcast.optimus.program import PARTS, predict_step, step_s

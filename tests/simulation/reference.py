@@ -5,8 +5,7 @@ import random
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
-from stepcast.simulation.arrays import Program
-from stepcast.simulation.builder import ProgramBuilder
+from stepcast.simulation.arrays import Program, ProgramBuilder
 from stepcast.simulation.pieces import NO_LANE, Segment, TimedOp
 
 

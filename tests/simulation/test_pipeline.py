@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
-from stepcast.simulation.arrays import Program
-from stepcast.simulation.builder import ProgramBuilder
+from stepcast.simulation.arrays import Program, ProgramBuilder
 from stepcast.simulation.critical import critical_path
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.messages import Messages, Phase, Send

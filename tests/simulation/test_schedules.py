@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from stepcast.ir.schedules import SCHEDULES, Pairs, Pipeline, ScheduleKind
 from stepcast.simulation.engine import simulate
 from stepcast.simulation.schedule import Kind, Place, Placement, Schedule, ScheduleError, Slot
-from stepcast.simulation.schedule_check import check_schedule, peak_in_flight
+from stepcast.simulation.schedule_file import check_schedule, peak_in_flight
 from stepcast.simulation.schedules.classic import interleaved
 from stepcast.simulation.schedules.table import make_schedule
 from tests.simulation.uniform import spans_s, uniform_program

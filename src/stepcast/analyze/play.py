@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from stepcast.analyze.recording import Join, Local, Piece, Recording
-from stepcast.simulation.arrays import Program, Times
-from stepcast.simulation.builder import ProgramBuilder
+from stepcast.simulation.arrays import Program, ProgramBuilder, Times
 from stepcast.simulation.critical import CriticalPath, critical_path
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.pieces import NO_LANE, Floats, Segment, TimedOp

@@ -21,8 +21,7 @@ from stepcast.ir.group import FAMILIES, Group
 from stepcast.ir.ranks import RankGrid, grid_of
 from stepcast.ir.work import Collective, CollectiveKind
 from stepcast.simulation.fluid.engine import Shared, simulate_fluid
-from stepcast.simulation.fluid.system import Traffic
-from stepcast.simulation.fluid.waits import waits_of
+from stepcast.simulation.fluid.system import Traffic, waits_of
 
 KINDS = {str(kind): kind for kind in CollectiveKind}
 

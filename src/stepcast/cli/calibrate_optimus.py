@@ -8,9 +8,8 @@ from typing import Any
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.optimus.beside import read_logs
 from stepcast.models.catalog import load_model
-from stepcast.optimus.fit import TITLES, Fit, Observation, fit
+from stepcast.optimus.calibration import CLUSTER, TITLES, Fit, Observation, fit, lengths_of, observed
 from stepcast.optimus.machine import machine_of
-from stepcast.optimus.runs import CLUSTER, lengths_of, observed
 
 Facts = dict[str, Any]
 

@@ -10,8 +10,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stepcast import __version__
 from stepcast.cli.options import option_of
+from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.inputs.configs.keys import RunConfig

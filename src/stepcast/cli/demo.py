@@ -80,9 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 def shipped_examples() -> Path:
     """The folder of the examples: of this checkout, else the one inside the package."""
-    import stepcast
-
-    package = Path(stepcast.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     places = (Path("examples"), package / "examples", package.parents[1] / "examples")
     return next((place for place in places if place.is_dir()), places[0])
 

@@ -7,8 +7,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
-from stepcast import __version__
 from stepcast.cli.output import write_file
+from stepcast.version import __version__
 
 CLUSTER = ("--cluster", "dgx-h100")
 PREDICTION = ("predict", "--model", "llama-3.1-70b", *CLUSTER, "--gpus", "64", "--tp", "8", "--pp", "2")

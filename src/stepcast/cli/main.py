@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from stepcast import __version__
 from stepcast.cli.interrupts import INTERRUPTED, end_on_interrupt
 from stepcast.cli.streams import (
     discard_output,
@@ -23,6 +22,7 @@ from stepcast.cli.verbs import Verb
 from stepcast.cli.words import SPELT, known_words, renamed
 from stepcast.cli.words import VERBS as OTHER_VERBS
 from stepcast.report.visible import message as one_line
+from stepcast.version import __version__
 
 FEW_OPTIONS = 8
 DESCRIPTION = (

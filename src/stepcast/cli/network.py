@@ -4,7 +4,6 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stepcast import __version__
 from stepcast.cli.background import with_background
 from stepcast.cli.configured import is_workload
 from stepcast.cli.forecasting import add_forecast_arguments, asked_by
@@ -12,6 +11,7 @@ from stepcast.cli.loaded import loaded
 from stepcast.cli.numbers import count
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.pages import show_answer, write_page
+from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction

@@ -8,9 +8,8 @@ from stepcast.inputs.source import Source
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.runlog import RunLog
 from stepcast.optimus.analysis import analyze_optimus
-from stepcast.optimus.calibration import calibrated_of, shipped
+from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
 from stepcast.optimus.machine import machine_of
-from stepcast.optimus.runs import CLUSTER, lengths_of, planned
 
 
 def optimus_facts(log: RunLog, args: argparse.Namespace) -> dict[str, Any]:

@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepcast import __version__
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.report.visible import visible
+from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.pages.document import About, Page

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stepcast import __version__
 from stepcast.cli.forecasting import Asked, add_forecast_arguments, forecast
 from stepcast.cli.numbers import amount, check_multiple, count
 from stepcast.cli.options import add_options
@@ -23,6 +22,7 @@ from stepcast.report.step import memory_words, remedy_pairs
 from stepcast.report.text import facts as facts_text
 from stepcast.report.visible import visible
 from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
+from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation

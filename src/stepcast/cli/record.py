@@ -56,9 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _environment(folder: str, args: argparse.Namespace) -> dict[str, str]:
     """What the processes of the job see: ours before their own sitecustomize."""
-    import stepcast
-
-    package = os.path.dirname(os.path.abspath(stepcast.__file__))
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = [os.path.join(package, "pytorch", "record", "site"), os.path.dirname(package)]
     if os.environ.get("PYTHONPATH"):
         paths.append(os.environ["PYTHONPATH"])

@@ -5,11 +5,11 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from stepcast import __version__
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.pages import told_page, write_page
 from stepcast.report.visible import visible
+from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction

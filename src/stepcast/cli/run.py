@@ -171,9 +171,9 @@ def _facts(
     device: str,
     asked: dict[str, Any],
 ) -> dict[str, Any]:
-    from stepcast import __version__
     from stepcast.analyze.ran import by_kind, mean_abs_error, step_parts
     from stepcast.ir.work import Collective
+    from stepcast.version import __version__
 
     alone = args.rank is not None
     ran = [(row.work, row.duration_s) for row in step]

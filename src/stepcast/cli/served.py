@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from stepcast import __version__
 from stepcast.analyze.compare import compare
 from stepcast.cli import predict, search
 from stepcast.cli.analyze import ANALYSES, PAGES
@@ -31,6 +30,7 @@ from stepcast.searching.best import Counts, Found
 from stepcast.serve.app import MISTAKES, Answer, Rest, Told
 from stepcast.serve.fields import PREDICT, command_words
 from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

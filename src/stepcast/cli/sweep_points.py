@@ -11,7 +11,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import stepcast
 from stepcast.cli.forecasting import Asked, asked_by
 from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import option_of
@@ -116,7 +115,7 @@ def digest(name: str, value: Any) -> str:
 @cache
 def program() -> str:
     """The digest of all code and data that an answer follows from."""
-    root = Path(stepcast.__file__).parent
+    root = Path(__file__).resolve().parents[1]
     found = hashlib.blake2b(digest_size=16)
     for path in sorted(root.rglob("*")):
         if path.suffix in (".py", ".toml", ".csv", ".json") and path.is_file():

@@ -163,9 +163,7 @@ def _folders_in(data: Path, entry: "MeasurementSet") -> tuple[Path, ...]:
 
 def _default_places(entry: "MeasurementSet") -> tuple[Path, ...]:
     """Rows inside the package, or in ``shared/data`` beside the checkout."""
-    import stepcast
-
-    package = Path(stepcast.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     beside = [root / "shared" / "data" for root in (Path.cwd().parent, package.parents[2])]
     found = (_folders_in(data, entry) for data in (package / "data", *beside))
     return next(filter(None, found), ())

@@ -22,8 +22,7 @@ from stepcast.simulation.costs import Delayed
 from stepcast.simulation.fluid.breakdown import stage_times_of
 from stepcast.simulation.fluid.engine import FluidRun, Shared, simulate_fluid
 from stepcast.simulation.fluid.observed import Observed, Who
-from stepcast.simulation.fluid.system import Traffic
-from stepcast.simulation.fluid.waits import waits_of
+from stepcast.simulation.fluid.system import Traffic, waits_of
 from stepcast.simulation.lanes import SEND_NAMES
 from stepcast.simulation.pieces import Cost
 from stepcast.simulation.step import Step

@@ -12,7 +12,7 @@ from stepcast.ir.workload import Workload
 from stepcast.simulation.breakdown import StageTime, stage_times
 from stepcast.simulation.chunks import Body
 from stepcast.simulation.engine import makespans_s
-from stepcast.simulation.schedule_check import peak_in_flight
+from stepcast.simulation.schedule_file import peak_in_flight
 from stepcast.simulation.step import Step
 from stepcast.units import format_seconds
 

@@ -17,7 +17,7 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective
 from stepcast.simulation.fluid.filling import SAME
-from stepcast.simulation.fluid.transfers import transfers
+from stepcast.simulation.fluid.run import transfers
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,8 +3,7 @@
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
 from stepcast.hardware.cluster import Cluster, Communication
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.link import Link
-from stepcast.hardware.node import Fabric, FabricKind, Node
+from stepcast.hardware.node import Fabric, FabricKind, Link, Node
 from stepcast.hardware.path import GroupPath, group_path, job_path, neighbour_path, resolve
 from stepcast.hardware.placement import Place, placed
 from stepcast.hardware.schema import CatalogError

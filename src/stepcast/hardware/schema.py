@@ -11,8 +11,7 @@ from typing import Any
 from stepcast.hardware.cluster import USUAL_EXCHANGE_SHARE, USUAL_LAUNCH_S, Cluster, Communication
 from stepcast.hardware.gpu import Gpu
 from stepcast.hardware.keys import CLUSTER_KEYS, DTYPES, GPU_KEYS, LARGEST_COUNT, SMALLEST_RATIO, UNITS, Kind
-from stepcast.hardware.link import Link
-from stepcast.hardware.node import Fabric, FabricKind, Host, Node
+from stepcast.hardware.node import Fabric, FabricKind, Host, Link, Node
 from stepcast.hardware.quantity import Dimension, parse_quantity
 from stepcast.hardware.topology import NetworkKind, Routing, Topology
 from stepcast.hardware.transport import USUAL_TRANSPORT, Transports

@@ -1,16 +1,205 @@
 """Constants as ``stepcast calibrate`` writes them and as the package ships them."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import combinations
+from statistics import fmean, median, pstdev
 from typing import Any
+
+import numpy as np
 
 from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.errors import FormatError
+from stepcast.inputs.optimus.beside import lengths_beside
 from stepcast.inputs.toml import parse_toml
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
+from stepcast.ir.model import Model
 from stepcast.ir.runlog import RunLog
-from stepcast.optimus.cost import Constants
-from stepcast.optimus.lengths import shuffled_length
+from stepcast.models.catalog import load_model, model_names
+from stepcast.optimus.cost import Constants, efficiency_of
+from stepcast.optimus.machine import Machine
+from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
+from stepcast.optimus.program import step_s
+
+
+def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: float, drawn: int) -> float:
+    """The expected longest of *drawn* rows; *lengths* are the longest of *in_order* rows that follow each
+    other, of which *rows_per_text* in a row have the same text.
+
+    Maxima of many draws follow Gumbel's law: among k times as many they lie ln(k) times its scale higher
+    (Gumbel 1958, Statistics of Extremes), and the scale is sqrt(6) / pi of their standard deviation.
+    """
+    texts = 1 + (in_order - 1) / rows_per_text
+    scale = math.sqrt(6) / math.pi * pstdev(lengths)
+    return max(1.0, float(round(fmean(lengths) + scale * math.log(drawn / texts))))
+
+
+HEAD = "lm_head"
+FITTED = ("backward_factor", "message_s", "host_op_s", "fixed_s")
+TITLES = {
+    "matmul_efficiency": "efficiency of forward matmuls",
+    "backward_factor": "backward factor",
+    "message_s": "message latency",
+    "host_op_s": "host time per operator",
+    "fixed_s": "fixed step overhead",
+}
+# Round numbers known before any run: twice the FLOPs in the backward; a few launches and copies per message;
+# an eager operator; allocating and reading data.
+GUESS = Constants(matmul_efficiency=0.5, backward_factor=2.0, message_s=1e-4, host_op_s=5e-6, fixed_s=0.1)
+RUN_SCATTER = 0.03  # of a run's median between repetitions, as a share
+GUESS_SPREAD = 1.0  # of the guesses, in logarithms: within a factor of e
+UNKNOWN_ABOVE = 0.5  # spread in logarithms above which a constant counts as not identified
+ALIKE_ABOVE = 0.85  # correlation above which two constants are not told apart
+STEPS, NUDGE = 40, 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """A run to fit to: its plan, its median batch time, and its matmul efficiency if the head was timed."""
+
+    plan: OptimusPlan
+    measured_s: float
+    efficiency: float | None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        require(self.measured_s > 0, f"{self.source}: the batch time must be above zero")
+
+    @property
+    def name(self) -> str:
+        """The same for two copies of one log, whatever their file names."""
+        plan, layout = self.plan, self.plan.layout
+        return (
+            f"tp{layout.tp} dp{layout.dp} pp{layout.pp} micro-batch {plan.micro_batch} x "
+            f"{plan.micro_batches}: {1e3 * self.measured_s:.2f} ms"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """*spread* is the standard deviation of each constant's logarithm, given the runs and the guesses."""
+
+    constants: Constants
+    errors: tuple[float, ...]  # of the fitted runs, signed, as shares
+    spread: dict[str, float]
+    warnings: tuple[str, ...]
+
+    @property
+    def mean_abs_error(self) -> float:
+        return sum(map(abs, self.errors)) / len(self.errors)
+
+
+def observe(log: RunLog, plan: OptimusPlan, machine: Machine) -> Observation:
+    """What *log* measured."""
+    efficiency = None
+    if HEAD in log.layer_times.layers:
+        heads = log.layer_forward(HEAD)
+        seconds = median(each.seconds for each in heads.values())
+        efficiency = efficiency_of(seconds, plan.head_weights, plan.tokens, machine)
+    return Observation(plan, batch_s(log), efficiency, log.source)
+
+
+def fit(observations: Sequence[Observation], machine: Machine) -> Fit:
+    """The constants that explain *observations* best."""
+    if not observations:
+        raise ValueError("no runs to calibrate on")
+    known = [each.efficiency for each in observations if each.efficiency is not None]
+    efficiency = median(known) if known else GUESS.matmul_efficiency
+    problem = _Problem(observations, machine, efficiency)
+    logs, jacobian = _least_squares(problem)
+    spread, alike = _identified(jacobian)
+    warnings = [] if known else ["no run times its output projection: the matmul efficiency is a guess"]
+    warnings += _warnings(spread, alike, len(observations))
+    constants = problem.constants(logs)
+    errors = tuple(step_s(each.plan, machine, constants) / each.measured_s - 1 for each in observations)
+    return Fit(constants, errors, spread, tuple(warnings))
+
+
+class _Problem:
+    """Residuals as a function of the logarithms of the constants over their guesses."""
+
+    def __init__(self, observations: Sequence[Observation], machine: Machine, efficiency: float) -> None:
+        self.observations, self.machine, self.efficiency = observations, machine, efficiency
+
+    def constants(self, logs: FloatArray) -> Constants:
+        values = {name: getattr(GUESS, name) * math.exp(log) for name, log in zip(FITTED, logs, strict=True)}
+        return Constants(matmul_efficiency=self.efficiency, **values)
+
+    def residuals(self, logs: FloatArray) -> FloatArray:
+        constants = self.constants(logs)
+        errors = [
+            math.log(step_s(each.plan, self.machine, constants) / each.measured_s) / RUN_SCATTER
+            for each in self.observations
+        ]
+        return np.concatenate([errors, logs / GUESS_SPREAD])
+
+    def jacobian(self, logs: FloatArray, here: FloatArray) -> FloatArray:
+        columns = []
+        for index in range(len(FITTED)):
+            moved = logs.copy()
+            moved[index] += NUDGE
+            columns.append((self.residuals(moved) - here) / NUDGE)
+        return np.stack(columns, axis=1)
+
+
+def _least_squares(problem: _Problem) -> tuple[FloatArray, FloatArray]:
+    """Levenberg and Marquardt's method; the step's time is piecewise smooth, so steps are kept short."""
+    logs = np.zeros(len(FITTED))
+    here = problem.residuals(logs)
+    jacobian = problem.jacobian(logs, here)
+    damping = 0.1
+    for _ in range(STEPS):
+        normal = jacobian.T @ jacobian
+        move = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), -jacobian.T @ here)
+        tried = logs + np.clip(move, -0.5, 0.5)
+        there = problem.residuals(tried)
+        if there @ there < here @ here:
+            gain = 1 - (there @ there) / (here @ here)
+            logs, here, damping = tried, there, damping / 5
+            jacobian = problem.jacobian(logs, here)
+            if gain < 1e-5:
+                break
+        else:
+            damping *= 5
+            if damping > 1e6:
+                break
+    return logs, jacobian
+
+
+def _identified(jacobian: FloatArray) -> tuple[dict[str, float], list[tuple[str, str]]]:
+    """Spread of each constant, and the pairs that only move together."""
+    covariance = np.linalg.inv(jacobian.T @ jacobian)
+    spread = np.sqrt(np.diag(covariance))
+    pairs = [
+        (FITTED[a], FITTED[b])
+        for a, b in combinations(range(len(FITTED)), 2)
+        if abs(covariance[a, b]) > ALIKE_ABOVE * spread[a] * spread[b] and max(spread[a], spread[b]) > 0.2
+    ]
+    return dict(zip(FITTED, spread.tolist(), strict=True)), pairs
+
+
+def _warnings(spread: dict[str, float], alike: list[tuple[str, str]], runs: int) -> list[str]:
+    warnings = []
+    count = f"{runs} run{'s' if runs > 1 else ''}"
+    unknown = [name for name in FITTED if spread[name] > UNKNOWN_ABOVE]
+    if "message_s" in unknown and "fixed_s" in unknown:
+        warnings.append(
+            f"{count} cannot split message latency from fixed step overhead: a longer one and a shorter "
+            "other explain the same time; add runs with other numbers of micro-batches or stages"
+        )
+    for name in unknown:
+        warnings.append(
+            f"{TITLES[name]} is not identified by {count}: only within a factor of "
+            f"{math.exp(spread[name]):.1f}, close to its starting guess"
+        )
+    for one, other in alike:
+        if {one, other} != {"message_s", "fixed_s"} or one not in unknown:
+            warnings.append(f"{TITLES[one]} and {TITLES[other]} are hardly told apart by {count}")
+    return warnings
+
 
 FIT = "optimus"
 
@@ -61,3 +250,32 @@ def _calibrated(table: dict[str, Any], where: str) -> Calibrated:
 def shipped() -> Calibrated:
     """Constants that come with the package."""
     return _calibrated(load_fit(FIT), f"{FIT}.toml")
+
+
+CLUSTER = "a40-pcie"  # which the shipped constants were fitted on
+
+
+@lru_cache(maxsize=8)
+def model_with(parameters: int) -> Model:
+    """The Llama of the catalogue that has so many parameters: a log names the class alone."""
+    for name in model_names():
+        if name.startswith("llama") and load_model(name).parameters == parameters:
+            return load_model(name)
+    raise ValueError(f"no Llama of the catalogue has {parameters:,} parameters; name the model")
+
+
+def lengths_of(log: RunLog) -> tuple[float, ...]:
+    """The steps' padded lengths from the file beside a log; the shipped ones where there is none."""
+    return lengths_beside(log.source) or shipped().lengths_of(log)
+
+
+def planned(log: RunLog, lengths: Sequence[float] = (), model: Model | None = None) -> OptimusPlan:
+    """What *log* ran; by default with `lengths_of` it and the model of as many parameters."""
+    return plan_of_log(log, model or model_with(log.parameters), lengths or lengths_of(log))
+
+
+def observed(
+    log: RunLog, machine: Machine, lengths: Sequence[float] = (), model: Model | None = None
+) -> Observation:
+    """What *log* measured, and what it ran."""
+    return observe(log, planned(log, lengths, model), machine)

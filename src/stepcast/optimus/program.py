@@ -25,8 +25,7 @@ from stepcast.optimus.cost import (
 )
 from stepcast.optimus.machine import FP32_BYTES, Machine
 from stepcast.optimus.plan import OptimusPlan
-from stepcast.simulation.arrays import Program, Times
-from stepcast.simulation.builder import ProgramBuilder
+from stepcast.simulation.arrays import Program, ProgramBuilder, Times
 from stepcast.simulation.engine import simulate, task_times
 from stepcast.simulation.pieces import Segment, TimedOp
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepcast import __version__
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.timeline import Timeline
 from stepcast.pages.blocks import about_line, answer, card, sortable_table, timed_answer
@@ -18,6 +17,7 @@ from stepcast.pages.traces import kineto_page, optimus_page
 from stepcast.report.compare import side_names
 from stepcast.report.search import row_words, strategy_words
 from stepcast.units import GIB, format_seconds
+from stepcast.version import __version__
 
 Facts = Mapping[str, Any]
 HEIGHT = 720

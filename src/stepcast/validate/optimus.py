@@ -12,12 +12,10 @@ from stepcast.inputs.optimus.beside import LOG_END, gpustat_beside, read_logs
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import folder_files
 from stepcast.ir.runlog import RunLog
-from stepcast.optimus.calibration import shipped
-from stepcast.optimus.fit import Observation, fit
+from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped
 from stepcast.optimus.machine import machine_of
 from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.program import step_s
-from stepcast.optimus.runs import CLUSTER, lengths_of, observed, planned
 from stepcast.validate.scoreboard import Measurements, Row, columns
 
 WITHIN = 0.10

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stepcast.hardware import load_cluster
 from stepcast.hardware.graph import network_of, routes
-from stepcast.hardware.graph.ways import RouteError
+from stepcast.hardware.graph.routes import RouteError
 
 NODES = 24
 

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 
 from stepcast.ir.flows import FlowError, FlowSet, Links, Repeating, joined
 from stepcast.simulation.arrays import in_ticks
-from stepcast.simulation.fluid.alike import alike, merged
-from stepcast.simulation.fluid.binned import binned
 from stepcast.simulation.fluid.maxmin import rates
-from stepcast.simulation.fluid.run import Precision
-from stepcast.simulation.fluid.transfers import transfers
+from stepcast.simulation.fluid.observed import binned
+from stepcast.simulation.fluid.run import Precision, transfers
+from stepcast.simulation.fluid.system import alike, merged
 from tests.simulation.fluid.networks import flows_of, links_of, networks
 from tests.simulation.fluid.reference import ends, filled
 

@@ -22,8 +22,7 @@ from stepcast.cost.collectives.moves import (
     moved,
 )
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.graph.routes import check_working, over_ports, routes
-from stepcast.hardware.graph.ways import Ways, all_of, entries, summed
+from stepcast.hardware.graph.routes import Ways, all_of, check_working, entries, over_ports, routes, summed
 from stepcast.hardware.node import FabricKind
 from stepcast.hardware.topology import NetworkKind, Routing
 from stepcast.ir.flows import Floats, FlowSet, Ints

@@ -6,8 +6,7 @@ from functools import lru_cache
 
 from stepcast.cost.collectives.tuning import Tuning, library_tuning, tuning_of
 from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.link import Link
-from stepcast.hardware.node import FabricKind
+from stepcast.hardware.node import FabricKind, Link
 from stepcast.hardware.path import GroupPath
 from stepcast.hardware.placement import Place
 

@@ -4,7 +4,9 @@ Every capacity is what data reach, efficiency included. A switch itself never li
 messages are spread evenly over parallel links and none of these is worse than the others, those count as one.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from math import ceil, prod
 
@@ -12,11 +14,105 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.graph.blocks import Block, Blocks
-from stepcast.hardware.graph.faults import with_faults
 from stepcast.hardware.node import FabricKind
 from stepcast.hardware.topology import NetworkKind, Routing, Topology
 from stepcast.ir.flows import Floats, Ints, Links
+
+Told = Callable[..., str]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Links of one tier; *told* names one by its place."""
+
+    tier: str
+    start: int
+    shape: tuple[int, ...]
+    told: Told = field(repr=False)
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    def at(self, *place: Ints | int) -> Ints:
+        """The numbers of the links at *place*, a column for each dimension."""
+        number: Ints = np.zeros(1, np.int64)
+        for size, index in zip(self.shape, place, strict=True):
+            number = number * size + index
+        return number + self.start
+
+    def name(self, link: int) -> str:
+        return self.told(*(int(place) for place in np.unravel_index(link - self.start, self.shape)))
+
+
+@dataclass
+class Blocks:
+    """Blocks that follow each other."""
+
+    tiers: list[str] = field(default_factory=list)
+    blocks: dict[str, Block] = field(default_factory=dict)
+    rates: list[float] = field(default_factory=list)
+    links: int = 0
+
+    def add(self, key: str, tier: str, shape: Sequence[int], bytes_per_s: float, told: Told) -> None:
+        if tier not in self.tiers:
+            self.tiers.append(tier)
+        block = self.blocks[key] = Block(tier, self.links, tuple(shape), told)
+        self.rates.append(bytes_per_s)
+        self.links += block.size
+
+    def build(self) -> Links:
+        blocks = list(self.blocks.values())
+        sizes = [block.size for block in blocks]
+        starts = np.array([block.start for block in blocks])
+
+        def name(link: int) -> str:
+            return blocks[int(np.searchsorted(starts, link, side="right")) - 1].name(link)
+
+        tiers: Ints = np.array([self.tiers.index(block.tier) for block in blocks], np.int64)
+        rates: Floats = np.array(self.rates, np.float64)
+        return Links(tuple(self.tiers), np.repeat(tiers, sizes), np.repeat(rates, sizes), name)
+
+
+def with_faults(links: Links, topology: Topology) -> tuple[Links, NDArray[np.bool_] | None]:
+    """*links* with the capacities that are left, and which of them work (None: all)."""
+    if not (topology.failed or topology.slow):
+        return links, None
+    names = [links.name(link) for link in range(len(links))]
+    alive = np.ones(len(links), bool)
+    left = links.capacity_bytes_per_s.copy()
+    for pattern in topology.failed:
+        alive[_named(pattern, names, "failed")] = False
+    for entry in topology.slow:
+        pattern, share = _slowed(entry)
+        left[_named(pattern, names, "slow")] *= share
+    return Links(links.tiers, links.tier, left, links.namer), alive
+
+
+def _slowed(entry: str) -> tuple[str, float]:
+    pattern, _, told = entry.rpartition(":")
+    try:
+        share = float(told)
+    except ValueError:
+        share = -1.0
+    if not (pattern and 0 < share <= 1):
+        raise ValueError(
+            f"network.slow: {entry!r} is not a link and the share that is left, above 0 and at most 1, "
+            "such as 'node 3 NIC 2 up: 0.5'"
+        )
+    return pattern, share
+
+
+def _named(pattern: str, names: list[str], key: str) -> list[int]:
+    """The links that *pattern* names: itself, or with * for anything."""
+    found = [link for link, name in enumerate(names) if fnmatchcase(name, pattern)]
+    if not found:
+        raise ValueError(
+            f"network.{key}: no link is called {pattern!r}; they are called such as {names[0]!r} "
+            f"or {names[-1]!r}"
+        )
+    return found
+
 
 RAILS = (NetworkKind.RAIL_OPTIMISED, NetworkKind.RAIL_ONLY)
 AXES = "xyzuvw"

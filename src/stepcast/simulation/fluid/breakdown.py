@@ -12,7 +12,7 @@ from stepcast.ir.flows import Floats, Ints
 from stepcast.ir.group import Channel, Group
 from stepcast.simulation.arrays import Times
 from stepcast.simulation.breakdown import StageTime
-from stepcast.simulation.fluid.waits import Pairs
+from stepcast.simulation.fluid.system import Pairs
 from stepcast.simulation.lanes import COMPUTE
 from stepcast.simulation.step import Step
 

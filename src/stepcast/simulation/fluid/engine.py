@@ -13,8 +13,7 @@ import numpy as np
 from stepcast.ir.flows import Floats, Ints
 from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.fluid.run import Found, Repeats, Tasks, run
-from stepcast.simulation.fluid.system import System, Traffic, system_of
-from stepcast.simulation.fluid.waits import Pairs, followers
+from stepcast.simulation.fluid.system import Pairs, System, Traffic, followers, system_of
 from stepcast.simulation.plan import levels
 
 

@@ -2,15 +2,89 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from stepcast.ir.flows import Floats, FlowSet, Ints, Links, joined
-from stepcast.simulation.fluid.alike import Alike, Merged, alike, merged
+from stepcast.simulation.arrays import Program
 from stepcast.simulation.fluid.filling import SAME
-from stepcast.simulation.fluid.maxmin import busiest_bytes
+from stepcast.simulation.fluid.maxmin import Net, busiest_bytes
 from stepcast.simulation.fluid.run import Flows, one_by_one
-from stepcast.simulation.fluid.tables import Net
+
+DIGITS = 40
+"""Bits of bytes that are looked at: what differs by less differs by its rounding."""
+
+
+class Alike(NamedTuple):
+    """The class of every flow, those of earlier sets first, and of every link."""
+
+    flow: Ints
+    link: Ints
+
+
+def alike(links: Links, flows: FlowSet, begins: Ints) -> Alike:
+    """Classes of *flows*, where those with the same number in *begins* begin together."""
+    mantissa, exponent = np.frexp(flows.bytes_on)
+    bytes_seen = _mixed(
+        np.rint(mantissa * 2.0**DIGITS).astype(np.uint64) + _mixed(exponent.astype(np.uint64))
+    )
+    by_link = np.argsort(flows.link, kind="stable")
+    used, link_first = np.unique(flows.link[by_link], return_index=True)
+    full = np.flatnonzero(np.diff(flows.first))
+    flow = _numbered(begins, flows.weight)
+    link = _numbered(links.tier, links.capacity_bytes_per_s)
+    known = 0
+    while known < (known := int(flow.max(initial=-1)) + int(link.max(initial=-1)) + 2):
+        seen = np.zeros(len(flow), np.uint64)
+        if len(full):
+            seen[full] = np.add.reduceat(_mixed(bytes_seen + _mixed(link)[flows.link]), flows.first[full])
+        flow = _numbered(flow, seen)
+        carried = np.zeros(len(link), np.uint64)
+        if len(used):
+            entries = _mixed(bytes_seen + _mixed(flow)[flows.flow])[by_link]
+            carried[used] = np.add.reduceat(entries, link_first)
+        link = _numbered(link, carried)
+    return Alike(flow, link)
+
+
+def _mixed(values: NDArray[np.generic]) -> NDArray[np.uint64]:
+    """Whole numbers scattered over 64 bits (splitmix64's finaliser)."""
+    z = values.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+def _numbered(first: Ints, second: NDArray[np.generic]) -> Ints:
+    """The pairs numbered from 0, in their order."""
+    order = np.lexsort((second, first))
+    one, two = first[order], second[order]
+    new = np.ones(len(order), np.int64)
+    new[1:] = (one[1:] != one[:-1]) | (two[1:] != two[:-1])
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(new) - 1
+    return numbers
+
+
+class Merged(NamedTuple):
+    """Classes in place of flows and links: what all flows of a class put on one link of another."""
+
+    flow: Ints
+    link: Ints
+    bytes_on: Floats
+
+
+def merged(found: Alike, flows: FlowSet) -> Merged:
+    """The entries of classes, by flow and then by link."""
+    links = int(found.link.max(initial=-1)) + 1
+    keys = found.flow[flows.flow] * max(links, 1) + found.link[flows.link]
+    entries, of = np.unique(keys, return_inverse=True)
+    total = np.bincount(of.ravel(), flows.bytes_on, len(entries)).astype(np.float64)
+    flow, link = np.divmod(entries, max(links, 1))
+    count = np.bincount(found.link, minlength=links)
+    return Merged(flow, link, total / count[link])
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,3 +202,65 @@ def _most_wanted(traffic: Traffic) -> Floats:
     most = np.zeros(len(places))
     np.maximum.at(most, by_place.ravel(), asked)
     return np.bincount(places % links, most, links).astype(np.float64)
+
+
+Pairs = tuple[Ints, Ints]
+"""The tasks that others wait for, and those that wait for them."""
+
+
+def waits_of(program: Program) -> Pairs:
+    """Of *program*, whose every piece is a call of its own.
+
+    A node of a shape that is a lane means the last task there of the calls before; tasks are numbered in the
+    order of calls, so that it is the highest of them so far.
+    """
+    shapes, shape_of = program.shapes
+    shape = shape_of[program.segment]
+    lanes, tasks = len(program.lanes), program.task_start
+    standing = _standing(program, shape)
+    output = np.full((len(shapes), max([1, *(len(each.outputs) for each in shapes)])), -1, np.int64)
+    for row, each in zip(output, shapes, strict=True):
+        row[: len(each.outputs)] = each.outputs
+    sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for number, each in enumerate(shapes):
+        calls = np.flatnonzero(shape == number)
+        if not len(calls) or not each.ops:
+            continue
+        begins = tasks[calls]
+        node = np.full((each.first_op + each.ops, len(calls)), -1, np.int64)
+        for lane in {int(node) for node in each.before if node < lanes}:
+            node[lane] = standing[lane][calls]
+        for port in range(each.inputs):
+            call = program.source_call[calls, port]
+            op = output[shape[call], np.maximum(program.source_port[calls, port], 0)]
+            node[lanes + port] = np.where(call >= 0, tasks[call] + op, -1)
+        node[each.first_op :] = begins + np.arange(each.ops)[:, None]
+        op_of = np.repeat(np.arange(each.ops), np.diff(each.before_start))
+        waited, waits = node[each.before].ravel(), node[each.first_op + op_of].ravel()
+        known = waited >= 0
+        sources.append(waited[known])
+        targets.append(waits[known])
+    return np.concatenate(sources), np.concatenate(targets)
+
+
+def _standing(program: Program, shape: Ints) -> dict[int, Ints]:
+    """Of each lane and register that is waited for: for each call the last task in it before, or -1."""
+    shapes, _ = program.shapes
+    lanes = len(program.lanes)
+    read = sorted({int(node) for each in shapes for node in each.before if node < lanes})
+    first_of_rank = program.task_start[program.rank_start[:-1]][program.rank]
+    found = {}
+    for lane in read:
+        last = np.array([each.last[lane] for each in shapes], np.int64)[shape]
+        left = np.where(last >= 0, program.task_start[:-1] + last, -1)
+        before = np.concatenate([[-1], np.maximum.accumulate(left)[:-1]]) if len(left) else left
+        found[lane] = np.where(before >= first_of_rank, before, -1)
+    return found
+
+
+def followers(tasks: int, pairs: Pairs) -> Pairs:
+    """For each of *tasks* where those begin that wait for it, and all of them."""
+    sources, targets = pairs
+    order = np.argsort(sources, kind="stable")
+    first = np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=tasks))])
+    return first.astype(np.int64), targets[order]
