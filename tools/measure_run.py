@@ -60,12 +60,10 @@ def kernels(name: str, file: str) -> None:
 
     import torch
 
-    from stepcast.analyze.ran import kind_of
+    from stepcast.analyze.recorded import kind_of
     from stepcast.cli.main import build_parser
     from stepcast.cli.run import _plan, _predicted
-    from stepcast.pytorch.run.clocks import GpuClock
-    from stepcast.pytorch.run.exchange import NoExchange
-    from stepcast.pytorch.run.execute import Executor
+    from stepcast.pytorch.run.execute import Executor, GpuClock, NoExchange
     from stepcast.pytorch.run.operators import Operators
 
     arguments = build_parser().parse_args(["run", *RUNS[name].split()])

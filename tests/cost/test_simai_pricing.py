@@ -4,8 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from stepcast.cost.simai import SimaiOverlap, SimaiPrice, SimaiSystem, simai_price
-from stepcast.cost.simai_tables import NETWORK, SIZES_BYTES, UNMEASURED, relative_efficiency
+from stepcast.cost.simai import (
+    NETWORK,
+    SIZES_BYTES,
+    UNMEASURED,
+    SimaiOverlap,
+    SimaiPrice,
+    SimaiSystem,
+    relative_efficiency,
+    simai_price,
+)
 from stepcast.inputs.table import read
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout

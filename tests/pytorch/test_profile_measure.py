@@ -26,8 +26,15 @@ from stepcast.pytorch.profile.cases import (
     sustained_cases,
 )
 from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
-from stepcast.pytorch.profile.document import Document, read_document, to_toml
-from stepcast.pytorch.profile.measure import Points, Progress, measure, measure_sustained
+from stepcast.pytorch.profile.measure import (
+    Document,
+    Points,
+    Progress,
+    measure,
+    measure_sustained,
+    read_document,
+    to_toml,
+)
 from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 H200, T4, FIT = load_gpu("h200"), load_gpu("t4"), default_fit()

@@ -13,8 +13,7 @@ from stepcast.hardware import load_gpu
 from stepcast.ir.operator_times import OperatorTimes
 from stepcast.pytorch.profile.cases import Case
 from stepcast.pytorch.profile.corrections import Fitted, fit_class
-from stepcast.pytorch.profile.document import Document, to_toml
-from stepcast.pytorch.profile.measure import Points
+from stepcast.pytorch.profile.measure import Document, Points, to_toml
 
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu

@@ -8,13 +8,15 @@ from typing import Any
 
 from stepcast.analyze.changes import bus_factor
 from stepcast.analyze.megatron.analysis import MegatronAnalysis
-from stepcast.analyze.megatron.traffic import Traffic
+from stepcast.analyze.megatron.meetings import Traffic
 from stepcast.analyze.recording import BlockKind, Part
 from stepcast.calibrate.megatron_points import ComputePoint, FactorFit, RunPoints, compute_points, fit_factor
 from stepcast.cost.calibration import Correction
-from stepcast.cost.collectives.reached import reached_busbw
+from stepcast.cost.collectives.sweep import reached_busbw
 from stepcast.hardware import Gpu, load_cluster
 from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+
+# What links reach, from measured collectives and messages: time = latency + bytes over bandwidth.
 
 # Of other kinds the host's part is not known.
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "message")

@@ -19,7 +19,7 @@ from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth
-    from stepcast.analyze.megatron.traffic import Traffic
+    from stepcast.analyze.megatron.meetings import Traffic
     from stepcast.inputs.source import Source
 
 Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
@@ -180,7 +180,7 @@ PAGES |= dict.fromkeys(ANALYSES.keys() - PAGES.keys(), loaded("pages.jobs:job_pa
 
 def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":
     """What the cluster reaches for a collective of the same size over as many neighbouring ranks."""
-    from stepcast.cost.collectives.reached import reached_busbw
+    from stepcast.cost.collectives.sweep import reached_busbw
     from stepcast.hardware import load_cluster
 
     cluster = load_cluster(args.cluster, args.set)

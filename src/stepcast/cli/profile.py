@@ -18,8 +18,7 @@ from stepcast.units import format_bytes, format_percent, format_rate, format_sec
 if TYPE_CHECKING:
     from stepcast.hardware import Gpu
     from stepcast.pytorch.profile.corrections import Fitted
-    from stepcast.pytorch.profile.document import Document
-    from stepcast.pytorch.profile.measure import Progress
+    from stepcast.pytorch.profile.measure import Document, Progress
     from stepcast.pytorch.profile.torch_backend import TorchBackend
 
 LIMIT_S, QUICK_LIMIT_S = 150.0, 45.0  # of the operators; what is left is measured when the command runs again
@@ -46,8 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from stepcast.cost.fits import default_fit
     from stepcast.pytorch.profile.cases import gpu_cases, sustained_cases
     from stepcast.pytorch.profile.corrections import fit_classes, fit_energies
-    from stepcast.pytorch.profile.document import Document
-    from stepcast.pytorch.profile.measure import Points, measure, measure_sustained
+    from stepcast.pytorch.profile.measure import Document, Points, measure, measure_sustained
     from stepcast.pytorch.profile.torch_backend import TorchBackend, load_torch
 
     torch = load_torch()
@@ -112,7 +110,7 @@ def _known(path: Path, backend: "TorchBackend") -> "Document | None":
     """What an earlier run measured on the same GPU with the same software."""
     from stepcast.inputs.source import Source
     from stepcast.ir.limits import DESCRIPTION
-    from stepcast.pytorch.profile.document import read_document
+    from stepcast.pytorch.profile.measure import read_document
 
     if not path.exists():
         return None
@@ -143,7 +141,7 @@ def _with_collectives(document: "Document", torch: Any) -> "Document":
 
 
 def _write(path: str, document: "Document") -> None:
-    from stepcast.pytorch.profile.document import to_toml
+    from stepcast.pytorch.profile.measure import to_toml
 
     write_file(path, to_toml(document).encode(), resumes=True)
 

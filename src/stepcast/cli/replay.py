@@ -42,7 +42,7 @@ def replayed(args: argparse.Namespace) -> dict[str, Any]:
     """The run of *args* under its changes; its trace is written where one is asked for."""
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
-    from stepcast.analyze.surroundings import surroundings
+    from stepcast.analyze.whatif import surroundings
     from stepcast.hardware import load_cluster
 
     entry, timeline = read_measured(args.files, None)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
     from stepcast.ir.timeline import Timeline
     from stepcast.ir.workload import Workload
-    from stepcast.pytorch.run.plan import Record, RunPlan
+    from stepcast.pytorch.run.execute import Record, RunPlan
 
 MOST_STEPS = 10_000
 # Kinds of op that take less of the rank's time are too short to compare.
@@ -112,7 +112,7 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
 
 def _plan(prediction: "Prediction", steps: int) -> "RunPlan":
     from stepcast.ir.schedules import Placement
-    from stepcast.pytorch.run.plan import RunPlan, Turn
+    from stepcast.pytorch.run.execute import RunPlan, Turn
     from stepcast.simulation.schedule import Kind
 
     schedule, workload = prediction.step.schedule, prediction.workload
@@ -171,7 +171,7 @@ def _facts(
     device: str,
     asked: dict[str, Any],
 ) -> dict[str, Any]:
-    from stepcast.analyze.ran import by_kind, mean_abs_error, step_parts
+    from stepcast.analyze.recorded import by_kind, mean_abs_error, step_parts
     from stepcast.ir.work import Collective
     from stepcast.version import __version__
 

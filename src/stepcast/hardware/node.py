@@ -8,6 +8,8 @@ from itertools import pairwise
 from stepcast.hardware.check import require_amount, require_count, require_positive
 from stepcast.hardware.gpu import Gpu
 
+# One direction of one connection.
+
 
 @dataclass(frozen=True, slots=True)
 class Link:

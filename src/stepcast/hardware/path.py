@@ -19,6 +19,11 @@ from stepcast.hardware.topology import NetworkKind, Routing, Topology
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.ranks import Copies, RankGrid
 
+# How much slower a network's links are than its NICs, for groups that all use them at once.
+#
+# Each kind answers (hops, near, far): switches or links between the farthest neighbours, and by how much a
+# ring's messages to neighbours and an exchange of all with all are slowed down.
+
 Slowdown = tuple[int, float, float]
 
 

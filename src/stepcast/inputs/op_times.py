@@ -27,6 +27,12 @@ from stepcast.ir.work import Attention, Compute, ElementwiseKind, GroupedMatmul,
 from stepcast.units import MS
 
 NEWLINE, POINT, ZERO = 10, ord("."), ord("0")
+
+# Cells of a table of plain text, read column by column with numpy.
+#
+# What is not as plain as expected gives None, and the caller looks at it line by line, to take it or to say
+# what is wrong.
+
 # Such whole numbers, and such powers of ten, are exact as floating-point numbers, and so is their quotient.
 MOST_EXACT_DIGITS = 15
 MOST_DIGITS = 18
@@ -155,6 +161,11 @@ class Cells:
             values[rows] = values[rows] * 10 + found
         return values
 
+
+# Rows of measured operators as columns: a table of a million rows is a few arrays, not millions of objects.
+#
+# Rows are of one kind where operator, number format and the sizes given are the same; a kind keeps the values
+# of its sizes side by side. A row becomes an OperatorTime when it is asked for.
 
 SIZES = ("B", "M", "N", "K", "S", "heads", "kv", "D", "rows", "cols", "numel")
 Key = tuple[str, str, tuple[str, ...]]

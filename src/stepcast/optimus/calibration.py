@@ -24,6 +24,8 @@ from stepcast.optimus.machine import Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
 from stepcast.optimus.program import step_s
 
+# How long the samples of a shuffled step are padded, from the lengths of steps in the data's own order.
+
 
 def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: float, drawn: int) -> float:
     """The expected longest of *drawn* rows; *lengths* are the longest of *in_order* rows that follow each
@@ -36,6 +38,13 @@ def shuffled_length(lengths: Sequence[float], in_order: int, rows_per_text: floa
     scale = math.sqrt(6) / math.pi * pstdev(lengths)
     return max(1.0, float(round(fmean(lengths) + scale * math.log(drawn / texts))))
 
+
+# The constants of OptimusPrime runs from their logs, and which of them the logs can tell.
+#
+# The efficiency of the forward matmuls is read off the timed output projection: it is never launch-bound and
+# tensor parallelism leaves it whole. The other four explain the wall time: damped least squares on the
+# logarithm of predicted over measured time, each constant held loosely to a starting guess, so that what the
+# runs cannot tell stays there and is named.
 
 HEAD = "lm_head"
 FITTED = ("backward_factor", "message_s", "host_op_s", "fixed_s")
@@ -251,6 +260,8 @@ def shipped() -> Calibrated:
     """Constants that come with the package."""
     return _calibrated(load_fit(FIT), f"{FIT}.toml")
 
+
+# A log with what explains it: its model, its steps' lengths, what it measured.
 
 CLUSTER = "a40-pcie"  # which the shipped constants were fitted on
 

@@ -175,6 +175,10 @@ class StageTensors:
         self.cycles, self.objects = [], 0.0
 
 
+# Forward and backward of a Llama layer's parts, tensor by tensor: see tensors.
+#
+# Names: what a forward keeps is a dict entry of the micro-batch, under the part and its layer.
+
 Kept = dict[object, list[int]]
 
 
@@ -345,6 +349,16 @@ def down_backward(stage: StageTensors, kept: Kept, layer: int) -> tuple[list[int
     stage.drop(to_product)
     return gradients, factors
 
+
+# Memory of OptimusPrime's runs: its tensors, played through PyTorch's allocator (see tensors).
+#
+# What the GPU reports is dominated by what the allocator holds, and that by where the largest tensors
+# find room: the gradient of a word embedding or output projection is as large as all activations
+# together, and gets a segment of its own each time something small has settled in the last one. No
+# formula shows that.
+#
+# Three figures are read off the sweep's logs: what a process takes before it has a tensor, what the group of
+# tensor ranks adds, and what messages between stages add.
 
 CONTEXT_BYTES = 499 * MIB  # driver, kernels and the group of all ranks, before the first tensor
 RANK_BYTES = 82 * MIB  # for each rank of a tensor-parallel group, once the weights are scattered

@@ -17,6 +17,8 @@ from stepcast.ir.limits import TASKS
 from stepcast.simulation.fold import Chain, Fold, fold_of
 from stepcast.simulation.pieces import NO_LANE, Cost, Floats, Form, Ints, Piece, ProgramError, Segment, Shape
 
+# Programs put together call by call, for what is not a plain pipeline.
+
 Signal = tuple[int, int]
 """A call, as ``ProgramBuilder.call`` numbered it, and which of its outputs."""
 

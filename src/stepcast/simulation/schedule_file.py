@@ -19,6 +19,8 @@ import re
 from stepcast.ir.limits import CHUNKS, MICRO_BATCHES
 from stepcast.simulation.schedule import Kind, Place, Placement, Schedule, ScheduleError, Slot
 
+# Checks of a schedule: every slot there once, in an order that can run, and what it holds in memory.
+
 _LOCAL_BEFORE = {Kind.BACKWARD: Kind.FORWARD, Kind.INPUT: Kind.FORWARD, Kind.WEIGHT: Kind.INPUT}
 
 

@@ -22,6 +22,8 @@ from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
 from stepcast.validate.scoreboard import Measurements, Row, columns
 
+# Rows of public tables of collectives, on the hardware they ran on and by the host that ran them.
+
 SEND_RECEIVE = "send-receive"
 NICS = re.compile(r"(\d+) x (\d+) ?Gb")
 
@@ -116,6 +118,12 @@ def priced_row(row: TableRow, route: Route) -> PricedRow:
     prices = [price(kind, row.size_bytes, route, forced, in_place=place) for place in places]
     return PricedRow(sum(each.seconds for each in prices) / len(prices), prices[0].algorithm, route.nodes)
 
+
+# The constants that were fitted to public tables of collectives, and their values without some of them.
+#
+# ``tools/fit_collectives.py`` fits them and writes ``data/fits/collective_folds.toml``: for each machine the
+# values that the tables of the others give. A constant that only one machine tells of falls back to what was
+# published, so a machine that is left out is predicted as one that nobody measured.
 
 Change = Callable[[Route, Cluster, float], Route]
 HGX = ("H100", "H200", "B200", "B300")

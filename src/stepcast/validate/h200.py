@@ -52,6 +52,12 @@ from stepcast.validate.scoreboard import (
     unseen_share,
 )
 
+# The h200 set: operators, transformer blocks and training steps that we measured on one H200.
+#
+# Training steps go through the public ``predict``, their peaks of memory through ``memory``. Operators that
+# took part in the fit are predicted by constants learnt without their family of shapes; rows of another
+# folder, and blocks and steps, by the committed constants.
+
 Record = Mapping[str, str]
 SIZES = {"layers": "layers", "hidden": "hidden", "heads": "heads", "kv_heads": "kv", "ffn": "ffn"}
 GPT = {
@@ -118,6 +124,9 @@ def row_framework(row: Record) -> Framework:
     )
 
 
+# The time that the model gives a row of the h200 operator files.
+
+
 def operator_s(row: Mapping[str, str], gpu: Gpu, fit: ComputeFit) -> float:
     """Seconds of the measured call.
 
@@ -131,6 +140,10 @@ def operator_s(row: Mapping[str, str], gpu: Gpu, fit: ComputeFit) -> float:
         return float((seconds**4 + fit.backward_call_s**4) ** 0.25)
     return seconds
 
+
+# Seconds of one transformer block on one GPU, called again and again by a measuring loop.
+#
+# Its kernels are those of a generated step between embedding and head, without what ranks say to each other.
 
 MEASURED_ROUNDS = 3  # the heat of a short piece depends on its own length: settle it in a few rounds
 

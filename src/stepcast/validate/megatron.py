@@ -9,7 +9,7 @@ from stepcast.analyze.durations import from_durations
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import play
 from stepcast.analyze.recording import Recording
-from stepcast.analyze.relayout import reschedule
+from stepcast.analyze.whatif import reschedule
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import Timeline

@@ -61,6 +61,8 @@ def stage_layers_of(text: str, pp: int) -> tuple[int, ...]:
     return layers
 
 
+# One functional test of Megatron-LM in our nouns: what its arguments say, by their own names.
+
 Record = Mapping[str, str | None]
 PROFILE = "megatron-lm"
 MOST_DEFERRED = 10**6  # no limit said: all
@@ -298,6 +300,8 @@ def _flag(word: str) -> tuple[str, str]:
     name, _, value = word.partition("=")
     return name, value
 
+
+# The megatron-memory set: bytes allocated at the peak, against those that ``memory`` predicts.
 
 FILE = "megatron_memory.csv"
 CLUSTERS = {"a100-sxm-80gb": "dgx-a100", "h100-sxm": "dgx-h100", "gb200": "gb200-nvl72"}

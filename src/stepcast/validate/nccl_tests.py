@@ -99,6 +99,12 @@ def mean_abs_error(rows: Iterable[MeasuredCollective], at_least_bytes: int = 0) 
     return sum(errors) / len(errors)
 
 
+# The constants that ``tools/fit_nccl.py`` fits to nccl-tests logs, and their values without each log.
+#
+# ``data/fits/nccl_folds.toml`` holds for each number of ranks what the logs of the others give, so that the
+# scoreboard can also say how far off a size of group is that nobody measured.
+
+
 def with_constants(route: Route, constants: Sequence[float], cluster: Cluster) -> Route:
     """*route* with these constants in place of those that ship."""
     launch_us, channel_us, nic_us, fabric, nic, ll_us, ll128_us = map(float, constants)

@@ -76,6 +76,11 @@ def reported_s(points: FP32Rows, fit: ComputeFit, added_s: float, least_s: float
     return np.asarray((seconds**SHARPNESS + least_s**SHARPNESS) ** (1.0 / SHARPNESS))
 
 
+# The kernels of the models in NeuSight's set, as eager fp32 PyTorch runs the Hugging Face code of that time.
+#
+# Attention stores its scores; gelu_new is spelled out in eight element-wise kernels; heads are split and
+# merged by copies. Sizes: the model configurations of NeuSight (ASPLOS'25 artefact).
+
 Kernel = Matmul | Elementwise
 K = ElementwiseKind
 FP32 = DType.FP32
@@ -205,6 +210,11 @@ def _backward(forward: tuple[Kernel, ...]) -> Iterator[Kernel]:
             inputs = 4 if work.kind is K.LAYER_NORM else 2
             yield _wave(kind, work.rows, work.columns, inputs, work.kind in (K.SOFTMAX, K.EMBEDDING))
 
+
+# NeuSight's set (ASPLOS'25): fp32 operators on five GPUs, and models beside NeuSight's own predictions.
+#
+# An operator on a GPU of that set is predicted by constants learnt without that GPU; one on any other GPU by
+# the committed constants, which have not seen it either. Models took part in no fit.
 
 OPERATOR_FILES = ("ops_fp32.csv.gz", "ops_fp32.csv")
 MODEL_FILES = ("models_fp32.csv.gz", "models_fp32.csv")

@@ -18,6 +18,8 @@ from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.program import step_s
 from stepcast.validate.scoreboard import Measurements, Row, columns
 
+# Peak memory of OptimusPrime runs by stage, beside what gpustat saw.
+
 WITHIN = 0.10
 
 

@@ -227,6 +227,8 @@ def _natural(label: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part]
 
 
+# The phases of a predicted step on one GPU, as events on its own clock would tell them apart.
+
 PHASES = ("forward", "backward", "optimizer")
 
 
@@ -243,6 +245,9 @@ def phases_s(prediction: Prediction) -> dict[str, float]:
     bounds = (0.0, *ends, prediction.step_s)
     spans = (after - before for before, after in pairwise(bounds))
     return dict(zip(PHASES, spans, strict=True))
+
+
+# Weights that a benchmark of a few steps never gives a gradient.
 
 
 def unseen_share(model: Model, tokens: int) -> float:

@@ -8,11 +8,16 @@ from typing import Any
 from stepcast.analyze.changes import heal_rank
 from stepcast.analyze.durations import at_shortest
 from stepcast.analyze.megatron.events import Operation, operations_of
-from stepcast.analyze.megatron.experts import ExpertLoad, expert_loads
-from stepcast.analyze.megatron.layers import StageLayers, stage_layers
+from stepcast.analyze.megatron.meetings import Traffic, traffic_of
 from stepcast.analyze.megatron.record import record_megatron
-from stepcast.analyze.megatron.stragglers import Straggler, find_stragglers
-from stepcast.analyze.megatron.traffic import Traffic, traffic_of
+from stepcast.analyze.megatron.stragglers import (
+    ExpertLoad,
+    StageLayers,
+    Straggler,
+    expert_loads,
+    find_stragglers,
+    stage_layers,
+)
 from stepcast.analyze.parts import RankParts, breakdown_s, rank_parts, stage_rows
 from stepcast.analyze.play import PathStep, critical_steps, measured, play
 from stepcast.analyze.recording import Join, Part, RankRecord, Recording, configuration

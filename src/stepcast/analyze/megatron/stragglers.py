@@ -2,14 +2,164 @@
 for experts, whose work follows the tokens that they are sent.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import mean, median
+from typing import Any
 
-from stepcast.analyze.megatron.events import OPTIMIZER
+from stepcast.analyze.changes import at_tokens_s, seconds_per_token
+from stepcast.analyze.megatron.events import OPTIMIZER, Operation, exchanges
 from stepcast.analyze.parts import RankParts
-from stepcast.analyze.recording import Join, Local, Part, RankRecord, Recording
-from stepcast.analyze.tokens import at_tokens_s, seconds_per_token
+from stepcast.analyze.recording import BlockKind, Join, Local, Part, RankRecord, Recording
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.ranks import members
+
+# Time of each layer, where tensor-parallel collectives mark its end: two in each layer and direction.
+
+PER_LAYER = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StageLayers:
+    """Layers of one stage. *forward_s* and *backward_s* are means over its layers, computation only;
+    *each_forward_s* and *each_backward_s* are wall times from layer to layer, empty where nothing marks
+    them."""
+
+    stage: int
+    layers: int
+    forward_s: float
+    backward_s: float
+    each_forward_s: tuple[float, ...]
+    each_backward_s: tuple[float, ...]
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "stage": self.stage,
+            "layers": self.layers,
+            "forward_s": self.forward_s,
+            "backward_s": self.backward_s,
+            "each_forward_s": list(self.each_forward_s),
+            "each_backward_s": list(self.each_backward_s),
+        }
+
+
+def stage_layers(operations: Mapping[int, list[Operation]], recording: Recording) -> tuple[StageLayers, ...]:
+    """One entry per stage whose number of layers is known."""
+    found = []
+    for stage in sorted({record.stage for record in recording.ranks}):
+        layers = _layers_on(recording, stage)
+        if not layers:
+            continue
+        mine = [record for record in recording.ranks if record.stage == stage]
+        batches = max(1, recording.micro_batches)
+        forward_s, backward_s = (
+            mean(recording.compute_s(record, kind) for record in mine) / layers / batches
+            for kind in (BlockKind.FORWARD, BlockKind.BACKWARD)
+        )
+        listed = [operation for record in mine for operation in operations[record.rank]]
+        found.append(
+            StageLayers(
+                stage,
+                layers,
+                forward_s,
+                backward_s,
+                _each(listed, "forward_step", layers),
+                _each(listed, "backward_step", layers)[::-1],
+            )
+        )
+    return tuple(found)
+
+
+def _layers_on(recording: Recording, stage: int) -> int:
+    known = recording.facts.get("layers_on")
+    if isinstance(known, dict) and stage in known:
+        return int(known[stage])
+    layers = recording.facts.get("layers")
+    return layers // recording.layout.pp if isinstance(layers, int) else 0
+
+
+def _each(operations: list[Operation], name: str, layers: int) -> tuple[float, ...]:
+    """The mean wall time of each layer in the order of running, over ranks and micro-batches."""
+    rows = []
+    for operation in operations:
+        if operation.name != name or not operation.parts:
+            continue
+        usual, count = Counter(event.name for event in operation.parts).most_common(1)[0]
+        if count != PER_LAYER * layers:
+            continue
+        marks = [event for event in operation.parts if event.name == usual]
+        before = [event for event in operation.parts if event.end_s <= marks[0].start_s]
+        cursor_s = before[-1].end_s if before else operation.start_s
+        row = []
+        for event in marks[PER_LAYER - 1 :: PER_LAYER]:
+            row.append(event.end_s - cursor_s)
+            cursor_s = event.end_s
+        rows.append(row)
+    return tuple(mean(column) for column in zip(*rows, strict=True))
+
+
+# How evenly the router spreads tokens: who works on more of them than the ranks it shares experts with.
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLoad:
+    """Tokens that the ranks of one expert-parallel set worked on in all forward passes."""
+
+    tokens: Mapping[int, int]
+    exchange_factor: float  # the busiest rank of each exchange over its mean, mean of all exchanges
+    waits_caused_s: Mapping[int, float]  # rank of the set that waited for the busiest -> seconds
+
+    @property
+    def busiest(self) -> int:
+        return max(self.tokens, key=lambda rank: self.tokens[rank])
+
+    @property
+    def factor(self) -> float:
+        """The busiest rank over the mean."""
+        return self.tokens[self.busiest] / mean(self.tokens.values())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "busiest_rank": self.busiest,
+            "factor": self.factor,
+            "exchange_factor": self.exchange_factor,
+            "mean_tokens": mean(self.tokens.values()),
+            "tokens": {str(rank): tokens for rank, tokens in self.tokens.items()},
+            "waits_caused_s": {str(rank): seconds for rank, seconds in self.waits_caused_s.items()},
+        }
+
+
+def expert_loads(
+    operations: Mapping[int, list[Operation]], parts: Sequence[RankParts], layout: Layout
+) -> tuple[ExpertLoad, ...]:
+    """One for each set of ranks that share experts and were all given, the most uneven first."""
+    tokens_of = {rank: _tokens(listed) for rank, listed in operations.items()}
+    waits_s = {one.rank: one.waits_for_s for one in parts}
+    found = []
+    for ranks in sorted({members(rank, Group.EP, layout) for rank in operations}):
+        columns = list(zip(*(tokens_of.get(rank, []) for rank in ranks), strict=False))
+        even = len({len(tokens_of.get(rank, [])) for rank in ranks}) == 1
+        if len(ranks) < 2 or not even or not any(map(any, columns)):
+            continue
+        tokens = {rank: sum(tokens_of[rank]) for rank in ranks}
+        busiest = max(tokens, key=lambda rank: tokens[rank])
+        caused_s = {rank: waits_s[rank].get(busiest, 0.0) for rank in ranks if rank != busiest}
+        factor = mean(max(column) / mean(column) for column in columns if any(column))
+        found.append(ExpertLoad(tokens, factor, caused_s))
+    return tuple(sorted(found, key=lambda load: -load.factor))
+
+
+def _tokens(listed: Sequence[Operation]) -> list[int]:
+    return [
+        tokens
+        for operation in listed
+        if operation.name == "forward_step"
+        for _, back in exchanges(operation)
+        if (tokens := back.rows) is not None
+    ]
+
 
 # Slower than this is no chance: ranks of a healthy run differ by a few per cent.
 FACTOR = 1.15

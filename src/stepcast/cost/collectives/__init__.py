@@ -12,10 +12,9 @@ from stepcast.cost.collectives.choose import (
     send_receive_price,
     send_receive_s,
 )
-from stepcast.cost.collectives.contention import lost_share
 from stepcast.cost.collectives.curve import Curve, Ramp
 from stepcast.cost.collectives.exchange import imbalance_of
-from stepcast.cost.collectives.route import Route, route_of, uneven_warning
+from stepcast.cost.collectives.route import Route, lost_share, route_of, uneven_warning
 from stepcast.cost.collectives.tuning import Protocol
 
 __all__ = [

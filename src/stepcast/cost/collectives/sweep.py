@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from stepcast.cost.collectives.choose import collective_s
+from stepcast.cost.collectives.choose import collective_s, price, send_receive_price
 from stepcast.cost.collectives.route import Route, route_of
-from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.path import resolve
+from stepcast.hardware import Cluster, Place, placed, resolve
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
 
@@ -54,3 +53,20 @@ def sweep_s(sweep: CollectiveSweep, sizes_bytes: "NDArray[float64]", cluster: Cl
 def places_of(row: SweepRow) -> list[bool]:
     """The variants that ran: True in place, False out of place."""
     return [place for place, time_s in ((True, row.in_place_s), (False, row.out_of_place_s)) if time_s]
+
+
+# The bus bandwidth that a collective should reach on a cluster, for holding measured ones against it.
+
+MESSAGE = "message"
+
+
+def reached_busbw(kind: str, size_bytes: int, ranks: int, cluster: Cluster) -> float | None:
+    """Bytes per second of *kind* (a collective or a message) over neighbouring ranks; None if not known."""
+    active = min(ranks, cluster.domain_gpus)
+    path = resolve(cluster, range(ranks), active, placed(Place.EVEN, cluster, ranks))
+    route = route_of(path, cluster)
+    if kind == MESSAGE:
+        return send_receive_price(size_bytes, route).busbw_bytes_per_s
+    if kind not in set(CollectiveKind):
+        return None
+    return price(CollectiveKind(kind), size_bytes, route).busbw_bytes_per_s

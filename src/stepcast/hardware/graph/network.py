@@ -18,6 +18,8 @@ from stepcast.hardware.node import FabricKind
 from stepcast.hardware.topology import NetworkKind, Routing, Topology
 from stepcast.ir.flows import Floats, Ints, Links
 
+# Links in blocks: as many as an array of some shape has places, so that a link's number is arithmetic.
+
 Told = Callable[..., str]
 
 
@@ -72,6 +74,9 @@ class Blocks:
         tiers: Ints = np.array([self.tiers.index(block.tier) for block in blocks], np.int64)
         rates: Floats = np.array(self.rates, np.float64)
         return Links(tuple(self.tiers), np.repeat(tiers, sizes), np.repeat(rates, sizes), name)
+
+
+# Links that failed or are slow, told by their names.
 
 
 def with_faults(links: Links, topology: Topology) -> tuple[Links, NDArray[np.bool_] | None]:

@@ -14,6 +14,8 @@ from stepcast.hardware.topology import NetworkKind, Routing
 from stepcast.ir.flows import Floats, Ints
 from stepcast.ir.layout import Layout
 
+# Entries of routes: which link carries which share of a message.
+
 
 class RouteError(ValueError):
     """No way leads from one place to another."""
@@ -69,6 +71,9 @@ def hashed(seed: int, *keys: Ints) -> Ints:
     return (state >> np.uint64(2)).astype(np.int64)
 
 
+# Which GPU each rank of a job has.
+
+
 def seats_of(cluster: Cluster, layout: Layout, place: Place = Place.EVEN) -> Ints:
     """The GPU of each rank of a job that has the cluster from its first node on."""
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
@@ -92,6 +97,8 @@ def seats_on(cluster: Cluster, nodes: Sequence[int], ranks: int) -> Ints:
     node, local = np.divmod(np.arange(ranks), gpus)
     return np.asarray(nodes, np.int64)[node] * gpus + local
 
+
+# Ways through a tree of switches: which spine, and which core switch, each message takes.
 
 BLOCK = 4096  # messages whose ways are listed at once
 
@@ -216,6 +223,9 @@ def _least_loaded(
         for links in on:
             load[links[best]] += worth[links[best]]
     return chosen
+
+
+# Ways without a tree of switches: along a torus, and through a dragonfly.
 
 
 def along_torus(network: Network, source: Ints, target: Ints) -> Ways:

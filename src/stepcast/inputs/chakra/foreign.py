@@ -19,6 +19,8 @@ from stepcast.ir.work import GATHERS, Collective, Direction, Recorded, Transfer,
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.units import US
 
+# Traces of several ranks as one Workload: ranks of one stage must agree, stages may differ.
+
 # Ranks that take longer than others by less than this share are taken for noise.
 NOISE = 0.01
 

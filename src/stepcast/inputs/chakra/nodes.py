@@ -217,6 +217,9 @@ def has_metadata(message: bytes) -> bool:
     return not numbers or not (numbers[0] == (1, 0) or any(number > 2 for number, _ in numbers))
 
 
+# The order in which a trace's nodes can run.
+
+
 def dependency_indices(nodes: Nodes, path: str) -> IntArray:
     """The nodes that ``nodes.dependencies`` names, as indices; each id must be there, and once."""
     order = np.argsort(nodes.ids, kind="stable")

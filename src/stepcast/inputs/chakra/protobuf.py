@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 from stepcast.ir.arrays import IntArray, UIntArray
 
+# Bytes seen by numpy: eight from any place on as one number, and hashes of many runs at once.
+
 WORD = 8
 PADDING = bytes(2 * WORD)
 # 2**64 over the golden ratio: multiplying by it spreads bits upwards, the shift brings them down again.

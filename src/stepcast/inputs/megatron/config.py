@@ -16,6 +16,8 @@ from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import members
 
+# How many ranks share experts, told by the tokens that they exchange.
+
 UNKNOWN_EP = (
     "how many ranks share experts (ep) can be told neither from the file names nor from the tokens they "
     "exchange: taken as 1, so that their exchanges keep the time of waiting; name the files with a "
@@ -73,6 +75,19 @@ def expert_size(
         return sizes[0], "solved: tokens that go out to experts and come back"
     return None, "assumed"
 
+
+# Which transformer has exactly this many parameters on a pipeline stage.
+#
+# Gradient buffers of Megatron-LM hold the parameters of one tensor-parallel rank of one stage, so their
+# length is an equation in the sizes of the model. Parameters per layer and rank, with hidden size h, ffn
+# size f, key/value width k and tensor parallelism t:
+#
+#     matrices  (2 h h + 2 h k + (g + 1) h f) / t      g = 2 for a gated MLP (SwiGLU), otherwise 1
+#     biases    (h + 2 k + g f) / t + 2 h              split with their columns; the two row-split ones whole
+#     norms     2 x 2 h (LayerNorm) or 2 x h (RMSNorm)
+#
+# The first stage adds the word embedding shard and, where learnt, position embeddings; the last one the
+# output shard and a final norm.
 
 MOST_LAYERS_ON_A_STAGE = 256
 

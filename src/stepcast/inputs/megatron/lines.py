@@ -16,6 +16,12 @@ from stepcast.ir.group import Group
 from stepcast.ir.timeline import NONE, SpanKind
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
 
+# What the name of a Megatron-LM trace says of its run.
+#
+# Echo writes ``wd8_tp2_pp4_numl40_bs2_..._rank7_....txt``, ``wd8_tp1_pp2_exp4_expNum8_l8_bs1_...`` and
+# folders such as ``pp2_tp1_exp4_expn8_dp4_nl8_hs1024_sl2048`` (fwyc0573/Megatron-LM, megatron/profiler):
+# fields of a word and a number in any order.
+
 FIELD = re.compile(r"(?:^|(?<=[_\-.]))([A-Za-z]{1,8})([0-9]{1,7})(?=[_\-.]|$)", re.ASCII)
 WORDS = {
     "wd": "world",
@@ -54,6 +60,8 @@ def _fields(name: str) -> dict[str, int]:
             found.setdefault(known, int(text))
     return found if sum(word in found for word in DEGREES) >= FEWEST_DEGREES else {}
 
+
+# The words of a Megatron-LM rank trace: operations, groups, collectives, shapes and numbers.
 
 # No trace lasts 30,000 years; what is beyond is a damaged number.
 LARGEST_MS = 1e15

@@ -26,6 +26,8 @@ from stepcast.ir.timeline import NONE, Lane, Timeline
 from stepcast.ir.work import CollectiveKind, Direction, Work
 from stepcast.units import MS
 
+# Columns of Megatron-LM rank traces into a Timeline.
+
 
 @dataclass
 class Assembly:

@@ -25,6 +25,13 @@ from stepcast.ir.limits import OPTIMUS
 from stepcast.ir.runlog import BatchTime, LayerTimes, RunLog
 from stepcast.units import MS
 
+# Which report each layer record of an OptimusPrime log belongs to.
+#
+# Ranks print into one stream. A report is a header and one record per layer of its stage, but two ranks'
+# prints are glued together, so that headers and records of several reports mix. What a stage reports, its
+# signature, is the same sequence of (layer, ops) every step. It is learnt from reports that stand alone;
+# a glued record then belongs to the oldest open report that expects it next.
+
 NO_BLOCK = -1
 
 # Enough to learn from; a long log repeats itself.
@@ -146,6 +153,8 @@ def take_glued_records(
                 open_blocks.remove(block)
     return glued, ambiguous, orphans
 
+
+# Every print of an OptimusPrime log that says something, found by pattern and kept as columns.
 
 NUMBER = r"[0-9]{1,12}\.?[0-9]{0,9}"
 # Few groups, because each one costs time for every print: a header is one, taken apart later.
@@ -285,6 +294,8 @@ def _column(values: "array[int]") -> npt.NDArray[np.int64]:
     column: npt.NDArray[Any] = np.array(values, dtype=np.int64)
     return column
 
+
+# The prints of an OptimusPrime log into a RunLog.
 
 STAGE_END = re.compile(r"\(([0-9]{1,6}), '([A-Za-z0-9_.]{1,200})'\)")
 

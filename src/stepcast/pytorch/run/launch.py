@@ -8,11 +8,16 @@ from typing import Any
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective
 from stepcast.pytorch.load import load_torch
-from stepcast.pytorch.run.clocks import GpuClock, HostClock
-from stepcast.pytorch.run.exchange import Distributed, NoExchange
-from stepcast.pytorch.run.execute import Executor
+from stepcast.pytorch.run.execute import (
+    Distributed,
+    Executor,
+    GpuClock,
+    HostClock,
+    NoExchange,
+    Record,
+    RunPlan,
+)
 from stepcast.pytorch.run.operators import Operators
-from stepcast.pytorch.run.plan import Record, RunPlan
 
 WAIT_S = 120
 WARM_UP = 2

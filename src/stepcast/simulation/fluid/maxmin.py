@@ -13,6 +13,10 @@ from stepcast.simulation.fluid import kernel
 from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK
 from stepcast.simulation.pieces import ProgramError
 
+# What the kernel works on, as flat tables: flows and links, tasks, and where everything stands.
+#
+# Parts are arrays where it is compiled and lists where it runs in Python.
+
 
 class Net(NamedTuple):
     """Flows and links as flat tables; entry e of a flow says that each unit of its level takes ``use[e]`` of
@@ -122,6 +126,8 @@ class Log(NamedTuple):
     to_s: Any
     level: Any
 
+
+# The kernel, compiled by numba where it is installed, which is imported only here and only when used.
 
 Function = Callable[..., Any]
 WRITTEN_IN = {each.__name__ for each in kernel.WRITTEN_IN}

@@ -10,6 +10,8 @@ import numpy as np
 from stepcast.ir.flows import Floats, Ints, Links
 from stepcast.simulation.fluid.engine import FluidRun
 
+# Rates that hold for a while, summed over bins of time.
+
 
 def binned(row: Ints, from_s: Floats, to_s: Floats, rate: Floats, rows: int, edges_s: Floats) -> Floats:
     """rows x bins: the time integral of the *rate* of each span in the bins that it touches."""

@@ -223,6 +223,8 @@ def one_by_one(sets: Sequence[int]) -> Ints:
     return np.concatenate([[0], np.cumsum(sets)]).astype(np.int64)
 
 
+# Flows by themselves, each from its own start: when each ends.
+
 MANY = 10_000
 """Flows that a processor no longer holds all near it."""
 

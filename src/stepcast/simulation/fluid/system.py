@@ -13,6 +13,16 @@ from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.maxmin import Net, busiest_bytes
 from stepcast.simulation.fluid.run import Flows, one_by_one
 
+# Flows and links that are alike: they get the same, so one of each stands for all.
+#
+# Two flows are alike when they begin together, weigh the same and put the same bytes on links that are alike;
+# two links, when they have the same capacity and carry the same bytes of flows that are alike. The coarsest
+# such division is found by refining one that is too coarse (Paige and Tarjan 1987; Grohe and others,
+# Dimension reduction via colour refinement, 2014). Max-min fair rates are equal within each class, as filling
+# shows: flows that are alike rise alike, so links that are alike are full at the same moment and stop flows
+# that are alike.
+# That holds for any classes of flows that are under way, whichever they are.
+
 DIGITS = 40
 """Bits of bytes that are looked at: what differs by less differs by its rounding."""
 
@@ -203,6 +213,8 @@ def _most_wanted(traffic: Traffic) -> Floats:
     np.maximum.at(most, by_place.ravel(), asked)
     return np.bincount(places % links, most, links).astype(np.float64)
 
+
+# A program written out, as tasks and what waits for what.
 
 Pairs = tuple[Ints, Ints]
 """The tasks that others wait for, and those that wait for them."""

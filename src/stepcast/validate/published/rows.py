@@ -110,6 +110,8 @@ def _same(held: str | None, stated: str) -> bool:
         return held == stated
 
 
+# One published training run as its csv row states it: a blank stays None.
+
 # What rows need to say to be compared at all.
 NEEDED = ("id", "model", "gpu", "num_gpus", "framework", "tp", "pp", "dp", "global_batch")
 

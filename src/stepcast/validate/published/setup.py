@@ -34,6 +34,8 @@ from stepcast.models.catalog import load_model
 from stepcast.models.columns import model_of_columns, words_of
 from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, run_of
 
+# The cluster a published run was measured on, from the words of its row.
+
 # The first that the GPU's name contains decides; GB200 before B200, H100 before A100 does not matter.
 CLUSTERS: tuple[tuple[str, str], ...] = (
     ("gb300", "gb300-nvl72"),
@@ -125,6 +127,8 @@ def _is_omni_path(network: str) -> bool:
     return "omni-path" in network.lower() or "jean zay" in network.lower()
 
 
+# The profile that a published run's framework has, from the words of its row: data/rows/frameworks.toml.
+
 FILE = Path(__file__).parents[2] / "data" / "rows" / "frameworks.toml"
 RELEASE = re.compile(r"(\d\d\.\d\d)[. ].*NeMo Container")
 
@@ -152,6 +156,8 @@ def _fits(entry: Mapping[str, Any], record: Record) -> bool:
         and ("says" not in entry or bool(column(entry["says"])))
     )
 
+
+# How a published run was spread: what its row says, else what its framework does unless told otherwise.
 
 Meaning = TypeVar("Meaning")
 # Words of the column -> meaning; the first that the text contains decides.
