@@ -116,10 +116,14 @@ def test_where_nothing_fits_the_least_change_is_named(capsys: pytest.CaptureFixt
 
 
 def test_a_search_ends_when_its_time_is_up(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, printed, _ = run(capsys, "search", *SMALL, "--workers", "1", "--time", "1e-9s")
+    page = tmp_path / "page.html"
+    words = ("search", *SMALL, "--workers", "1", "--time", "1e-9s", "--html", str(page))
+    status, printed, _ = run(capsys, *words)
     assert status == 1
+    assert "out of time" in page.read_text()
+    assert "fits" not in page.read_text().partition("<script")[0].partition("<body")[2]
     assert "out of time" in printed
     assert "nothing yet" in printed
     from stepcast.searching import best
@@ -133,12 +137,39 @@ def test_a_search_ends_when_its_time_is_up(
 
     monkeypatch.setattr(best, "predict", slow)
     monkeypatch.setattr("stepcast.searching.best.time.monotonic", lambda: clock[0])
-    found = run_json(capsys, "search", *SMALL, "--workers", "1", "--time", "4m")
+    found = run_json(capsys, "search", *SMALL, "--workers", "1", "--top", "2", "--time", "15m")
     assert found["counts"]["out_of_time"]
-    assert found["counts"]["simulated"] == 5
+    # Each row of the answer is taken to need two minutes more, so that the search ends after eleven.
+    assert found["counts"]["simulated"] == 12
     assert found["counts"]["unseen"] > 0
     assert found["least_s"] > 0
-    assert len(found["rows"]) == 5
+    assert len(found["rows"]) == 2
+
+
+def test_a_search_whose_bounds_take_too_long_has_simulated_some(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if each simulation, and the price of each kind of layer for the bounds, took a second."""
+    from stepcast.searching import best, timing
+
+    clock = [0.0]
+
+    def lasting(call: Any) -> Any:
+        def slow(*given: Any) -> Any:
+            clock[0] += 1.0
+            return call(*given)
+
+        return slow
+
+    monkeypatch.setattr(best, "predict", lasting(predict))
+    monkeypatch.setattr(timing, "part_costs", lasting(timing.part_costs))
+    monkeypatch.setattr("stepcast.searching.best.time.monotonic", lambda: clock[0])
+    found = run_json(capsys, "search", *SMALL, "--workers", "1", "--top", "2", "--time", "20s")
+    assert found["counts"]["out_of_time"]
+    assert found["rows"]
+    assert clock[0] <= 20 + 16  # prices between two looks at the clock
+    step = run_json(capsys, *shlex.split(found["rows"][0]["command"])[1:])
+    assert step["step_s"] == found["rows"][0]["step_s"]
 
 
 def test_an_interrupt_prints_the_best_so_far(

@@ -1,6 +1,7 @@
 """The answer to a search in the words of the JSON contract: rows, why they rank so, what would change it."""
 
 import shlex
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -62,7 +63,7 @@ def search_facts(asked: Question, result: Result) -> dict[str, Any]:
             for each in result.front
         ],
         "smallest_bytes": result.smallest_bytes,
-        "change": None if rows or not result.counts.complete else _change(asked),
+        "change": None if rows or not result.counts.complete else _change(asked, result.deadline),
         "assumptions": list(asked.assumptions),
     }
 
@@ -188,10 +189,10 @@ def _changes(asked: Question) -> Iterator[tuple[str, Question]]:
             yield f"{times} times the GPUs: --gpus {told}", replace(asked, gpus=more)
 
 
-def _change(asked: Question) -> dict[str, Any] | None:
-    """The smallest change that lets something fit."""
+def _change(asked: Question, deadline: float) -> dict[str, Any] | None:
+    """The smallest change that lets something fit, of those that can be searched until *deadline*."""
     for words, question in _changes(asked):
-        result = question.answer(top=1)
+        result = question.answer(top=1, most_s=deadline - time.monotonic())
         if not result.counts.complete:
             return None
         if result.best:

@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -81,10 +82,11 @@ class Question:
         """What predictions of the rows are made on."""
         return joined(self.cluster)
 
-    def answer(self, top: int | None = None, watch: Watch | None = None) -> Result:
+    def answer(self, top: int | None = None, watch: Watch | None = None, most_s: float = math.inf) -> Result:
         """The best *top*, or as many as asked for, which are refined then; *watch* is told how far it is in
         place of the terminal.
         """
+        began = time.monotonic()
         args, precision = self.args, self.profile.defaults.precision
         framework, _ = self._settle(Layout(), precision)
         usual = {"precision": (precision,), "recompute": useful_recomputes(self.model, framework)}
@@ -103,15 +105,16 @@ class Question:
         try:
             with contextlib.nullcontext(watch) if watch else _Watching() as told:
                 asked = (parts_of(space, self._settle), self.cluster, top or args.top, args.objective)
+                left_s = max(0.0, min(most_s, args.time or math.inf) - (time.monotonic() - began))
                 if self.mixed:
-                    return search_mixed(*asked, self.most_bytes, told, args.time, self.reserve)
+                    return search_mixed(*asked, self.most_bytes, told, left_s, self.reserve)
                 result = search_parts(
                     *asked,
                     self.room_bytes,
                     told,
                     args.workers or usable_workers(),
                     looks_around=top is None,
-                    most_s=args.time,
+                    most_s=left_s,
                 )
             if top is not None:
                 return result

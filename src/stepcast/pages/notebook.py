@@ -15,7 +15,7 @@ from stepcast.pages.plan import plan_page
 from stepcast.pages.step import step_page
 from stepcast.pages.traces import kineto_page, optimus_page
 from stepcast.report.compare import side_names
-from stepcast.report.search import row_words, strategy_words
+from stepcast.report.search import nothing_words, row_words, strategy_words
 from stepcast.units import GIB, format_seconds
 from stepcast.version import __version__
 
@@ -81,11 +81,13 @@ def found_html(counts: Facts, found: Sequence[Found], on_front: Sequence[Found])
     cards = [
         card(name.replace("_", " ").capitalize(), f"{counts[name]:,}")
         for name in counts
-        if name != "complete"
+        if name not in ("complete", "out_of_time")
     ]
     if not best:
-        head = answer("Nothing", "fits", tag("strong", "search"), cards=cards)
-        return framed(Page("nothing fits", head, (), About("search", version=__version__)))
+        words = nothing_words(counts)
+        first, _, rest = words.capitalize().partition(" ")
+        head = answer(first, rest, tag("strong", "search"), cards=cards)
+        return framed(Page(words, head, (), About("search", version=__version__)))
     heads = ("rank", "GPUs", "strategy", "step", "memory")
     rows = [{**row, "rank": at} for at, row in enumerate(best, 1)]
     columns = ("rank gpus,", ("strategy", strategy_words), "step_s memory_bytes")

@@ -18,7 +18,7 @@ from stepcast.pages.blocks import (
 from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.report.search import ranked_columns, slower_words, strategy_words
+from stepcast.report.search import end_words, nothing_words, ranked_columns, slower_words, strategy_words
 from stepcast.report.step import PART_NAMES
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds
 
@@ -33,9 +33,9 @@ def search_page(found: Facts, about: About, simulated: Sequence[CandidateFacts] 
     sections: list[Section] = []
     if rows:
         sections = [_why(found), _parts(found), _scatter(found, simulated), _ranked(found), _commands(found)]
-    else:
+    elif found["counts"]["complete"]:
         sections = [_nothing(found)]
-    best = f"{format_seconds(rows[0]['step_s'])} per step" if rows else "nothing fits"
+    best = f"{format_seconds(rows[0]['step_s'])} per step" if rows else nothing_words(found["counts"])
     title = f"{best}: {found['model']} on {found['cluster']}"
     return Page(
         title, _headline(found), sections, about, found, found["assumptions"], found.get("warnings", ())
@@ -51,11 +51,14 @@ def _headline(found: Facts) -> Markup:
         card("Do not fit", f"{counts['too_large']:,}"),
         card("Pruned by bound", f"{counts['pruned']:,}", "by their bounds"),
         card(
-            "Simulated", f"{counts['simulated']:,}", "" if counts["complete"] else "interrupted: not complete"
+            "Simulated",
+            f"{counts['simulated']:,}",
+            "" if counts["complete"] else f"{end_words(counts)}: not complete",
         ),
     ]
     if not rows:
-        return answer("Nothing", "fits", about, cards=cards)
+        first, _, rest = nothing_words(counts).capitalize().partition(" ")
+        return answer(first, rest, about, cards=cards)
     best = rows[0]
     told = band_of(best)
     cards = [

@@ -106,10 +106,20 @@ def _counted(found: Facts) -> list[tuple[str, object]]:
     return pairs
 
 
+def end_words(counts: Facts) -> str:
+    """Return why a search ended early; nothing if it is complete."""
+    return "" if counts["complete"] else "out of time" if counts["out_of_time"] else "interrupted"
+
+
+def nothing_words(counts: Facts) -> str:
+    """Return why a search has no rows: nothing fits, or it ended before it had one."""
+    return "nothing fits" if counts["complete"] else f"nothing found: {end_words(counts)}"
+
+
 def _left(found: Facts) -> str:
     """What a search that ended early has not seen, and how much better it may be."""
     counts, least_s = found["counts"], found["least_s"]
-    ended = "out of time" if counts["out_of_time"] else "interrupted"
+    ended = end_words(counts)
     if not counts["unseen"]:
         return f"{ended}: the best are found, and not what is near them"
     told = f"{ended}: {counts['unseen']:,} candidates left"

@@ -31,6 +31,10 @@ at the upper end of the 90 % interval of its memory (data/fits/memory.toml: 1 - 
 """
 ROUND = 16
 FEWEST_FOR_SEVERAL = 64  # fewer are simulated before other processes have begun
+# With a time limit, some are bounded first, for that share of the time, and as long the best of them are
+# simulated, before the bounds of all others are worked out.
+PROBES, FIRST_BOUNDED, MOST_BOUNDED, PROBING = 8, 4, 512, 0.2
+REPORTED = 2.0  # times as long as its trial takes a row of the answer
 NEAR = 2.0  # times the memory: what a search says of those that do not fit
 
 
@@ -73,6 +77,7 @@ class Trial:
     step_s: float | None = None
     score: float = np.inf
     refused: bool = False  # of more micro-batches than are run one by one
+    took_s: float = 0.0
 
 
 class OutOfTimeError(Exception):
@@ -100,10 +105,12 @@ class Searching:
         self.simulated: list[Found] = []
         self.kept: Sequence[Found] = ()
         self.illegal = self.too_large = self.pruned = 0
+        self.trials_s = 0.0
         self.tried: set[int] = set()
         self.pending: list[int] = []  # of this round, those that might be better
         self.bounded: Bounded | None = None
         self.queue: Queue | None = None
+        self.numbers: Ints = np.zeros(0, dtype=np.int64)  # of the candidates in the queue
 
     def all(self, looks_around: bool) -> Result:
         complete, out_of_time, missed, roomier = True, False, None, None
@@ -111,12 +118,14 @@ class Searching:
             self.tick()
             near = NEAR * self.capacity if looks_around else self.capacity
             self.bounded = Bounded(self.parts, self.cluster, self.capacity, near, self.workers, self.tick)
+            self._count()
+            self._probe()
             self.queue = self._queue()
             workers = self.workers if self.left > FEWEST_FOR_SEVERAL else 1
             with Crew(self.attempt, workers) as crew:
                 # In rounds of one size, so that the same are simulated whoever does it.
                 while len(some := self.queue.next(ROUND, self._worst())):
-                    self.pending = some.tolist()
+                    self.pending = self.numbers[some].tolist()
                     self.round(crew, self.pending)
                 around = Around(self, crew)
                 if looks_around and self.kept:
@@ -130,7 +139,8 @@ class Searching:
         counts = replace(self.counts(), complete=complete, out_of_time=out_of_time)
         smallest = self.bounded.smallest_bytes if self.bounded else None
         kept, simulated = tuple(self.kept), tuple(self.simulated)
-        return Result(kept, simulated, counts, missed, smallest, roomier, self._least_s(complete))
+        ends = self.deadline - self._reporting_s()
+        return Result(kept, simulated, counts, missed, smallest, roomier, self._least_s(complete), ends)
 
     @property
     def space(self) -> Bounded:
@@ -143,17 +153,42 @@ class Searching:
             return None
         return float(min([self.queue.least, *self.space.time_s[self.pending]]))
 
-    def _queue(self) -> Queue:
+    def _count(self) -> None:
         space = self.space
         self.left, self.illegal = space.fitting, self.considered - space.legal
         self.too_large = space.legal - space.fitting
-        rows = np.arange(space.fitting)
+
+    def _probe(self) -> None:
+        """Simulate a few before the bounds, which take long, so that a search out of time has an answer."""
+        if self.deadline == np.inf:
+            return
+        began, space = time.monotonic(), self.space
+        until = began + PROBING * (self.deadline - began)
+        some = space.promising()[:MOST_BOUNDED]
+        scores: list[Floats] = []
+        start, end = 0, FIRST_BOUNDED
+        while start < len(some) and (not start or time.monotonic() < until):
+            rows = some[start:end]
+            scores.append(self.objective.least(space.bound(rows, rough=True), space.gpus[rows]))
+            start, end = end, 2 * end
+        ranked = some[np.argsort(np.concatenate(scores), kind="stable")] if scores else some[:0]
+        until += PROBING * (self.deadline - began)
+        for number in ranked.tolist():
+            if len(self.simulated) == PROBES or (self.kept and time.monotonic() >= until):
+                break
+            space.bound(np.array([number]))
+            self.round(Crew(self.attempt, 1), [number])
+
+    def _queue(self) -> Queue:
+        space = self.space
+        rows = self.numbers = np.setdiff1d(np.arange(space.fitting), list(self.tried))
         rough = self.objective.least(space.bound(rows, rough=True), space.gpus[rows])
         return Queue(rough, space.ranks[rows], space.kinds[rows], self._tighten)
 
     def _tighten(self, some: Ints) -> Floats:
         self.tick()
-        return self.objective.least(self.space.bound(some), self.space.gpus[some])
+        rows = self.numbers[some]
+        return self.objective.least(self.space.bound(rows), self.space.gpus[rows])
 
     def round(self, crew: Crew, some: Sequence[int]) -> None:
         """Those of *some* that were not tried yet."""
@@ -170,12 +205,18 @@ class Searching:
         """Say how far it is; out of time, or where the one who is told wants so, the search ends."""
         if self.watch:
             self.watch(replace(self.counts(), complete=False), self.kept[0] if self.kept else None)
-        if time.monotonic() > self.deadline:
+        if time.monotonic() + self._reporting_s() > self.deadline:
             raise OutOfTimeError
+
+    def _reporting_s(self) -> float:
+        """Return the seconds that the answer itself takes: a prediction of each of its rows."""
+        trials = max(1, len(self.simulated))
+        return REPORTED * len(self.kept) * self.trials_s / trials
 
     def attempt(self, asked: tuple[int, float]) -> Trial:
         number, worst = asked
-        return self.trial(number, worst, self.capacity)
+        began = time.monotonic()
+        return replace(self.trial(number, worst, self.capacity), took_s=time.monotonic() - began)
 
     def trial(self, number: int, worst: float, capacity: float) -> Trial:
         """One candidate, which is of use where its score is below *worst*."""
@@ -203,6 +244,7 @@ class Searching:
             return
         found = self.found(number, trial)
         self.simulated.append(found)
+        self.trials_s += trial.took_s
         self.kept = nsmallest(self.top, (*self.kept, found), key=lambda each: each.rank)
 
     def found(self, number: int, trial: Trial) -> Found:

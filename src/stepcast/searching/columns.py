@@ -18,9 +18,6 @@ KEPT = ("tp", "cp", "ep", "expert_tp", "micro_batch", "recompute", "sequence_par
 LAYER = ("gpus", *KEPT, "overlap")
 PIECES = ("pp", "vpp", "schedule")
 STATES = (*LAYOUT, "sharding", "precision")
-# So much is worked out before a search looks whether it is to end.
-AT_ONCE = 256
-
 Tick = Callable[[], None]
 
 
@@ -55,13 +52,7 @@ class Columns:
 
     def every(self, of: Callable[[int], Found], rows: Ints) -> Sequence[Found]:
         """*of* each of *rows*, over all workers."""
-        if self.tick is None:
-            return in_parallel(of, rows.tolist(), self.workers)
-        found: list[Found] = []
-        for start in range(0, len(rows), AT_ONCE * self.workers):
-            found += in_parallel(of, rows[start : start + AT_ONCE * self.workers].tolist(), self.workers)
-            self.tick()
-        return found
+        return in_parallel(of, rows.tolist(), self.workers, self.tick)
 
     def several(self, rows: Ints, names: tuple[str, ...]) -> list[tuple[int, Ints]]:
         """The first candidate of each distinct row of *names*, and where in *rows* all of them are."""

@@ -16,6 +16,7 @@ Answer = TypeVar("Answer")
 
 FEWEST_EACH = 64  # a process for fewer is not worth its start
 PARTS_EACH = 8
+AT_ONCE = 16  # answers between two ticks
 
 # Of a process that was forked off; no task needs to be sent to it.
 _task: Callable[[Any], Any] | None = None
@@ -28,13 +29,21 @@ def usable_workers() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def in_parallel(of: Callable[[Item], Answer], items: Sequence[Item], workers: int) -> list[Answer]:
-    """*of* every item, in their order."""
-    workers = min(workers, len(items) // FEWEST_EACH)
-    if workers < 2:
-        return [of(item) for item in items]
+def in_parallel(
+    of: Callable[[Item], Answer],
+    items: Sequence[Item],
+    workers: int,
+    tick: Callable[[], None] | None = None,
+) -> list[Answer]:
+    """Return *of* every item, in their order; *tick* is called between answers and may raise to end it."""
+    workers = max(1, min(workers, len(items) // FEWEST_EACH))
     with Crew(of, workers) as crew:
-        return list(crew.answers(items, len(items) // (workers * PARTS_EACH)))
+        found: list[Answer] = []
+        for answer in crew.answers(items, min(AT_ONCE, len(items) // (workers * PARTS_EACH))):
+            found.append(answer)
+            if tick is not None and len(found) % AT_ONCE == 0:
+                tick()
+        return found
 
 
 class Crew:

@@ -28,15 +28,21 @@ def refined(
     if not result.counts.complete:
         return result
     capacity = min(most_bytes or cluster.gpu.memory_bytes, cluster.gpu.memory_bytes)
-    refining = _Refining(model, cluster, objective, capacity)
+    refining = _Refining(model, cluster, objective, capacity, result)
     better = [refining.best(each) for each in result.best[:few]]
     best = sorted((*better, *result.best[few:]), key=lambda each: each.rank)
+    if result.is_late:
+        return replace(
+            result, best=tuple(best), counts=replace(result.counts, complete=False, out_of_time=True)
+        )
     return replace(result, best=tuple(best))
 
 
 class _Refining:
-    def __init__(self, model: Model, cluster: Cluster, objective: str, capacity: float) -> None:
-        self.model, self.cluster, self.capacity = model, cluster, capacity
+    def __init__(
+        self, model: Model, cluster: Cluster, objective: str, capacity: float, result: Result
+    ) -> None:
+        self.model, self.cluster, self.capacity, self.result = model, cluster, capacity, result
         self.score = OBJECTIVES[objective].score
 
     def best(self, found: Found) -> Found:
@@ -56,7 +62,9 @@ class _Refining:
         return found
 
     def _tried(self, found: Found, split: tuple[int, ...], place: Place) -> Found:
-        """*found* with its layers *split* so; itself where that cannot be, or is too large."""
+        """Return *found* with its layers *split* so; itself if that is too large, or the time is over."""
+        if self.result.is_late:
+            return found
         strategy = replace(found.strategy, stage_layers=split)
         stages = memory(self.model, strategy, self.cluster.gpu, found.framework)
         largest = max(stage.total for stage in stages)

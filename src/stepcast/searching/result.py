@@ -1,5 +1,7 @@
 """What a search is asked and what it finds: frozen records."""
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,10 +82,22 @@ class Result:
     smallest_bytes: float | None = None  # what the smallest legal candidate needs, at least
     roomier: Found | None = None  # the best of those that would fit into 16 GiB more
     least_s: float | None = None  # of a search that ended early: no step that is left can be below
+    deadline: float = math.inf  # of time.monotonic(): when to end what follows from this answer
+
+    @property
+    def is_late(self) -> bool:
+        """True if the time for the search is over."""
+        return time.monotonic() > self.deadline
 
     def __repr__(self) -> str:
-        best = f"best {format_seconds(self.best[0].step_s)} a step" if self.best else "nothing fits"
+        best = f"best {format_seconds(self.best[0].step_s)} a step" if self.best else self._nothing
         return f"Result({self.counts.considered:,} candidates, {self.counts.simulated:,} simulated, {best})"
+
+    @property
+    def _nothing(self) -> str:
+        if self.counts.complete:
+            return "nothing fits"
+        return "nothing found: out of time" if self.counts.out_of_time else "nothing found: interrupted"
 
     def _repr_html_(self) -> str:
         from stepcast.pages.notebook import found_html

@@ -11,6 +11,7 @@ from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.searching.best import Part, Result, Watch, room_bytes, search_parts
+from stepcast.searching.columns import Columns
 from stepcast.searching.refine import FEW, refined
 from stepcast.searching.space import Axes, Space, space_of, useful_recomputes
 
@@ -57,16 +58,16 @@ def search(
 
 def parts_of(space: Space, settle: Settle) -> list[Part]:
     """*space* by what runs it: recipes differ between layouts."""
-    keys = np.column_stack([space.columns[name] for name in SETTLED_BY])
-    distinct, member = np.unique(keys, axis=0, return_inverse=True)
+    distinct, member = Columns(space).distinct(np.arange(len(space)), SETTLED_BY)
     settled: list[tuple[Framework, Mapping[str, Any]]] = []
     of_key = np.zeros(len(distinct), dtype=np.int64)
-    for number, (pp, vpp, ep, precision) in enumerate(distinct.tolist()):
+    for number, row in enumerate(distinct.tolist()):
+        pp, vpp, ep, precision = (int(space.columns[name][row]) for name in SETTLED_BY)
         made = settle(Layout(pp=pp, vpp=vpp, ep=ep), space.axes.precision[precision])
         if made not in settled:
             settled.append(made)
         of_key[number] = settled.index(made)
-    which, parts = of_key[member.reshape(-1)], []
+    which, parts = of_key[member], []
     for number, (framework, common) in enumerate(settled):
         rows = np.flatnonzero(which == number)
         parts.append(Part(space.only(rows).having(common), framework, rows))

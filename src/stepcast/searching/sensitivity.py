@@ -31,6 +31,8 @@ def sensitivity(result: Result, model: Model, cluster: Cluster, few: int = FEW) 
         return ()
     best, found = result.best[0], []
     alike = [each for each in result.best if each.gpus == best.gpus][:few]
+    if result.is_late:
+        return ()
     if (faster := with_network(cluster, 2.0)) is not None:
         trials = ((each.strategy, _step_s(model, faster, each, each.strategy)) for each in alike)
         found.append(_fastest("2 x network", best, trials))
@@ -38,6 +40,8 @@ def sensitivity(result: Result, model: Model, cluster: Cluster, few: int = FEW) 
     if roomier.rank > best.rank:
         roomier = best
     found.append(_fastest(f"+{format_bytes(MORE_BYTES)}", best, [(roomier.strategy, roomier.step_s)]))
+    if result.is_late:
+        return tuple(found)
     doubled = [(each, _doubled(each.strategy)) for each in alike]
     found.append(
         _fastest("2 x batch", best, [(more, _step_s(model, cluster, each, more)) for each, more in doubled])
