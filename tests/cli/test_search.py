@@ -137,10 +137,10 @@ def test_a_search_ends_when_its_time_is_up(
 
     monkeypatch.setattr(best, "predict", slow)
     monkeypatch.setattr("stepcast.searching.best.time.monotonic", lambda: clock[0])
-    found = run_json(capsys, "search", *SMALL, "--workers", "1", "--top", "2", "--time", "15m")
+    found = run_json(capsys, "search", *SMALL, "--workers", "1", "--top", "2", "--time", "10m")
     assert found["counts"]["out_of_time"]
-    # Each row of the answer is taken to need two minutes more, so that the search ends after eleven.
-    assert found["counts"]["simulated"] == 12
+    # Each row of the answer is taken to need two minutes more, so that the search ends after six.
+    assert found["counts"]["simulated"] == 7
     assert found["counts"]["unseen"] > 0
     assert found["least_s"] > 0
     assert len(found["rows"]) == 2
