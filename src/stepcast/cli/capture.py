@@ -18,6 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --seq N               tokens: 2048
         --dtype               of the weights
         --autocast            weights in fp32, products in bf16 (torch.autocast)
+        --tf32                products of fp32 run as TF32 (torch.set_float32_matmul_precision); a program
+                              may set that itself
         --checkpoint          layers computed again in the backward (transformers)
         --attention NAME      of transformers: sdpa, eager (its own choice)
         --experts NAME        of transformers: grouped_mm, eager (its own choice)
@@ -72,7 +74,11 @@ def run(args: argparse.Namespace) -> int:
         experts=args.experts,
         optimizer=args.optimizer,
         compiled=args.compiled,
+        tf32=args.tf32,
+        given=args.given,
     )
+    if args.tf32 and not args.autocast and args.dtype != "fp32":
+        raise ValueError("--tf32 has no effect: only products of fp32 run as TF32; give --dtype fp32")
     captured = capture(args.program, asked)
     found = captured_facts(captured)
     if args.output:

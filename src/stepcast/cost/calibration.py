@@ -22,7 +22,7 @@ from stepcast.cost.scan import scan_kind
 from stepcast.hardware.catalog import load_fit
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.arrays import FloatArray
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, GroupedMatmul, Matmul
 
@@ -142,6 +142,8 @@ def work_class(work: Compute) -> str:
             return "attention.backward" if work.backward else "attention.forward"
         case Scan() | DeltaRule() | SelectiveScan():
             return f"{scan_kind(work)}.{'backward' if work.backward else 'forward'}"
+        case RecurrentCells():
+            return "cells"
         case Elementwise():
             return f"stream.{stream_key(work)}"
     return "recorded"

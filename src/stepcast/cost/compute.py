@@ -18,16 +18,18 @@ import numpy as np
 
 from stepcast.cost.attention import AttentionFit, attention_s
 from stepcast.cost.compute_fit import ComputeFit
+from stepcast.cost.dispatch import HOST_SPREAD
 from stepcast.cost.memory_bound import stream_s
 from stepcast.cost.moved import moved_bytes
 from stepcast.cost.power import heated_s, slowdown
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.cost.products import fit_of, matrix_of, product_s, products_of, scaled
 from stepcast.cost.rates import Number, Rates, matrix_unit, vector_rates
+from stepcast.cost.recurrent import PERSISTENT_STEP_S, cell_kernels, cell_launch_s
 from stepcast.cost.scan import Scanned, scan_kind, scan_s, scanned_bytes
 from stepcast.hardware.gpu import Gpu
 from stepcast.ir.dtype import DType
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded
 
@@ -149,6 +151,8 @@ def compute_price(work: Compute, gpu: Gpu, fit: ComputeFit, load: Load = ALONE) 
             return _attention_price(work, gpu, fit, load)
         case Scan() | DeltaRule() | SelectiveScan():
             return _scan_price(work, gpu, fit, load)
+        case RecurrentCells():
+            return _cells_price(work, gpu, fit, load)
         case Elementwise():
             seconds = stream_seconds(
                 stream_key(work), work.rows, work.columns, work.read_bytes, work.write_bytes, gpu, fit, load
@@ -306,6 +310,21 @@ def _attention_price(work: Attention, gpu: Gpu, fit: ComputeFit, load: Load) -> 
     seconds = seconds * (own.masked if work.masked else 1.0) * (own.dropping if work.drops else 1.0)
     rates = matrix_of(gpu, work.dtype)
     return _priced("attention", float(seconds), work.flops, moved_bytes(work), rates, gpu, fit)
+
+
+def _cells_price(work: RecurrentCells, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:
+    """Of a persistent kernel, or of one product and one small kernel for each step, launched by the host."""
+    rates = matrix_of(gpu, work.dtype)
+    product, rest = cell_kernels(work)
+    kernels_s = sum(compute_price(each, gpu, fit, load).seconds for each in (product, rest))
+    step_s = PERSISTENT_STEP_S if work.is_persistent else max(kernels_s, cell_launch_s(work))
+    seconds = work.steps * step_s
+    weights = work.gates * work.hidden * work.width * work.dtype.bytes
+    moved = weights + work.steps * (rest.read_bytes + rest.write_bytes)
+    price = _priced("stream", seconds, work.flops, moved, rates, gpu, fit)
+    waits = seconds > 1.01 * work.steps * kernels_s or work.is_persistent
+    low_s, high_s = min(price.low_s, seconds / HOST_SPREAD), max(price.high_s, seconds * HOST_SPREAD)
+    return replace(price, bound=Bound.LAUNCH if waits else price.bound, low_s=low_s, high_s=high_s)
 
 
 def _scan_price(work: Scanned, gpu: Gpu, fit: ComputeFit, load: Load) -> Price:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from stepcast.cost.dispatch import HOST_SPREAD
 from stepcast.cost.pricing import Pricer
 from stepcast.ir.step import PART_OF_GROUP, PARTS, Exposure, StageReport, StepReport
 from stepcast.ir.workload import Workload
@@ -47,7 +48,7 @@ def report_of(prediction: "Prediction") -> StepReport:
     largest = max(parts, key=lambda part: parts[part])
     parts[largest] += step_s - sum(parts.values())
     in_flight = peak_in_flight(step.schedule)
-    low_s, high_s = _ends(prediction, step_s)
+    low_s, high_s = _ends(prediction, step_s, parts["other"])
     report = StepReport(
         step_s=step_s,
         breakdown_s=parts,
@@ -110,12 +111,15 @@ def _stage_report(each: StageTime, in_flight: int) -> StageReport:
     return StageReport(each.stage, each.busy_s, exposed_s, each.host_s, each.bubble_s, in_flight)
 
 
-def _ends(prediction: "Prediction", step_s: float) -> tuple[float, float]:
-    """Of the band, where runs of its kind were measured; where none was, prices may be less sure still."""
+def _ends(prediction: "Prediction", step_s: float, host_s: float) -> tuple[float, float]:
+    """Of the band, where runs of its kind were measured; where none was, prices may be less sure still, and
+    so is the time *host_s* that GPUs wait for their hosts.
+    """
     band = prediction.band
     if band is not None and band.measured:
         return band.around(step_s)
     low_s, high_s = _range(prediction)
+    low_s, high_s = low_s - host_s * (1.0 - 1.0 / HOST_SPREAD), high_s + host_s * (HOST_SPREAD - 1.0)
     if band is None:
         return low_s, high_s
     around = band.around(step_s)

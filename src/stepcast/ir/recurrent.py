@@ -175,6 +175,39 @@ class SelectiveScan:
         return 7.0 * self.states * (3 if self.backward else 1)
 
 
+@dataclass(frozen=True, slots=True)
+class RecurrentCells:
+    """The cells of one layer of an LSTM, GRU or RNN in one direction, step after step, as cuDNN runs them:
+    each step multiplies what the last one handed on, *width* wide, with the weight of all gates.
+    """
+
+    steps: int
+    batch: int
+    hidden: int
+    width: int
+    gates: int
+    backward: bool = False
+    dtype: DType = DType.FP32
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "steps", "batch", "hidden", "width", "gates")
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.steps * self.batch * self.gates * self.hidden * self.width
+
+    @property
+    def is_persistent(self) -> bool:
+        """Return True if PyTorch asks cuDNN for the one kernel that keeps its weights on chip.
+
+        Source: use_rnn_persist_small_h and get_algo in aten/src/ATen/native/cudnn/RNN.cpp.
+        """
+        if self.width != self.hidden:
+            return False
+        limits = (384, 256) if self.gates == 1 else (192, 128)
+        return self.hidden <= limits[self.backward]
+
+
 def delta_rule_of(
     delta: Delta,
     batch: int,

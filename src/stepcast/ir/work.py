@@ -12,7 +12,7 @@ from typing import get_args
 from stepcast.ir.check import require_amounts, require_counts
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Channel, Group, HostWay
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
 from stepcast.ir.scan import Scan
 
 
@@ -254,7 +254,17 @@ class Recorded:
             raise ValueError(f"duration_s must be a finite number, zero or more, not {self.duration_s!r}")
 
 
-Compute = Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | Elementwise | Recorded
+Compute = (
+    Matmul
+    | GroupedMatmul
+    | Attention
+    | Scan
+    | DeltaRule
+    | SelectiveScan
+    | RecurrentCells
+    | Elementwise
+    | Recorded
+)
 Communication = Collective | Transfer | HostCopy
 Work = Compute | HostUpdate | Communication
 COMPUTING = frozenset(get_args(Compute))

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+TF32 = "tf32"  # the first option of events that multiply fp32 operands so
+
 
 class Moment(IntEnum):
     """When an operator ran."""
@@ -69,5 +71,6 @@ class Trace:
     storages: list[Storage] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     parameters: dict[int, int] = field(default_factory=dict)  # elements by the storage that holds them
+    gradients: dict[int, int] = field(default_factory=dict)  # a gradient's storage by its parameter's
     given: set[int] = field(default_factory=set)  # events outside of what is compiled
     looked: set[int] = field(default_factory=set)  # events whose end the host waits for

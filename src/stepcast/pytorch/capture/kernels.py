@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from stepcast.ir.dtype import DType
+from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import (
     Attention,
     Compute,
@@ -17,8 +18,9 @@ from stepcast.ir.work import (
     GroupedMatmul,
     Matmul,
 )
-from stepcast.pytorch.capture.events import Event, Moment, Tensor
+from stepcast.pytorch.capture.events import TF32, Event, Moment, Tensor
 from stepcast.pytorch.capture.layouts import as_aligned, laid_out
+from stepcast.pytorch.capture.library import Recurrent
 
 K = ElementwiseKind
 KINDS: dict[str, ElementwiseKind] = {
@@ -35,7 +37,7 @@ KINDS: dict[str, ElementwiseKind] = {
     "silu": K.SILU, "silu_backward": K.SILU, "gelu": K.GELU, "gelu_backward": K.GELU,
     "_softmax": K.SOFTMAX, "_softmax_backward_data": K.SOFTMAX, "_safe_softmax": K.SOFTMAX,
     "native_layer_norm": K.LAYER_NORM, "native_layer_norm_backward": K.LAYER_NORM,
-    "_fused_rms_norm": K.RMS_NORM, "_fused_rms_norm_backward": K.RMS_NORM,
+    "rms_norm": K.RMS_NORM,
     "native_group_norm": K.GROUP_NORM, "native_group_norm_backward": K.GROUP_NORM,
     "native_dropout": K.DROPOUT, "native_dropout_backward": K.DROPOUT,
     **dict.fromkeys(("masked_fill", "where", "tril", "triu"), K.MASK),
@@ -123,20 +125,25 @@ def _bytes(tensor: Tensor) -> float:
     return tensor.elements * _dtype(tensor).bytes
 
 
+def _multiplied(operand: Tensor, options: tuple[object, ...]) -> DType:
+    """The format that products of *operand* run in."""
+    return DType.TF32 if TF32 in options else _dtype(operand)
+
+
 def _product(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], _: bool
 ) -> tuple[Compute, ...]:
     """The last two operands: what is added before them is part of the kernel."""
     left, right = reads[-2:]
     if not all((*left.shape, *right.shape)):
         return ()
     batch = math.prod(left.shape[:-2])
-    made = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _dtype(left))
+    made = Matmul(left.shape[-2], right.shape[-1], left.shape[-1], batch, _multiplied(left, options))
     return (as_aligned(made, (left, right, writes[0])),)
 
 
 def _added_product(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: object, backward: bool
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], backward: bool
 ) -> tuple[Compute, ...]:
     """What is added is copied to the result first (aten/src/ATen/native/cuda/Blas.cpp, baddbmm)."""
     added, out = reads[0], writes[0]
@@ -145,10 +152,11 @@ def _added_product(
 
 
 def _linear(
-    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], _: bool
 ) -> tuple[Compute, ...]:
     left, right = reads[:2]
-    return (Matmul(math.prod(left.shape[:-1]), right.shape[0], right.shape[1], 1, _dtype(left)),)
+    dtype = _multiplied(left, options)
+    return (Matmul(math.prod(left.shape[:-1]), right.shape[0], right.shape[1], 1, dtype),)
 
 
 def _grouped(
@@ -181,14 +189,14 @@ def _attention(
     )  # fmt: skip
 
 
-def _convolved(data: Tensor, weight: Tensor, out: Tensor, groups: int) -> Compute:
+def _convolved(data: Tensor, weight: Tensor, out: Tensor, groups: int, dtype: DType) -> Compute:
     """As a product over the window of each place; one by one where each channel is by itself."""
     if groups > 1 and weight.shape[1] == 1:
         rows, columns = out.numel // out.shape[-1], out.shape[-1]
         return Elementwise(K.CONVOLUTION, rows, columns, _bytes(data) + _bytes(weight), _bytes(out),
                            dtype=_dtype(data))  # fmt: skip
     places = out.numel // out.shape[1]
-    return Matmul(places, max(1, out.shape[1] // groups), math.prod(weight.shape[1:]), groups, _dtype(data))
+    return Matmul(places, max(1, out.shape[1] // groups), math.prod(weight.shape[1:]), groups, dtype)
 
 
 def _groups(options: tuple[object, ...]) -> int:
@@ -199,7 +207,7 @@ def _groups(options: tuple[object, ...]) -> int:
 def _convolution(
     reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], _: bool
 ) -> tuple[Compute, ...]:
-    return (_convolved(reads[0], reads[1], writes[0], _groups(options)),)
+    return (_convolved(reads[0], reads[1], writes[0], _groups(options), _multiplied(reads[0], options)),)
 
 
 def _convolution_backward(
@@ -208,9 +216,44 @@ def _convolution_backward(
     """As many products as gradients of data and weight; each multiplies as often as the forward."""
     gradient, data, weight = reads[:3]
     integers = [each for each in options if isinstance(each, int) and not isinstance(each, bool)]
-    one = _convolved(data, weight, gradient, integers[-1] if integers else 1)
+    groups = integers[-1] if integers else 1
+    one = _convolved(data, weight, gradient, groups, _multiplied(data, options))
     products = sum(1 for each in writes if len(each.shape) > 1)
     return (one,) * max(1, products)
+
+
+def _rms_norm_backward(
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], _: object, __: bool
+) -> tuple[Compute, ...]:
+    """The gradient of the input and, where there is a weight, in a second kernel that of the weight."""
+    gradient, data = reads[:2]
+    read = _bytes(gradient) + _bytes(data)
+    own = _over(K.RMS_NORM, data, read, _bytes(data), backward=True)
+    if not writes[1].numel:
+        return (own,)
+    return own, _over(K.COLUMN_SUM, data, read, _bytes(writes[1]))
+
+
+def _recurrent(
+    reads: tuple[Tensor, ...], writes: tuple[Tensor, ...], options: tuple[object, ...], backward: bool
+) -> tuple[Compute, ...]:
+    """cuDNN's recurrent networks: for each layer and direction one product with all inputs, and the cells
+    step after step; backward the cells, the gradient of the inputs, and those of both weights.
+    """
+    dtype = _multiplied(reads[0], options)
+    own = Recurrent(*(each for each in options if each != TF32))  # type: ignore[arg-type]
+    rows, wide, size = own.steps * own.batch, own.gates * own.hidden, _dtype(reads[0]).bytes
+    works: list[Compute] = []
+    for layer in range(own.layers):
+        inputs = own.directions * own.width if layer else own.inputs
+        cells = RecurrentCells(own.steps, own.batch, own.hidden, own.width, own.gates, backward, dtype)
+        if not backward:
+            works += [Matmul(rows, wide, inputs, 1, dtype), cells] * own.directions
+            continue
+        bias = Elementwise(K.COLUMN_SUM, rows, wide, rows * wide * size, wide * size, dtype=_dtype(reads[0]))
+        products = [(rows, inputs, wide), (wide, inputs, rows), (wide, own.width, rows)]
+        works += [cells, *(Matmul(*sizes, 1, dtype) for sizes in products), bias] * own.directions
+    return tuple(works)
 
 
 def _cross_entropy(
@@ -260,6 +303,9 @@ HANDLERS: dict[str, Handler] = {
     "attention_backward": _attention,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
+    "rms_norm_backward": _rms_norm_backward,
+    "recurrent": _recurrent,
+    "recurrent_backward": _recurrent,
     "_log_softmax": _cross_entropy,
     "_log_softmax_backward_data": _cross_entropy_backward,
     "nll_loss_backward": _filled,
@@ -278,6 +324,9 @@ def _listed(
     if name.startswith("_fused_adam"):
         ends = [sum(lengths[:at]) for at in range(5)]
         changed = [*reads[: ends[1]], *reads[ends[2] : ends[4]]]
+        write = sum(_bytes(each) for each in changed)
+    elif name.startswith("_fused_sgd"):  # parameters and, after the gradients, momentum
+        changed = [*first, *reads[sum(lengths[:2]) :]]
         write = sum(_bytes(each) for each in changed)
     else:
         write = sum(_bytes(each) for each in (first if name.endswith("_") else writes))

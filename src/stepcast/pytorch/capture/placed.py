@@ -1,4 +1,4 @@
-"""A program's tensors on no device, with the attention and dropout of a GPU."""
+"""A program's tensors on no device, with the fused operators of a GPU."""
 
 from typing import Any
 
@@ -7,11 +7,13 @@ from torch.overrides import TorchFunctionMode
 
 from stepcast.pytorch.capture.attention import fused_attention
 from stepcast.pytorch.capture.autocast import Casts
+from stepcast.pytorch.capture.library import CELLS, recurrent_net, rms_norm
 
 META = torch.device("meta")
 SHADOW = "_stepcast_values"  # of a tensor whose values are known
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _DROPOUT = torch.nn.functional.dropout
+_RECURRENT = {getattr(torch, name): name for name in CELLS}
 
 
 class Placed(TorchFunctionMode):  # type: ignore[misc]
@@ -20,9 +22,9 @@ class Placed(TorchFunctionMode):  # type: ignore[misc]
     These two are called within functions of PyTorch too, where a mode does not see them.
     """
 
-    def __init__(self, autocast: Any = None, compiled: bool = False) -> None:
+    def __init__(self, compiled: bool = False) -> None:
         super().__init__()
-        self.casts = Casts(autocast)
+        self.casts = Casts()
         self._masks: dict[int, tuple[Any, Any]] | None = {} if compiled else None
 
     def __enter__(self) -> Any:
@@ -60,6 +62,10 @@ class Placed(TorchFunctionMode):  # type: ignore[misc]
             return self._attention(*args, **kwargs)
         if func is _DROPOUT:
             return _dropout(*args, **kwargs)
+        if func is torch.nn.functional.rms_norm or func is torch.rms_norm:
+            return rms_norm(*args, **kwargs)
+        if func in _RECURRENT:
+            return recurrent_net(_RECURRENT[func], *args)
         if func is torch.tensor or func is torch.as_tensor:
             return _made(func, args, kwargs)
         if func is torch.Tensor.cuda or func is torch.Tensor.cpu:

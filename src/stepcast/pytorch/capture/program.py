@@ -17,6 +17,7 @@ from stepcast.pytorch.load import load_transformers
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LEARNING_RATE = 1e-5
+OF_TRANSFORMERS = {"checkpoint": "--checkpoint", "attention": "--attention", "experts": "--experts"}
 SAID = 300  # characters of what a library says
 
 
@@ -34,6 +35,8 @@ class Asked:
     experts: str = ""  # likewise
     optimizer: str = "adamw"
     compiled: bool = False  # memory-bound kernels fused, as torch.compile does
+    tf32: bool = False  # products of fp32 may be rounded to TF32; a program may also ask for that itself
+    given: frozenset[str] = frozenset()  # options that the user gave
 
 
 @dataclass
@@ -45,6 +48,7 @@ class Program:
     optimizer: Any
     name: str
     tokens: int
+    batch: int
     facts: dict[str, str] = field(default_factory=dict)
 
 
@@ -94,7 +98,7 @@ def _configured(path: str, asked: Asked, sizes: str = "") -> Program:
 
     name = os.path.basename(path).removesuffix(".json")
     facts = {"transformers": transformers.__version__, "model_type": kind}
-    return Program(model, results, _optimizer(model, asked), name, tokens, facts)
+    return Program(model, results, _optimizer(model, asked), name, tokens, asked.batch, facts)
 
 
 def _built(made_by: Any, config: Any, asked: Asked) -> Any:
@@ -212,8 +216,9 @@ def numbers(*shape: int) -> Any:
 def _called(what: str, asked: Asked) -> Program:
     """``module:function`` returns a model, or it with a batch, a loss and an optimizer.
 
-    It may take ``batch``, ``seq`` and ``dtype``. Of a tuple or dictionary: ``model``; ``inputs``, by position
-    or by name; ``loss``, called with what the model returns; ``optimizer``, made or a function of parameters.
+    It may take ``batch``, ``seq`` and ``dtype``; options that would have no effect are refused. Of a tuple or
+    dictionary: ``model``; ``inputs``, by position or by name; ``loss``, called with what the model returns;
+    ``optimizer``, made or a function of parameters.
     """
     module_name, _, function_name = what.partition(":")
     sys.path.insert(0, os.getcwd())
@@ -224,6 +229,12 @@ def _called(what: str, asked: Asked) -> Program:
         raise CaptureError(f"{what}: {_first_line(error)}; expected module:function on the path") from None
     finally:
         sys.path.pop(0)
+    for option, word in OF_TRANSFORMERS.items():
+        if option in asked.given:
+            raise CaptureError(
+                f"{word} has no effect on {what}: it configures models of transformers; the program itself "
+                "has to say so"
+            )
     known = {"batch": asked.batch, "seq": asked.seq, "dtype": DTYPES[asked.dtype]}
     taken = inspect.signature(function).parameters
     previous = torch.get_default_dtype()
@@ -239,11 +250,22 @@ def _called(what: str, asked: Asked) -> Program:
         made = dict(zip(("model", "inputs", "loss", "optimizer"), made, strict=False))
     if not isinstance(made, dict) or not isinstance(made.get("model"), torch.nn.Module):
         raise CaptureError(f"{what}: returned no torch.nn.Module; expected a model, or (model, inputs, ...)")
-    model, inputs = made["model"].to(META), made.get("inputs")
+    model, inputs, given = made["model"].to(META), made.get("inputs"), made.get("optimizer")
+    fixed = {
+        **({} if given is None else dict.fromkeys(("optimizer", "no_fused_optimizer"), "optimizer")),
+        **({} if inputs is None else dict.fromkeys({"batch", "seq"} - set(taken), "inputs")),
+    }
+    for option in sorted(asked.given & set(fixed)):
+        raise CaptureError(
+            f"--{option.replace('_', '-')} has no effect: {what} returns its own {fixed[option]}"
+        )
+    batch, seq = asked.batch, asked.seq
     if inputs is None:
-        inputs = (numbers(asked.batch, asked.seq),)
-    elif isinstance(inputs, torch.Tensor):
-        inputs = (inputs,)
+        inputs = (numbers(batch, seq),)
+    else:
+        inputs = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+        own_batch, own_seq = _sizes_of(inputs)
+        batch, seq = batch if "batch" in taken else own_batch, seq if "seq" in taken else own_seq
     model.train()
     inputs = torch.utils._pytree.tree_map_only(torch.Tensor, _placed, inputs)
     called = made.get("loss")
@@ -252,9 +274,20 @@ def _called(what: str, asked: Asked) -> Program:
         found = model(**inputs) if isinstance(inputs, dict) else model(*inputs)
         return (called(found) if called is not None else _usual_loss(what, found),)
 
-    given = made.get("optimizer")
     optimizer = given(model.parameters()) if callable(given) else given or _optimizer(model, asked)
-    return Program(model, results, optimizer, what, asked.batch * asked.seq)
+    return Program(model, results, optimizer, what, batch * seq, batch)
+
+
+def _sizes_of(inputs: Any) -> tuple[int, int]:
+    """Sequences and their tokens of *inputs*: the first dimension and, of whole numbers by sequence and place
+    and of vectors by both, the second; other samples count as one token each.
+    """
+    tensors = [each for each in torch.utils._pytree.tree_leaves(inputs) if isinstance(each, torch.Tensor)]
+    first = next((each for each in tensors if each.dim()), None)
+    if first is None:
+        return 1, 1
+    by_token = first.dim() == (3 if first.is_floating_point() else 2)
+    return max(1, first.shape[0]), max(1, first.shape[1]) if by_token else 1
 
 
 def _placed(tensor: Any) -> Any:

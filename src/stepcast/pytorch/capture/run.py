@@ -2,12 +2,13 @@
 
 import contextlib
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from stepcast.ir.captured import Captured
+from stepcast.pytorch.capture.autocast import GPU
 from stepcast.pytorch.capture.build import captured
 from stepcast.pytorch.capture.events import Moment, Trace
 from stepcast.pytorch.capture.placed import Placed
@@ -44,19 +45,29 @@ def _traced(program: Program, asked: Asked) -> Trace:
     return tracer.trace
 
 
+# What PyTorch asks about the machine, and what a machine with a GPU answers: optimizers ask which kernels the
+# device of their weights has, autocast whether it can be on, checkpoints whose autocast they restore.
+ANSWERS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("torch.optim.optimizer", "_get_fused_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
+    ("torch.optim.optimizer", "_get_foreach_kernels_supported_devices"): lambda: ["cuda", "cpu", "meta"],
+    ("torch.cuda.amp.common", "amp_definitely_not_available"): lambda: False,
+    ("torch.cuda", "is_bf16_supported"): lambda including_emulation=True: True,
+    ("torch.utils.checkpoint", "_infer_device_type"): lambda *args: GPU,
+}
+
+
 @contextlib.contextmanager
 def _as_on_gpu() -> Iterator[None]:
-    """Optimizers ask the device of their weights which kernels there are; these have a GPU's."""
-    chooser = importlib.import_module("torch.optim.optimizer")
-    names = ("_get_fused_kernels_supported_devices", "_get_foreach_kernels_supported_devices")
-    known = {name: getattr(chooser, name) for name in names}
-    for name in names:
-        setattr(chooser, name, lambda: ["cuda", "cpu", "meta"])
+    """Answer PyTorch's questions about the machine as one with a GPU does."""
+    modules = {name: importlib.import_module(name) for name, _ in ANSWERS}
+    known = {(module, name): getattr(modules[module], name) for module, name in ANSWERS}
+    for (module, name), answer in ANSWERS.items():
+        setattr(modules[module], name, answer)
     try:
         yield
     finally:
-        for name, found in known.items():
-            setattr(chooser, name, found)
+        for (module, name), found in known.items():
+            setattr(modules[module], name, found)
 
 
 def _make_states(program: Program, tracer: Tracer) -> None:
@@ -93,9 +104,12 @@ def _compiling() -> Iterator[None]:
 
 
 def _step(program: Program, asked: Asked, tracer: Tracer) -> None:
-    placed = Placed(torch.bfloat16 if asked.autocast else None, compiled=asked.compiled)
+    placed = Placed(compiled=asked.compiled)
     with tracer, tracer.following(), placed:
-        with _compiling() if asked.compiled else contextlib.nullcontext():
+        with (
+            _compiling() if asked.compiled else contextlib.nullcontext(),
+            torch.autocast(GPU, torch.bfloat16) if asked.autocast else contextlib.nullcontext(),
+        ):
             loss, *others = program.results()
         placed.casts.forget()
         tracer.moment = Moment.BACKWARD
@@ -109,7 +123,7 @@ def _step(program: Program, asked: Asked, tracer: Tracer) -> None:
         del others, zeros
     for parameter in program.model.parameters():
         if parameter.grad is not None:
-            tracer.role(parameter.grad, "gradients")
+            tracer.holds_gradient(parameter)
     tracer.moment = Moment.OPTIMIZER
     with tracer, torch.no_grad():
         program.optimizer.step()
@@ -119,26 +133,53 @@ def _step(program: Program, asked: Asked, tracer: Tracer) -> None:
 
 def capture(what: str, asked: Asked) -> Captured:
     """One step of *what*, a Hugging Face config or ``module:function``."""
-    program = program_of(what, asked)
-    trace = traced(program, asked)
-    facts = {"torch": str(torch.__version__), **program.facts, "seq": str(asked.seq), **_choices(asked)}
+    with _as_on_gpu(), _own_precision():
+        if asked.tf32:
+            torch.set_float32_matmul_precision("high")
+        program = program_of(what, asked)
+        trace = traced(program, asked)
+    facts = {
+        "torch": str(torch.__version__),
+        **program.facts,
+        "seq": str(program.tokens // program.batch),
+        **_choices(asked, program),
+    }
     return captured(
         trace,
         name=program.name,
         tokens=program.tokens,
-        batch=asked.batch,
+        batch=program.batch,
         precision="bf16" if asked.autocast else asked.dtype,
         facts=facts.items(),
         compiled=asked.compiled,
     )
 
 
-def _choices(asked: Asked) -> dict[str, str]:
+@contextlib.contextmanager
+def _own_precision() -> Iterator[None]:
+    """Leave PyTorch's precision of fp32 products as it was, whatever the program sets."""
+    switches = (torch.backends, torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    before = [getattr(each, "fp32_precision", None) for each in switches]
+    older = None
+    with contextlib.suppress(RuntimeError):  # which PyTorch refuses to read once the newer were set
+        older = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        if older is not None:
+            torch.set_float32_matmul_precision(older)
+        for each, precision in zip(switches, before, strict=True):
+            if precision is not None:
+                each.fp32_precision = precision
+
+
+def _choices(asked: Asked, program: Program) -> dict[str, str]:
     words = {
         "compiled": asked.compiled,
         "autocast": asked.autocast,
         "checkpoint": asked.checkpoint,
-        "fused optimizer": asked.fused,
+        "tf32": asked.tf32,
+        "fused optimizer": any(group.get("fused") for group in program.optimizer.param_groups),
         f"attention {asked.attention}": bool(asked.attention),
         f"experts {asked.experts}": bool(asked.experts),
     }

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepcast.pytorch.capture.events import Event, Moment, Storage, Tensor, Trace
+from stepcast.pytorch.capture.events import TF32, Event, Moment, Storage, Tensor, Trace
 from stepcast.pytorch.capture.placed import META, SHADOW
 
 # Of a tensor whose values are kept: a batch of token numbers; of who chose which expert.
@@ -37,6 +37,8 @@ COPIES = ("_to_copy", "copy_")
 CHOICES: dict[str, Callable[[Any], Any]] = {"topk": lambda found: found[1], "argmax": lambda found: found}
 # Arguments of these that are no tensors say how much they compute.
 OPTIONS = ("convolution", "attention")
+RECURRENT = ("recurrent", "recurrent_backward")
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "linear")
 # Operators over lists of tensors, which an optimizer has.
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
 
@@ -124,10 +126,12 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
         number = self._storage(tensor)
         self.trace.storages[number].role = role
 
-    def role(self, tensor: Any, role: str) -> None:
-        number = self._known.get(tensor.untyped_storage()._cdata)
+    def holds_gradient(self, parameter: Any) -> None:
+        """The gradient of *parameter* exists: its storage is one of gradients."""
+        number = self._known.get(parameter.grad.untyped_storage()._cdata)
         if number is not None:
-            self.trace.storages[number].role = role
+            self.trace.storages[number].role = "gradients"
+            self.trace.gradients[self._storage(parameter)] = number
 
     def _storage(self, tensor: Any) -> int:
         storage = tensor.untyped_storage()
@@ -262,11 +266,30 @@ class Tracer(TorchDispatchMode):  # type: ignore[misc]
             if packet.startswith("attention"):
                 masked = args[3 if packet == "attention" else 4] is not None
                 options = (masked, *args[-2:])
+        elif packet in RECURRENT:
+            options = tuple(args[-1])
+        if read and read[0].dtype is torch.float32 and _runs_as_tf32(packet):
+            options = (TF32, *options)
         self.trace.events.append(Event(packet, reads, writes, options, self.moment, module, again, source))
 
     def _tensor(self, tensor: Any) -> Tensor:
         shape, stride = tuple(tensor.shape), tensor.stride()
         return Tensor(shape, stride, DTYPES.get(tensor.dtype, "fp32"), self._storage(tensor))
+
+
+def _runs_as_tf32(packet: str) -> bool:
+    """Whether PyTorch lets the tensor cores of a GPU round the operands of this operator to TF32."""
+    if packet in PRODUCTS:
+        own = legacy = torch.backends.cuda.matmul
+    elif packet.startswith("convolution") or packet in RECURRENT:
+        legacy = torch.backends.cudnn
+        own = getattr(legacy, "rnn" if packet in RECURRENT else "conv", legacy)
+    else:
+        return False
+    try:  # since PyTorch 2.9, which refuses to read the older switch where a program sets the newer
+        return bool(own.fp32_precision == TF32)
+    except (AttributeError, AssertionError):
+        return bool(legacy.allow_tf32)
 
 
 def _grouped_product(left: Any, right: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:

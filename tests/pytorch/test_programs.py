@@ -1,0 +1,235 @@
+"""What plain PyTorch programs ask of a GPU: precision, fused operators, optimizers, and options for them."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'stepcast[torch]'")
+
+from stepcast.cli.main import main  # noqa: E402
+from stepcast.forecast.captured import predict_captured  # noqa: E402
+from stepcast.hardware import load_cluster  # noqa: E402
+from stepcast.ir.captured import Captured  # noqa: E402
+from stepcast.ir.dtype import DType  # noqa: E402
+from stepcast.ir.recurrent import RecurrentCells  # noqa: E402
+from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul  # noqa: E402
+from stepcast.ir.workload import Op  # noqa: E402
+from stepcast.pytorch.capture.program import Asked  # noqa: E402
+from stepcast.pytorch.capture.run import capture  # noqa: E402
+
+WIDTH, ROWS, LAYERS = 256, 512, 3
+PROGRAM = f"""
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+def mean(out):
+    return (out[0] if isinstance(out, tuple) else out).float().mean()
+
+class Stack(nn.Module):
+    def __init__(self, autocast=False, again=False):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear({WIDTH}, {WIDTH}, bias=False) for _ in range({LAYERS}))
+        self.autocast, self.again = autocast, again
+
+    def inner(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def forward(self, x):
+        with torch.autocast("cuda", torch.bfloat16, enabled=self.autocast):
+            return checkpoint(self.inner, x, use_reentrant=False) if self.again else self.inner(x)
+
+def data():
+    return (torch.randn({ROWS}, {WIDTH}),)
+
+def plain():
+    return Stack(), data(), mean
+
+def sgd():
+    return Stack(), data(), mean, lambda weights: torch.optim.SGD(weights, lr=0.1)
+
+def momentum():
+    return Stack(), data(), mean, lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+
+def fused_momentum():
+    return Stack(), data(), mean, lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9, fused=True)
+
+def tf32():
+    torch.set_float32_matmul_precision("high")
+    return plain()
+
+def autocast():
+    return Stack(autocast=True), data(), mean
+
+def checkpointed_autocast():
+    return Stack(autocast=True, again=True), data(), mean
+
+def norm():
+    return nn.RMSNorm({WIDTH}), (torch.randn({ROWS}, {WIDTH}, requires_grad=True),), mean
+
+def recurrent(kind="LSTM", **options):
+    model = getattr(nn, kind)({WIDTH}, {WIDTH}, 2, batch_first=True, **options)
+    return model, (torch.randn(8, 64, {WIDTH}, requires_grad=True),), mean
+
+def gru():
+    return recurrent("GRU", bidirectional=True)
+
+def tiny():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.ReLU()) for _ in range(200)))
+    return model, (torch.randn(4, 16),), mean
+"""
+
+
+@pytest.fixture(autouse=True)
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stepcast_programs.py").write_text(PROGRAM)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def captured(name: str, **asked: object) -> Captured:
+    return capture(f"stepcast_programs:{name}", Asked(dtype="fp32", **asked))  # type: ignore[arg-type]
+
+
+def ops_of(found: Captured, kind: type) -> list[Op]:
+    layers = [layer for block in found.stage.body for layer in block.layers for _ in range(block.repeat)]
+    return [op for layer in layers for op in layer.all_ops if isinstance(op.work, kind)]
+
+
+def product_formats(found: Captured) -> set[DType]:
+    return {op.work.dtype for op in ops_of(found, Matmul)}  # type: ignore[union-attr]
+
+
+def test_fp32_products_run_as_tf32_where_the_program_says_so() -> None:
+    before = torch.get_float32_matmul_precision()
+    plain, rounded = captured("plain"), captured("tf32")
+    assert product_formats(plain) == {DType.FP32}
+    assert product_formats(rounded) == {DType.TF32}
+    assert (plain.precision, rounded.precision) == (DType.FP32, DType.TF32)
+    assert product_formats(captured("plain", tf32=True)) == {DType.TF32}
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_newer_switch_is_read_too() -> None:
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert product_formats(captured("plain")) == {DType.TF32}
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("name", ["autocast", "checkpointed_autocast"])
+def test_autocast_inside_the_program(name: str) -> None:
+    """Products run in bf16, those that a checkpoint computes again too, and weights stay in fp32."""
+    found = captured(name)
+    assert product_formats(found) == {DType.BF16}
+    assert found.memory.parameters == LAYERS * WIDTH * WIDTH * 4
+    assert not torch.is_autocast_enabled("cuda")
+
+
+def test_a_norm_is_one_kernel_forward() -> None:
+    found = captured("norm")
+    norms = [op.work for op in ops_of(found, Elementwise) if op.work.kind is ElementwiseKind.RMS_NORM]  # type: ignore[union-attr]
+    size = ROWS * WIDTH * 4
+    weight = WIDTH * 4
+    forward, backward = norms
+    assert forward.read_bytes + forward.write_bytes == pytest.approx(2 * size + weight, rel=0.01)  # type: ignore[union-attr]
+    assert backward.read_bytes + backward.write_bytes == 3 * size  # type: ignore[union-attr]
+    assert found.ops < 15
+
+
+@pytest.mark.parametrize(("name", "gates", "ways"), [("recurrent", 4, 1), ("gru", 3, 2)])
+def test_recurrent_networks_are_one_call_of_cudnn(name: str, gates: int, ways: int) -> None:
+    """Cells of two layers both ways, and for each layer a product forward and three backward."""
+    found = captured(name)
+    cells = [op.work for op in ops_of(found, RecurrentCells)]
+    assert len(cells) == 2 * 2 * ways
+    assert all((work.steps, work.batch, work.gates) == (64, 8, gates) for work in cells)  # type: ignore[union-attr]
+    assert len(ops_of(found, Matmul)) == 4 * 2 * ways
+    rows, wide = 64 * 8, gates * WIDTH
+    inputs = [WIDTH, ways * WIDTH]
+    expected = sum(3 * 2 * rows * wide * width + 2 * rows * wide * WIDTH * 3 for width in inputs) * ways
+    assert found.flops() == expected
+    weights = sum(wide * (width + WIDTH) + 2 * wide for width in inputs) * ways
+    assert found.parameters == weights
+    assert found.memory.all_gradients == pytest.approx(4 * weights, rel=0.1)
+
+
+def test_recurrent_step_as_measured() -> None:
+    """Of 128 cells with 64 steps each way the host launches one after another: 26 and 35 us on an H200."""
+    step_s = predict_captured(captured("recurrent"), load_cluster("generic:gpu=h200")).step_s
+    assert 2 * 64 * (26e-6 + 35e-6) < step_s < 2 * 64 * 90e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "reads", "writes"), [("sgd", 2, 1), ("momentum", 5, 3), ("fused_momentum", 3, 2)]
+)
+def test_what_updates_read_and_write(name: str, reads: int, writes: int) -> None:
+    """Plain: weight and gradient in, weight out. With momentum that is scaled, added to and then read; in one
+    kernel each is read and written once, and the gradient read.
+    """
+    found = captured(name)
+    (update,) = (op.work for op in found.stage.epilogue[0].forward)
+    size = LAYERS * WIDTH * WIDTH * 4
+    assert isinstance(update, Elementwise)
+    assert (update.read_bytes, update.write_bytes) == (reads * size, writes * size)
+
+
+def test_updates_take_as_long_as_measured() -> None:
+    """Of 134 million weights in fp32: 0.42 ms plain and 1.17 with momentum on an H200."""
+    for name, measured_s in (("sgd", 0.4245e-3), ("momentum", 1.1666e-3)):
+        found = captured(name)
+        prediction = predict_captured(found, load_cluster("generic:gpu=h200"))
+        (update,) = (op.work for op in found.stage.epilogue[0].forward)
+        assert isinstance(update, Elementwise)
+        times = 134_250_496 / (LAYERS * WIDTH * WIDTH)
+        larger = Elementwise(
+            update.kind,
+            1,
+            round(update.columns * times),
+            update.read_bytes * times,
+            update.write_bytes * times,
+            dtype=update.dtype,
+        )
+        assert prediction.pricer.compute(larger).seconds == pytest.approx(measured_s, rel=0.1)
+
+
+def test_the_interval_of_a_host_bound_step_holds_what_hosts_differ_by() -> None:
+    report = predict_captured(captured("tiny"), load_cluster("generic:gpu=h200")).report
+    assert report.breakdown_s["other"] > 0.8 * report.step_s
+    assert report.low_s < 0.85 * report.step_s
+    assert report.high_s > 1.19 * report.step_s
+
+
+@pytest.mark.parametrize(
+    ("name", "option"),
+    [
+        ("plain", "--checkpoint"),
+        ("plain", "--attention=eager"),
+        ("plain", "--batch=4"),
+        ("plain", "--seq=64"),
+        ("sgd", "--optimizer=sgd"),
+        ("sgd", "--no-fused-optimizer"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    name: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["capture", f"stepcast_programs:{name}", option]) == 2
+    assert f"{option.split('=')[0]} has no effect" in capsys.readouterr().err
+
+
+def test_options_with_an_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    """The optimizer of a program that brings none; its batch is that of its inputs."""
+    words = ["capture", "stepcast_programs:plain", "--dtype", "fp32", "--json"]
+    states = []
+    for more in ([], ["--optimizer", "sgd"]):
+        assert main([*words, *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["batch"] == found["tokens"] == ROWS
+        states.append(found["memory_bytes"]["optimizer"])
+    assert states[0] > 0 == states[1]
