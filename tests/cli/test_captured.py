@@ -65,6 +65,67 @@ def test_spread_like_the_generated_model(
     assert memory_bytes(captured) == pytest.approx(memory_bytes(expected), rel=0.04)
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (["--kernels", "plain"], "--kernels"),
+        (["--residual"], "--residual"),
+        (["--execution", "graphs"], "--execution"),
+        (["--recompute", "full"], "--recompute"),
+        (["--clipping"], "--clipping"),
+        (["--bucket-mb", "50"], "--bucket-mb"),
+        (["--bucket-mb", "50", "--gpus", "8", "--sharding", "fsdp"], "--bucket-mb"),
+        (["--place", "packed"], "--place"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    words: list[str], option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["predict", "--captured", str(EXAMPLE), "--cluster", "hgx-h200", *words]) == 2
+    assert f"{option} has no effect" in capsys.readouterr().err
+
+
+def test_one_bucket_is_summed_after_the_backward(capsys: pytest.CaptureFixture[str]) -> None:
+    """DDP hides buckets behind the backward; one bucket of all gradients can hide behind nothing."""
+    words = ["predict", "--captured", str(EXAMPLE), "--cluster", "hgx-h200", "--gpus", "8"]
+    usual, one = (said(capsys, *words, *more) for more in ([], ["--bucket-mb", "0"]))
+    dp = one["communication_s"]["dp"]  # type: ignore[index]
+    assert dp["exposed"] == pytest.approx(dp["total"])
+    assert usual["communication_s"]["dp"]["exposed"] < 0.5 * dp["exposed"]  # type: ignore[index]
+
+
+def test_a_calibration_acts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Products that take twice as long make the step longer by their share of it."""
+    path = tmp_path / "slow.toml"
+    path.write_text('gpu = "h200"\n[class."matmul.bf16"]\nfactor = 2.0\n')
+    words = ["predict", "--captured", str(EXAMPLE), "--cluster", "hgx-h200"]
+    usual, slow = said(capsys, *words), said(capsys, *words, "--calibration", str(path))
+    assert 1.3 < slow["step_s"] / usual["step_s"] < 2.0  # type: ignore[operator]
+
+
+def test_nodes_and_replicas_count_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["predict", "--captured", str(EXAMPLE), "--cluster", "hgx-h200", "--tp", "2"]
+    found = [said(capsys, *words, *more) for more in (["--gpus", "16"], ["--nodes", "2"], ["--dp", "8"])]
+    assert [each["gpus"] for each in found] == [16, 16, 16]
+    assert main([*words, "--gpus", "8", "--dp", "8"]) == 2
+    assert "leave one of them out" in capsys.readouterr().err
+
+
+def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.html"
+    words = ["--captured", str(EXAMPLE), "--cluster", "hgx-h200", "--gpus", "8", "--html", str(page)]
+    assert main(["predict", *words]) == 0
+    assert f"{8 * BATCH} sequences of {SEQ:,} tokens" in page.read_text()
+
+
+def test_older_captures_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Version 2 has the memory of one moment alone, which sharding does not scale as a whole."""
+    older = tmp_path / "older.json"
+    older.write_text(EXAMPLE.read_text().replace('"version":3', '"version":2', 1))
+    assert main(["predict", "--captured", str(older), "--gpu", "h200"]) == 2
+    assert "capture the program again" in capsys.readouterr().err
+
+
 def test_balanced_stages_beat_equal_numbers_of_layers(capsys: pytest.CaptureFixture[str]) -> None:
     """The loss over a large vocabulary is a stage's worth of work; cuts allow for it."""
     words = ["--gpus", "4", "--pp", "4", "--global-batch", str(8 * BATCH), "--cluster", "hgx-h200"]

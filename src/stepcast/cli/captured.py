@@ -3,32 +3,29 @@
 import argparse
 from typing import Any
 
+from stepcast.cli.background import with_background
+from stepcast.cli.calibrations import check_gpu, load_calibration
 from stepcast.cli.engine import engine_of
+from stepcast.cli.options import option_of
+from stepcast.cli.place import has_racks
 from stepcast.cli.progress import open_source
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
+from stepcast.forecast.options import Options
 from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.simulate import Prediction
 from stepcast.generate.written import recorded
-from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
 from stepcast.ir.workload import Workload
 
-# Options of predict that a captured program cannot take, since it says these itself.
-ITS_OWN = (
-    *("model", "seq", "micro_batch", "precision", "recompute", "framework", "vpp", "offload", "optimizer"),
-    *(
-        "expert_tp",
-        "flash_attention",
-        "to_workload",
-        "tokens",
-        "price",
-        "currency",
-        "overlap",
-        "training",
-        "lora_rank",
-    ),
-)
+# Options of predict that act on a captured program; what it computes, and in which software, is in the file.
+ACTING = frozenset((
+    *("captured", "cluster", "gpu", "set", "place", "gpus", "nodes", "dp", "tp", "cp", "ep", "pp"),
+    *("global_batch", "schedule", "sharding", "bucket_mb", "zero_gradients", "calibration", "engine"),
+    *("background", "explain_memory", "require_fit", "jitter", "runs", "seed", "trace", "html", "gantt"),
+    *("critical_path", "json", "verb", "command", "quiet"),
+))  # fmt: skip
 SPLITS = {
     "cp": "context parallelism needs attention that was written for it",
     "ep": "expert parallelism needs experts that were written for it",
@@ -49,38 +46,33 @@ def place_of(args: argparse.Namespace) -> Cluster:
     return load_cluster(args.cluster or f"generic:gpu={args.gpu}", getattr(args, "set", []))
 
 
+def check_captured_options(args: argparse.Namespace) -> None:
+    """Raise a ValueError for the first option of predict that has no effect on a captured program."""
+    for name in sorted(args.given - ACTING):
+        raise ValueError(
+            f"{option_of(name)} has no effect with --captured: the captured program fixes what it computes "
+            "and which software runs it; leave it out"
+        )
+
+
 def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction, dict[str, Any]]:
     """The step that *args* ask for, and what was asked."""
     for name, why in SPLITS.items():
         if (getattr(args, name, None) or 1) > 1:
             raise ValueError(f"--{name}: {why}; --gpus, --tp, --pp and --sharding fsdp are possible")
-    pp, tp = getattr(args, "pp", None) or 1, getattr(args, "tp", None) or 1
-    gpus = args.gpus or 1
-    if gpus % (pp * tp):
-        raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
-    dp = gpus // (pp * tp)
-    given = getattr(args, "global_batch", None)
-    batches, rest = divmod(given or captured.batch * dp, captured.batch * dp)
-    if rest or not batches:
-        raise ValueError(
-            f"--global-batch {given}: the program was captured with a batch of {captured.batch} and runs on "
-            f"{dp} replicas; give a multiple of {captured.batch * dp}"
-        )
-    sharding = getattr(args, "sharding", None) or "none"
-    if sharding not in list(CapturedSharding):
-        raise ValueError(f"--sharding {sharding}: of a captured program it is none or fsdp")
     cluster = place_of(args)
-    schedule = getattr(args, "schedule", None)
-    spread = Spread(
-        dp,
-        pp,
-        batches,
-        CapturedSharding(sharding),
-        str(schedule) if schedule else None,
-        tp,
-        getattr(args, "zero_gradients", None) or 0.0,
-    )
-    prediction = predict_captured(captured, cluster, spread, engine=engine_of(args))
+    spread = _spread_of(captured, args, cluster)
+    calibration = None
+    if path := getattr(args, "calibration", None):
+        calibration = load_calibration(path)
+        check_gpu(calibration, path, cluster.gpu.name)
+    if "place" in args.given and not has_racks(args):
+        raise ValueError(
+            "--place has no effect: no rack of this cluster is one NVLink domain of several nodes"
+        )
+    options = Options(place=Place(getattr(args, "place", Place.EVEN)), engine=engine_of(args))
+    options = with_background(options, args, cluster, spread.layout.gpus)
+    prediction = predict_captured(captured, cluster, spread, calibration, options)
     asked = {
         "model": captured.name,
         "parameters": captured.parameters,
@@ -88,9 +80,53 @@ def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction,
         "framework": "captured",
         "gpu": cluster.gpu.name,
         "gpus_per_node": cluster.node.gpus,
-        "strategy": {**spread.layout.facts(), "sharding": sharding},
+        "strategy": {**spread.layout.facts(), "sharding": str(spread.sharding)},
     }
     return prediction, asked
+
+
+def _spread_of(captured: Captured, args: argparse.Namespace, cluster: Cluster) -> Spread:
+    """How *args* distribute the program over the GPUs of *cluster*."""
+    pp, tp = getattr(args, "pp", None) or 1, getattr(args, "tp", None) or 1
+    counts = {
+        "--gpus": args.gpus,
+        "--nodes": (getattr(args, "nodes", None) or 0) * cluster.node.gpus,
+        "--dp": (getattr(args, "dp", None) or 0) * tp * pp,
+    }
+    given = {option: count for option, count in counts.items() if count}
+    if len(set(given.values())) > 1:
+        means = " and ".join(f"{option} means {count:,}" for option, count in given.items())
+        raise ValueError(f"{means} GPUs, with tp x pp = {tp * pp:,}: leave one of them out")
+    gpus = next(iter(given.values()), 1)
+    if gpus % (pp * tp):
+        raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp = {tp * pp}")
+    dp = gpus // (pp * tp)
+    batch = getattr(args, "global_batch", None)
+    batches, rest = divmod(batch or captured.batch * dp, captured.batch * dp)
+    if rest or not batches:
+        raise ValueError(
+            f"--global-batch {batch}: the program was captured with a batch of {captured.batch} and runs on "
+            f"{dp} replicas; give a multiple of {captured.batch * dp}"
+        )
+    sharding = getattr(args, "sharding", None) or "none"
+    if sharding not in list(CapturedSharding):
+        raise ValueError(f"--sharding {sharding}: of a captured program it is none or fsdp")
+    bucket_mb = getattr(args, "bucket_mb", None)
+    if bucket_mb is not None and (dp == 1 or sharding == CapturedSharding.FSDP):
+        raise ValueError(
+            "--bucket-mb has no effect: only DDP sums gradients in buckets; give more GPUs and no --sharding"
+        )
+    schedule = getattr(args, "schedule", None)
+    return Spread(
+        dp,
+        pp,
+        batches,
+        CapturedSharding(sharding),
+        str(schedule) if schedule else None,
+        tp,
+        getattr(args, "zero_gradients", None) or 0.0,
+        None if bucket_mb is None else round(bucket_mb * 1e6),
+    )
 
 
 def captured_facts(captured: Captured) -> dict[str, Any]:

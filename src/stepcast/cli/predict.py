@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.configured import equivalent_command
 from stepcast.cli.forecasting import add_forecast_arguments, forecast
 from stepcast.cli.neighbours import neighbours
-from stepcast.cli.options import add_options, option_of
+from stepcast.cli.options import add_options
 from stepcast.cli.output import terminal_width, write_file, write_files
 from stepcast.cli.remedies import remedies
 from stepcast.cli.results import add_result_arguments, show_prediction
@@ -88,14 +88,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_captured(args: argparse.Namespace) -> int:
-    """The step of a captured program, which says itself what a strategy would."""
-    from stepcast.cli.captured import ITS_OWN, predicted, read_captured
+    """Predict the step of a captured program."""
+    from stepcast.cli.captured import check_captured_options, predicted, read_captured
 
-    for name in ITS_OWN:
-        if name in args.given:
-            raise ValueError(
-                f"{option_of(name)} has no effect: a captured program says it itself; leave it out"
-            )
+    check_captured_options(args)
     prediction, asked = predicted(read_captured(args.captured), args)
     show_prediction(prediction, args, asked)
     if args.explain_memory and not args.json and prediction.report.memory_bytes is not None:

@@ -1,18 +1,20 @@
 """A captured program on a GPU, or on many: data and tensor parallel, sharded, cut into pipeline stages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import NamedTuple
 
 from stepcast.cost.calibration import Calibration
+from stepcast.cost.memory.in_flight import held_in_flight
 from stepcast.cost.memory.stages import WORKSPACE_BYTES, StageMemory
 from stepcast.cost.pricing import ComputePrice
 from stepcast.forecast.cuts import cuts, pieces
 from stepcast.forecast.exchanges import reduced, sharded
 from stepcast.forecast.issue import issue_s_of
-from stepcast.forecast.options import Engine, Options
-from stepcast.forecast.predict import compute_pricer, memory_facts
+from stepcast.forecast.options import DEFAULTS, Options
+from stepcast.forecast.predict import at_pace, compute_pricer, memory_facts
 from stepcast.forecast.simulate import Prediction, simulate
 from stepcast.forecast.splits import split_captured, updated_share, with_idle_weights
 from stepcast.forecast.ties import held_parts, summed
@@ -20,6 +22,7 @@ from stepcast.hardware import Cluster
 from stepcast.ir.captured import Captured, Part
 from stepcast.ir.framework import MEGATRON_CORE, Execution, Framework, Kernels, Modules
 from stepcast.ir.layout import Layout
+from stepcast.ir.schedules import Pipeline, ScheduleKind
 from stepcast.ir.step import StepReport, Throughput
 from stepcast.ir.work import Compute
 from stepcast.ir.workload import Layer, Stage, Workload, folded, written
@@ -43,6 +46,8 @@ class Spread:
     schedule: str | None = None
     tp: int = 1
     zero_gradients: float = 0.0  # of all weights, the share whose gradients are zero
+    # Gradients that DDP sums together; 0: one bucket for all of a stage, None: DDP's own sizes.
+    bucket_bytes: float | None = None
 
     @property
     def ways(self) -> int:
@@ -74,24 +79,26 @@ def predict_captured(
     cluster: Cluster,
     spread: Spread = Spread(),  # noqa: B008  # frozen
     calibration: Calibration | None = None,
-    engine: Engine = Engine.FAST,
+    options: Options = DEFAULTS,
 ) -> Prediction:
-    """One step of *captured* on *cluster*, spread so."""
+    """Predict one step of *captured* on *cluster*, distributed as *spread* says.
+
+    Of *options*, schedule, host and messages follow from the program and from *spread*.
+    """
     framework, whole = framework_of(captured), captured
     captured = split_captured(captured, spread.tp)
     idle = spread.zero_gradients == 1
     compute = compute_pricer(captured.workload, cluster, calibration, framework.attention, idle)
     workload, begins = spread_out(captured, spread, compute)
-    issue_s = issue_s_of(framework)
-    options = Options(
+    options = replace(
+        options,
         schedule=spread.schedule,
-        issue_s=issue_s,
+        issue_s=issue_s_of(framework),
         ahead=framework.runs_ahead,
         contention=True,
         send=Send.EAGER,
-        engine=engine,
     )
-    prediction = simulate(workload, cluster, options, compute)
+    prediction = simulate(workload, cluster, at_pace(options, calibration), compute)
     memory = stage_memory(captured, spread, begins, cluster)
     return replace(
         prediction,
@@ -140,7 +147,7 @@ def _stage(
         return Stage(captured.stage.body if spread.pp == 1 else body, epilogue=epilogue)
     if spread.sharding is CapturedSharding.FSDP:
         return sharded(layers, parts, units, epilogue, spread.micro_batches)
-    return reduced(layers, parts, epilogue, spread.micro_batches)
+    return reduced(layers, parts, epilogue, spread.micro_batches, spread.bucket_bytes)
 
 
 def captured_bytes(captured: Captured) -> int:
@@ -166,45 +173,91 @@ def _seconds(layer: Layer, compute: ComputePrice) -> float:
 def stage_memory(
     captured: Captured, spread: Spread, begins: Sequence[int], cluster: Cluster
 ) -> tuple[StageMemory, ...]:
-    """What each stage holds: its share of the states, and the activations of micro-batches in flight."""
-    whole, memory, overhead = (
-        max(1, captured_bytes(captured)),
-        captured.memory,
-        framework_of(captured).overhead,
-    )
-    kept = max(1, sum(part.kept_bytes for part in captured.parts))
-    ways, held_by = spread.ways, held_parts(captured, begins)
+    """Return what each stage holds at its fullest moment."""
+    memory, overhead = captured.memory, framework_of(captured).overhead
+    held_by, in_flight = held_parts(captured, begins), _in_flight(spread)
     found = []
     for stage, own in enumerate(pieces(len(captured.parts), begins)):
         parts = held_by[own.start : own.stop]
-        share = sum(part.parameter_bytes for part in parts) / whole
-        held = sum(part.kept_bytes for part in parts) / kept
-        alone = spread.pp == 1 and spread.micro_batches == 1
-        flying = 1 if spread.pp == 1 else min(spread.micro_batches, spread.pp - stage)
-        gradients = memory.gradients if alone else memory.all_gradients * share
-        last = stage == spread.pp - 1
-        gathered = 0.0
-        if ways > 1:
-            units = [
-                sum(p.parameter_bytes for p in parts[unit.start : unit.stop])
-                for unit in _units(captured, own)
-            ]
-            gathered = 2.0 * max(units, default=0)
+        share = sum(part.parameter_bytes for part in parts) / max(1, captured_bytes(captured))
+        if spread.layout.gpus == spread.dp and spread.ways == spread.micro_batches == 1:
+            moment = _Moment(memory.gradients, memory.activations, memory.temporary)
+        else:
+            moments = _moments(parts, _units(captured, own), spread, in_flight[stage], memory.update * share)
+            moment = max(moments, key=lambda each: each.total)
         found.append(
             StageMemory(
                 stage=stage,
-                parameters=memory.parameters * share / ways,
-                gradients=gradients / ways,
-                optimizer=memory.optimizer * share / ways,
-                activations=memory.activations * held * flying,
-                temporary=(memory.temporary if last else 0) + gathered + WORKSPACE_BYTES,
-                fragmentation=overhead.fragmentation * memory.activations * held * flying,
+                parameters=memory.parameters * share / spread.ways,
+                gradients=moment.gradients,
+                optimizer=memory.optimizer * share / spread.ways,
+                activations=moment.activations,
+                temporary=moment.temporary + WORKSPACE_BYTES,
+                fragmentation=overhead.fragmentation * moment.activations,
                 communication=overhead.buffer_bytes if spread.layout.gpus > 1 else 0.0,
                 framework=overhead.context_bytes,
                 capacity=cluster.gpu.memory_bytes,
             )
         )
     return tuple(found)
+
+
+class _Moment(NamedTuple):
+    """Bytes of one rank at a moment of the step, beyond its share of parameters and optimizer states."""
+
+    gradients: float
+    activations: float
+    temporary: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+def _in_flight(spread: Spread) -> list[int]:
+    """Return the micro-batches whose activations each stage holds at once."""
+    schedule = ScheduleKind(spread.schedule or ScheduleKind.ONE_F_ONE_B)
+    held = held_in_flight(schedule, Pipeline(spread.pp, 1, spread.micro_batches))
+    return [1] if spread.pp == 1 else [sum(chunks) for chunks in held]
+
+
+def _moments(
+    parts: Sequence[Part], units: Sequence[range], spread: Spread, in_flight: int, update: float
+) -> Iterator[_Moment]:
+    """Yield the moments that can be the fullest: each layer's forward and backward, and the update.
+
+    Sharding splits gradients among ranks once their unit's backward has ended; until then they are complete,
+    as are the weights of the unit at work and of the one gathered ahead of it. Saved activations and what a
+    layer needs while it runs stay as they are.
+    """
+    saved = sum(part.kept_bytes for part in parts)
+    every = sum(part.gradient_bytes for part in parts) / spread.ways
+    accumulates = spread.micro_batches > 1
+    gathered = 2.0 * max((_total(parts, unit) for unit in units), default=0) if spread.ways > 1 else 0.0
+    before, reduced = 0.0, every  # saved by layers before; gradients of this layer and later ones
+    for unit in units:
+        fresh = float(sum(parts[at].gradient_bytes for at in unit)) if spread.ways > 1 else 0.0
+        for at in unit:
+            part = parts[at]
+            held = (in_flight - 1) * saved + before
+            gradients = every if accumulates else 0.0
+            yield _peak(gradients, held, part.kept_bytes, part.forward_peak_bytes, gathered)
+            if accumulates and spread.ways == 1:
+                fresh = part.gradient_bytes
+            gradients = every if accumulates else reduced
+            yield _peak(gradients, held, part.kept_bytes, part.backward_peak_bytes, gathered + fresh)
+            before += part.kept_bytes
+            reduced -= part.gradient_bytes / spread.ways
+    yield _Moment(every, 0.0, update / spread.ways)
+
+
+def _peak(gradients: float, held: float, kept: int, peak: int, others: float) -> _Moment:
+    """Return the moment at which a layer that keeps *kept* needs *peak*."""
+    return _Moment(gradients, held + min(kept, peak), max(0, peak - kept) + others)
+
+
+def _total(parts: Sequence[Part], unit: range) -> int:
+    return sum(parts[at].parameter_bytes for at in unit)
 
 
 def _finished(
@@ -229,6 +282,7 @@ def _finished(
         "precision": str(captured.precision),
         "begins": [layers[at].name for at in begins],
         **dict(captured.facts),
+        "seq": captured.tokens // captured.batch,
     }
     return replace(
         report,

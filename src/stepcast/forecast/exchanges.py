@@ -1,5 +1,6 @@
 """What data-parallel ranks of a captured program exchange: sums of gradients, or shares of everything."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,19 +16,27 @@ BUCKET_BYTES, FIRST_BUCKET_BYTES = 25 * MIB, MIB
 
 
 def reduced(
-    layers: Sequence[Layer], parts: Sequence[Part], epilogue: tuple[Layer, ...], micro_batches: int
+    layers: Sequence[Layer],
+    parts: Sequence[Part],
+    epilogue: tuple[Layer, ...],
+    micro_batches: int,
+    bucket_bytes: float | None = None,
 ) -> Stage:
-    """Gradients summed in buckets while the backward goes on, in its last micro-batch alone."""
+    """Gradients summed in buckets while the backward goes on, in its last micro-batch alone.
+
+    Every bucket but the first, which DDP makes small, has *bucket_bytes*; 0 makes one bucket of all.
+    """
     changed: dict[int, Layer] = {}
     names: list[str] = []
-    size, limit = 0, FIRST_BUCKET_BYTES
+    later = BUCKET_BYTES if bucket_bytes is None else bucket_bytes or math.inf
+    size, limit = 0, min(FIRST_BUCKET_BYTES, later) if later < math.inf else later
     for at in reversed(range(len(layers))):
         size += parts[at].parameter_bytes
         if size >= limit or (at == 0 and size):
             names.append(f"dp all-reduce {len(names)}")
             op = Op(names[-1], Collective(CollectiveKind.ALL_REDUCE, size, Group.DP), blocking=False)
             changed[at] = replace(layers[at], weight_gradient=(*layers[at].weight_gradient, op))
-            size, limit = 0, BUCKET_BYTES
+            size, limit = 0, later
     epilogue = _after(epilogue, names)
     if micro_batches == 1:
         body = tuple(Block((changed.get(at, layer),)) for at, layer in enumerate(layers))

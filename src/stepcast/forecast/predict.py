@@ -83,7 +83,7 @@ def _predicted(
     workload = generate(model, strategy, framework)
     idle = strategy.zero_gradients == 1
     compute = compute_pricer(workload, cluster, calibration, framework.attention, idle)
-    options = _at_pace(_as_strategy_says(options, model, strategy, framework), calibration)
+    options = at_pace(_as_strategy_says(options, model, strategy, framework), calibration)
     prediction = run(workload, cluster, options, compute)
     return replace(
         prediction,
@@ -239,7 +239,7 @@ def _as_strategy_says(options: Options, model: Model, strategy: Strategy, framew
     )
 
 
-def _at_pace(options: Options, calibration: Calibration | None) -> Options:
+def at_pace(options: Options, calibration: Calibration | None) -> Options:
     """*options* with the host that *calibration* was measured on."""
     issue_s = options.issue_s
     if issue_s is None or calibration is None or calibration.pace == 1.0:

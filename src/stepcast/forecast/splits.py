@@ -62,6 +62,7 @@ def split_captured(captured: Captured, ways: int) -> Captured:
             optimizer=round(memory.optimizer * held),
             activations=round(memory.activations * kept),
             all_gradients=round(memory.all_gradients * held),
+            update=round(memory.update * held),
         ),
     )
 
@@ -72,14 +73,22 @@ def _ratio(after: Sequence[Part], before: Sequence[Part], name: str) -> float:
 
 
 def _part(part: Part, ways: int) -> Part:
-    left, kept = part.split_bytes // ways, part.split_kept_bytes // ways
+    def share(size: int, split: int) -> int:
+        return size - split + split // ways
+
+    left = share(part.parameter_bytes, part.split_bytes) / max(1, part.parameter_bytes)
     return replace(
         part,
-        parameters=round(part.parameters * (1 - (part.split_bytes - left) / max(1, part.parameter_bytes))),
-        parameter_bytes=part.parameter_bytes - part.split_bytes + left,
-        kept_bytes=part.kept_bytes - part.split_kept_bytes + kept,
+        parameters=round(part.parameters * left),
+        parameter_bytes=share(part.parameter_bytes, part.split_bytes),
+        gradient_bytes=round(part.gradient_bytes * left),
+        kept_bytes=share(part.kept_bytes, part.split_kept_bytes),
+        forward_peak_bytes=share(part.forward_peak_bytes, part.split_forward_bytes),
+        backward_peak_bytes=share(part.backward_peak_bytes, part.split_backward_bytes),
         split_bytes=0,
         split_kept_bytes=0,
+        split_forward_bytes=0,
+        split_backward_bytes=0,
         split="",
     )
 

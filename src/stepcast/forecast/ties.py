@@ -20,8 +20,12 @@ def held_parts(captured: Captured, begins: Sequence[int]) -> list[Part]:
         first = {bisect_right(begins, part): part for part in reversed(tie.parts)}
         for stage, part in first.items():
             if stage != bisect_right(begins, tie.parts[0]):
-                size = found[part].parameter_bytes + tie.size_bytes
-                found[part] = replace(found[part], parameter_bytes=size)
+                own = found[part]
+                found[part] = replace(
+                    own,
+                    parameter_bytes=own.parameter_bytes + tie.size_bytes,
+                    gradient_bytes=own.gradient_bytes + tie.size_bytes,
+                )
     return found
 
 

@@ -10,12 +10,16 @@ from stepcast.inputs.source import Source
 from stepcast.ir.captured import Captured, CapturedMemory, Part, Tie
 from stepcast.ir.dtype import DType
 from stepcast.ir.limits import CAPTURED, LAYERS
+from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.role import Role
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul, Recorded, Work
 from stepcast.ir.workload import Block, Layer, Op, Phase, Stage, Workload
 
-FORMAT, VERSION = "stepcast-captured", 2
-WORKS = {each.__name__.lower(): each for each in (Matmul, GroupedMatmul, Attention, Elementwise, Recorded)}
+FORMAT, VERSION = "stepcast-captured", 3
+WORKS = {
+    each.__name__.lower(): each
+    for each in (Matmul, GroupedMatmul, Attention, RecurrentCells, Elementwise, Recorded)
+}
 ENUMS: dict[str, Any] = {"dtype": DType, "kind": ElementwiseKind}
 
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from stepcast.ir.check import require, require_counts
 from stepcast.ir.dtype import DType
+from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.work import Attention, GroupedMatmul, Matmul
 from stepcast.ir.workload import Stage, Workload
 
@@ -14,27 +15,32 @@ class Part:
 
     parameters: int = 0
     parameter_bytes: int = 0
+    gradient_bytes: int = 0  # of its parameters, once its backward has run
     kept_bytes: int = 0  # made in the forward and read by the backward
+    # The most that activations and temporary tensors take while its forward or its backward runs, beyond the
+    # saved activations of the layers before it.
+    forward_peak_bytes: int = 0
+    backward_peak_bytes: int = 0
     sent_bytes: int = 0  # that would be sent where the program is cut before it
     # Of these, what tensor parallelism splits; and how, a letter for each op of forward | gradient of inputs
     # | gradient of weights: m, n, k or b of a product, h for heads, e for elements, - for ops that every rank
     # runs whole; with + the result is summed over the ranks.
     split_bytes: int = 0
     split_kept_bytes: int = 0
+    split_forward_bytes: int = 0
+    split_backward_bytes: int = 0
     split: str = ""
 
     def __post_init__(self) -> None:
-        names = (
-            "parameters",
-            "parameter_bytes",
-            "kept_bytes",
-            "sent_bytes",
-            "split_bytes",
-            "split_kept_bytes",
-        )
-        require_counts(self, 0, *names)
+        require_counts(self, 0, *(name for name in self.__slots__ if name != "split"))
         require(self.split_bytes <= self.parameter_bytes, "no more can be split than there is")
         require(self.split_kept_bytes <= self.kept_bytes, "no more can be split than is kept")
+        require(
+            self.split_forward_bytes <= self.forward_peak_bytes, "no more can be split than a forward has"
+        )
+        require(
+            self.split_backward_bytes <= self.backward_peak_bytes, "no more can be split than a backward has"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +67,9 @@ class CapturedMemory:
     optimizer: int = 0
     activations: int = 0  # kept by the forward for the backward
     temporary: int = 0
-    # Of a whole step, whatever is there at that moment.
+    # Of the step, whatever is there at that moment: all gradients, and what the optimizer's update needs.
     all_gradients: int = 0
+    update: int = 0
 
     def __post_init__(self) -> None:
         require_counts(self, 0, *self.__slots__)
@@ -117,8 +124,9 @@ class Captured:
         )
 
     def flops(self, attention: bool = True) -> float:
-        """Of matrix products and, with *attention*, of fused attention, forward and backward."""
-        kinds = (Matmul, GroupedMatmul, Attention) if attention else (Matmul, GroupedMatmul)
+        """Of matrix products, recurrent cells and, with *attention*, fused attention, both ways."""
+        products = (Matmul, GroupedMatmul, RecurrentCells)
+        kinds = (*products, Attention) if attention else products
         return sum(
             count * op.work.flops
             for layer, count in self.stage.counted_layers(1)

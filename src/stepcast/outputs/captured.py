@@ -9,8 +9,8 @@ from stepcast.ir.captured import Captured, Part
 from stepcast.ir.work import Work
 from stepcast.ir.workload import Layer, Op, Phase
 
-FORMAT, VERSION = "stepcast-captured", 2
-PLAIN_PART = 4  # numbers of a part that nothing splits
+FORMAT, VERSION = "stepcast-captured", 3
+PLAIN_PART = 7  # numbers of a part that nothing splits
 
 
 def write(captured: Captured) -> bytes:

@@ -11,7 +11,7 @@ from stepcast.ir.strategy import Strategy
 
 def default_in_flight(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
     """Return, for each stage, the number of micro-batches that each of its pieces holds."""
-    return _held(strategy.schedule, _pipeline_of(strategy), False)
+    return held_in_flight(strategy.schedule, _pipeline_of(strategy), False)
 
 
 def before_input_gradient(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
@@ -19,7 +19,7 @@ def before_input_gradient(strategy: Strategy) -> tuple[tuple[int, ...], ...]:
 
     The others wait for their weight gradient: of the loss they keep the gradient of the logits alone.
     """
-    return _held(strategy.schedule, _pipeline_of(strategy), True)
+    return held_in_flight(strategy.schedule, _pipeline_of(strategy), True)
 
 
 def _pipeline_of(strategy: Strategy) -> Pipeline:
@@ -31,7 +31,12 @@ def _pipeline_of(strategy: Strategy) -> Pipeline:
 
 
 @lru_cache(maxsize=1024)
-def _held(schedule: ScheduleKind, pipeline: Pipeline, before_input: bool) -> tuple[tuple[int, ...], ...]:
+def held_in_flight(
+    schedule: ScheduleKind, pipeline: Pipeline, before_input: bool = False
+) -> tuple[tuple[int, ...], ...]:
+    """For each stage of *pipeline*, the micro-batches that each piece holds; with *before_input* those
+    whose input gradient has not run.
+    """
     facts, batches = facts_of(schedule, pipeline.stages), pipeline.micro_batches
     held = (facts.before_input_gradient if before_input else None) or facts.held
     return tuple(

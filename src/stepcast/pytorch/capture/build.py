@@ -3,11 +3,12 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from stepcast.ir.captured import Captured, CapturedMemory, Part
 from stepcast.ir.dtype import DType
 from stepcast.ir.role import Role
-from stepcast.ir.work import Compute, Elementwise
+from stepcast.ir.work import Attention, Compute, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
 from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.pytorch.capture.events import Event, Moment, Trace
 from stepcast.pytorch.capture.fuse import Fusion
@@ -17,6 +18,8 @@ from stepcast.pytorch.capture.ties import ties_of
 
 LISTED = ("_foreach_", "_fused_adam", "_fused_sgd")
 SHORTEST_REPEAT = 2
+# Kernels of AdamW over all weights, whose instructions ``LISTED_OPTIMIZER`` counts as one.
+LISTED_PASSES = 8
 Works = Callable[[Event], tuple[Compute, ...]]
 
 
@@ -63,26 +66,58 @@ def captured(
         parameters=sum(count for count in trace.parameters.values()),
         tokens=tokens,
         batch=batch,
-        precision=DType(precision),
+        precision=_precision(body, precision),
         compiled=compiled,
         facts=tuple(facts),
         ties=ties,
     )
 
 
+def _precision(body: Iterable[Block], usual: str) -> DType:
+    """The format of most of the multiplications; *usual* where there are none."""
+    flops: dict[DType, float] = defaultdict(float)
+    for block in body:
+        for layer in block.layers:
+            for op in layer.all_ops:
+                if isinstance(op.work, Matmul | GroupedMatmul | Attention):
+                    flops[op.work.dtype] += block.repeat * op.work.flops
+    return max(flops, key=lambda dtype: flops[dtype], default=DType(usual))
+
+
 def _hand_on(parts: list[Part], kept: Sequence[int]) -> None:
-    """What layers keep that are left out, their operators being joined with others', the next one keeps."""
-    held = split = 0
+    """Add the memory of layers that are left out, their operators being joined with others', to the next
+    layer that stays (to the last one where none follows).
+    """
+    waiting: list[Part] = []
+    stays = set(kept)
     for at, part in enumerate(parts):
-        held, split = held + part.kept_bytes, split + part.split_kept_bytes
-        if at in kept:
-            parts[at] = replace(part, kept_bytes=held, split_kept_bytes=split)
-            held = split = 0
-    if held and kept:
+        if at in stays:
+            parts[at] = _joined([*waiting, part], part)
+            waiting = []
+        else:
+            waiting.append(part)
+    if waiting and kept:
         last = parts[kept[-1]]
-        parts[kept[-1]] = replace(
-            last, kept_bytes=last.kept_bytes + held, split_kept_bytes=last.split_kept_bytes + split
-        )
+        parts[kept[-1]] = _joined([last, *waiting], last)
+
+
+def _joined(parts: Sequence[Part], into: Part) -> Part:
+    """*into* with the saved activations of all *parts*, which run one after another, and their peaks."""
+    held = split = 0
+    forward, backward = (0, 0), (0, 0)
+    for part in parts:
+        forward = max(forward, (held + part.forward_peak_bytes, split + part.split_forward_bytes))
+        backward = max(backward, (held + part.backward_peak_bytes, split + part.split_backward_bytes))
+        held, split = held + part.kept_bytes, split + part.split_kept_bytes
+    return replace(
+        into,
+        kept_bytes=held,
+        split_kept_bytes=split,
+        forward_peak_bytes=forward[0],
+        split_forward_bytes=forward[1],
+        backward_peak_bytes=backward[0],
+        split_backward_bytes=backward[1],
+    )
 
 
 def _segments(trace: Trace) -> list[int]:
@@ -191,18 +226,38 @@ class _Segments:
         for change in crossing[: self.count]:
             running += change
             sent.append(running)
-        owned = self._owned()
+        owned, peaks = self._owned(), self._peaks(kept, split_kept)
         return [
             Part(
-                *owned.get(at, (0, 0, 0))[:2],
+                **owned.get(at, {}),
                 kept_bytes=kept[at],
+                forward_peak_bytes=peaks[Moment.FORWARD][at][0],
+                backward_peak_bytes=peaks[Moment.BACKWARD][at][0],
                 sent_bytes=sent[at] if at else 0,
-                split_bytes=owned.get(at, (0, 0, 0))[2],
                 split_kept_bytes=split_kept[at],
+                split_forward_bytes=peaks[Moment.FORWARD][at][1],
+                split_backward_bytes=peaks[Moment.BACKWARD][at][1],
                 split=self._split(at),
             )
             for at in range(self.count)
         ]
+
+    def _peaks(self, kept: Sequence[int], split_kept: Sequence[int]) -> dict[Moment, list[tuple[int, int]]]:
+        """For forward and backward of each segment the most that activations and temporary tensors take
+        beyond what segments before it saved; and of that, the bytes that tensor parallelism splits.
+        """
+        trace = self._trace
+        shared = self._splits.shared
+        every = held_over_time(trace, lambda number, role: role == "activations")
+        split = held_over_time(trace, lambda number, role: role == "activations" and number in shared)
+        before, split_before = [0, *accumulate(kept)], [0, *accumulate(split_kept)]
+        found = {moment: [(0, 0)] * self.count for moment in (Moment.FORWARD, Moment.BACKWARD)}
+        for at, place in enumerate(self._places):
+            if place >= 0:
+                own = max(0, every[at] - before[place])
+                peaks = found[trace.events[at].moment]
+                peaks[place] = max(peaks[place], (own, min(own, max(0, split[at] - split_before[place]))))
+        return found
 
     def _split(self, place: int) -> str:
         counts = {at: len(self._works(self._trace.events[at])) for each in self._of[place] for at in each}
@@ -220,15 +275,17 @@ class _Segments:
                         places.append(place)
         return found
 
-    def _owned(self) -> dict[int, tuple[int, int, int]]:
+    def _owned(self) -> dict[int, dict[str, int]]:
         """Parameters by the segment that reads them first; those that no forward reads by the first."""
-        place_of = self.readers()
-        found: dict[int, tuple[int, int, int]] = {}
+        place_of, storages = self.readers(), self._trace.storages
+        found: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
         for storage, count in self._trace.parameters.items():
-            place, size = min(place_of[storage], default=0), self._trace.storages[storage].size_bytes
-            before = found.get(place, (0, 0, 0))
-            split = size if storage in self._splits.shared else 0
-            found[place] = (before[0] + count, before[1] + size, before[2] + split)
+            own, size = found[min(place_of[storage], default=0)], storages[storage].size_bytes
+            own["parameters"] += count
+            own["parameter_bytes"] += size
+            own["split_bytes"] += size if storage in self._splits.shared else 0
+            gradient = self._trace.gradients.get(storage)
+            own["gradient_bytes"] += 0 if gradient is None else storages[gradient].size_bytes
         return found
 
 
@@ -261,8 +318,12 @@ def _update(events: Sequence[Event]) -> tuple[Op, ...]:
         return ops
     lists = [each for event in listed for each in event.options if isinstance(each, int)]
     largest = max(works, key=lambda work: work.columns)
+    columns = largest.columns
+    if largest.kind is ElementwiseKind.LISTED_OPTIMIZER:
+        columns = max(1, round(sum(work.elements for work in works) / LISTED_PASSES))
     work = replace(
         largest,
+        columns=columns,
         read_bytes=sum(each.read_bytes for each in works),
         write_bytes=sum(each.write_bytes for each in works),
     )
@@ -307,22 +368,27 @@ def _longest(keys: Sequence[int], at: int, places: Sequence[int]) -> tuple[int, 
     return best
 
 
+def held_over_time(trace: Trace, counts: Callable[[int, str], bool]) -> list[int]:
+    """The bytes in memory during each event, of storages whose number and role *counts*."""
+    events = len(trace.events)
+    changes = [0] * (events + 2)
+    for number, storage in enumerate(trace.storages):
+        if counts(number, storage.role):
+            changes[min(storage.made, events)] += storage.size_bytes
+            if storage.freed is not None:
+                changes[min(storage.freed, events + 1)] -= storage.size_bytes
+    return list(accumulate(changes[:events]))
+
+
 def _memory(trace: Trace) -> CapturedMemory:
     """Who holds what when the most is held."""
     events, end = trace.events, 0
     for at, event in enumerate(events):
         if event.moment is Moment.FORWARD:
             end = at + 1
-    changes = [0] * (len(events) + 2)
-    for storage in trace.storages:
-        changes[min(storage.made, len(events))] += storage.size_bytes
-        if storage.freed is not None:
-            changes[min(storage.freed, len(events) + 1)] -= storage.size_bytes
-    held, most, fullest = 0, -1, 0
-    for at, change in enumerate(changes[: len(events)]):
-        held += change
-        if held > most:
-            most, fullest = held, at
+    held = held_over_time(trace, lambda number, role: True)
+    fullest = held.index(max(held)) if held else 0
+    temporary = held_over_time(trace, lambda number, role: role == "activations")
     found: dict[str, int] = defaultdict(int)
     gradients = 0
     for storage in trace.storages:
@@ -333,4 +399,5 @@ def _memory(trace: Trace) -> CapturedMemory:
         if role == "activations" and (storage.made >= end or (storage.freed or len(events)) <= end):
             role = "temporary"
         found["parameters" if role == "buffers" else role] += storage.size_bytes
-    return CapturedMemory(**found, all_gradients=gradients)
+    updates = [temporary[at] for at, event in enumerate(events) if event.moment is Moment.OPTIMIZER]
+    return CapturedMemory(**found, all_gradients=gradients, update=max(updates, default=0))

@@ -195,6 +195,8 @@ def _backward(trace: Trace, whose: dict[int, Region], weights: set[int], found: 
             found.letters[at] = "b"
         elif not end:
             found.letters[at] = "e"
+        if found.letters.get(at, "k") != "k":  # of a sum over the split size each rank has all
+            found.shared.update(each.storage for each in event.writes)
     for at in summed.values():
         found.letters[at] += "+"
 
