@@ -25,6 +25,8 @@ NARROW = (
 )
 QUESTION = ("--model", "llama-3.2-1b", "--cluster", "dgx-h100", "--gpus", "8", "--global-batch", "16")
 SMALL = (*QUESTION, *NARROW, "--allow", "recompute=none,full")
+# For tests of how an answer is written, whatever was searched.
+TINY = (*QUESTION, *NARROW, "--fix", "recompute=none", "--fix", "schedule=1f1b", "--fix", "cp=1")
 
 
 def test_every_row_is_what_its_command_predicts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +71,7 @@ def test_text_tells_ranks_reasons_and_commands(capsys: pytest.CaptureFixture[str
 
 
 def test_several_numbers_of_gpus_are_searched_as_one(capsys: pytest.CaptureFixture[str]) -> None:
-    question = [*SMALL]
+    question = [*TINY]
     question[question.index("8")] = "4..8"
     fastest = run_json(capsys, "search", *question, "--top", "3")
     assert fastest["rows"][0]["gpus"] == 8
@@ -79,7 +81,7 @@ def test_several_numbers_of_gpus_are_searched_as_one(capsys: pytest.CaptureFixtu
 
 
 def test_a_batch_of_tokens_is_so_many_sequences(capsys: pytest.CaptureFixture[str]) -> None:
-    question = [*SMALL]
+    question = [*TINY]
     at = question.index("--global-batch")
     question[at : at + 2] = ["--tokens-per-batch", "65536", "--seq", "4096"]
     assert run_json(capsys, "search", *question, "--top", "1")["global_batch"] == 16
@@ -87,10 +89,10 @@ def test_a_batch_of_tokens_is_so_many_sequences(capsys: pytest.CaptureFixture[st
 
 def test_rows_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table, document = tmp_path / "rows.csv", tmp_path / "rows.json"
-    found = run_json(capsys, "search", *SMALL, "--top", "2", "-o", str(table))
+    found = run_json(capsys, "search", *TINY, "--top", "2", "-o", str(table))
     rows = list(csv.DictReader(table.read_text().splitlines()))
     assert [float(row["step_s"]) for row in rows] == [row["step_s"] for row in found["rows"]]
-    run(capsys, "search", *SMALL, "--top", "2", "-o", str(document))
+    run(capsys, "search", *TINY, "--top", "2", "-o", str(document))
     assert json.loads(document.read_text())["rows"] == found["rows"]
 
 
@@ -99,7 +101,7 @@ def test_numbers_come_first_where_a_strategy_is_too_long_for_the_terminal(
 ) -> None:
     for columns, last in (("120", "free"), ("60", "strategy")):
         monkeypatch.setenv("COLUMNS", columns)
-        _, out, _ = run(capsys, "search", *SMALL, "--top", "2")
+        _, out, _ = run(capsys, "search", *TINY, "--top", "2")
         head = next(line for line in out.splitlines() if line.startswith("rank "))
         assert head.split()[0] == "rank"
         assert head.split()[-1] == last

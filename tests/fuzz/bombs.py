@@ -70,7 +70,7 @@ def uses(path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
     yield "schedule", ("simulate", str(EXAMPLES / "simai-gpt-13b.txt"), *cluster, "--schedule", path)
 
 
-Files = dict[str, str | bytes]
+Files = dict[str, str | bytes | Callable[[], bytes]]
 Bomb = tuple[Files, tuple[str, ...]]
 """Files to write in an empty folder, and the command line to run there."""
 
@@ -539,15 +539,15 @@ def protobufs() -> Iterator[tuple[str, Bomb]]:
         return number_field(1, index) + bytes_field(2, b"op") + number_field(3, 4) + b"".join(more)
 
     huge = number_field(7, 2**63 - 1)
-    cases = {
+    cases: dict[str, bytes | Callable[[], bytes]] = {
         "length": head + varint(2**40),
         "id": trace(node(2**63 - 1)),
         "duration": trace(node(1, huge), node(2, bytes_field(5, varint(1)), huge)),
         "dependencies": trace(node(1), node(2, bytes_field(5, varint(1) * 400_000))),
-        "chain": trace(node(1), *(node(i, bytes_field(5, varint(i - 1))) for i in range(2, 40_000))),
-        "backwards": trace(*(node(i, bytes_field(5, varint(i + 1))) for i in range(1, 40_000)), node(40_000)),
+        "chain": lambda: trace(node(1), *(node(i, bytes_field(5, varint(i - 1))) for i in range(2, 40_000))),
+        "backwards": lambda: trace(*(node(i, bytes_field(5, varint(i + 1))) for i in range(1, 40_000)), node(40_000)),
         "cycle": trace(node(1, bytes_field(5, varint(2))), node(2, bytes_field(5, varint(1)))),
-        "attributes": trace(node(1, *(bytes_field(10, attribute("x", Kind.INT64, 1)) for _ in range(60_000)))),
+        "attributes": lambda: trace(node(1, *(bytes_field(10, attribute("x", Kind.INT64, 1)) for _ in range(60_000)))),
         "empty nodes": head + b"\0" * 900_000,
         "collective": trace(number_field(1, 1) + bytes_field(2, b"ar") + number_field(3, 7) + bytes_field(10, attribute("comm_type", Kind.INT64, 0)) + bytes_field(10, attribute("comm_size", Kind.INT64, 2**62)) + bytes_field(10, attribute("pg_name", Kind.STRING, "1"))),
     }  # fmt: skip
@@ -575,4 +575,5 @@ def all_bombs(*names: str) -> Iterator[tuple[str, Bomb]]:
 
 def write(files: Files, folder: Path) -> None:
     for name, text in files.items():
-        (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+        data = text() if callable(text) else text
+        (folder / name).write_bytes(data if isinstance(data, bytes) else data.encode())

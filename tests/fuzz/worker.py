@@ -4,6 +4,7 @@ A fork of this process: modules that are loaded need not be loaded again, so tha
 milliseconds, and what it breaks is gone with it.
 """
 
+import faulthandler
 import os
 import resource
 import select
@@ -131,6 +132,7 @@ def _child(work: Callable[[], int], out: int, err: int, most_bytes: int, seconds
         os.dup2(out, 1)
         os.dup2(err, 2)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        faulthandler.disable()  # pytest's would print to the terminal
         _limit(most_bytes, seconds)
         status = work()
     except BaseException:

@@ -37,7 +37,7 @@ TOKEN = re.compile(rb"[A-Za-z0-9_.+-]+")
 
 # Some hundred cases of each reader, the same ones every time; ``make fuzz`` draws a hundred thousand.
 FUZZ = settings(
-    max_examples=600,
+    max_examples=300,
     deadline=None,
     database=None,
     derandomize=True,

@@ -125,7 +125,7 @@ def round_trip(workload: Workload) -> Workload:
     return chakra.read_run([Source(name, data) for name, data in found.items()])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(workloads())
 def test_random_workloads_come_back_equal(workload: Workload) -> None:
     assert round_trip(workload) == workload

@@ -75,7 +75,7 @@ def check_row(name: str, at: int) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_bounds_hold_of_rows_drawn_once(name: str) -> None:
     legal = np.flatnonzero(bounds_of(name).legal)
-    for at in np.random.default_rng(SEED).choice(legal, 8, replace=False):
+    for at in np.random.default_rng(SEED).choice(legal, 5, replace=False):
         check_row(name, int(at))
 
 
