@@ -152,7 +152,7 @@ def test_a_search_whose_bounds_take_too_long_has_simulated_some(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if each simulation, and the price of each kind of layer for the bounds, took a second."""
-    from stepcast.searching import best, timing
+    from stepcast.searching import best, layers, timing
 
     clock = [0.0]
 
@@ -164,7 +164,7 @@ def test_a_search_whose_bounds_take_too_long_has_simulated_some(
         return slow
 
     monkeypatch.setattr(best, "predict", lasting(predict))
-    monkeypatch.setattr(timing, "part_costs", lasting(timing.part_costs))
+    monkeypatch.setattr(timing, "part_costs", lasting(layers.part_costs))
     monkeypatch.setattr("stepcast.searching.best.time.monotonic", lambda: clock[0])
     found = run_json(capsys, "search", *SMALL, "--workers", "1", "--top", "2", "--time", "20s")
     assert found["counts"]["out_of_time"]
