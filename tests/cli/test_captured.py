@@ -85,6 +85,13 @@ def test_options_without_effect_are_refused(
     assert f"{option} has no effect" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("schedule", ["dualpipe", "zb-v", "interleaved"])
+def test_schedules_of_several_pieces_are_refused(schedule: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--cluster", "hgx-h200", "--gpus", "4", "--pp", "4", "--global-batch", "32"]
+    assert main(["predict", "--captured", str(EXAMPLE), *words, "--schedule", schedule]) == 2
+    assert "choose from gpipe, 1f1b, zb-h1, zb-h2" in capsys.readouterr().err
+
+
 def test_one_bucket_is_summed_after_the_backward(capsys: pytest.CaptureFixture[str]) -> None:
     """DDP hides buckets behind the backward; one bucket of all gradients can hide behind nothing."""
     words = ["predict", "--captured", str(EXAMPLE), "--cluster", "hgx-h200", "--gpus", "8"]

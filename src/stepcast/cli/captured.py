@@ -26,6 +26,8 @@ ACTING = frozenset((
     *("background", "explain_memory", "require_fit", "jitter", "runs", "seed", "trace", "html", "gantt"),
     *("critical_path", "json", "verb", "command", "quiet"),
 ))  # fmt: skip
+# Those of one piece for each stage.
+SCHEDULES = ("gpipe", "1f1b", "zb-h1", "zb-h2")
 SPLITS = {
     "cp": "context parallelism needs attention that was written for it",
     "ep": "expert parallelism needs experts that were written for it",
@@ -117,6 +119,11 @@ def _spread_of(captured: Captured, args: argparse.Namespace, cluster: Cluster) -
             "--bucket-mb has no effect: only DDP sums gradients in buckets; give more GPUs and no --sharding"
         )
     schedule = getattr(args, "schedule", None)
+    if schedule is not None and str(schedule) not in SCHEDULES:
+        raise ValueError(
+            f"--schedule {schedule}: a captured program is cut into one piece for each stage; choose from "
+            f"{', '.join(SCHEDULES)}"
+        )
     return Spread(
         dp,
         pp,
