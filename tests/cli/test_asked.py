@@ -130,8 +130,20 @@ def test_remedies_name_no_option_that_is_on_already(capsys: pytest.CaptureFixtur
         options = shlex.split(remedy["options"])
         chosen = dict(zip(options[::2], options[1::2], strict=True))
         assert "--recompute" not in chosen
-        assert chosen.get("--sharding", "zero-3") == "zero-3"
+        assert chosen.get("--sharding", "zero-3") in ("zero-3", "fsdp")
         assert chosen.get("--micro-batch", "1") == "1"
+
+
+@pytest.mark.parametrize(("framework", "has_zero_2"), [("megatron-core", False), ("deepspeed", True)])
+def test_remedies_are_what_the_software_has(
+    capsys: pytest.CaptureFixture[str], framework: str, has_zero_2: bool
+) -> None:
+    words = (*LLAMA_70B, "--gpus", "64", "--tp", "8", "--framework", framework, "--sharding", "zero-1")
+    remedies = run_json(capsys, *words, "--global-batch", "64", "--seq", "4096")["remedies"]
+    assert remedies
+    offered = {word for remedy in remedies for word in shlex.split(remedy["options"])}
+    assert "zero-2" not in offered or has_zero_2
+    assert not {"zero-2", "zero-3"} & offered or has_zero_2
 
 
 def test_memory_has_an_interval_a_verdict_and_what_the_allocator_counts(

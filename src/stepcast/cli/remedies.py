@@ -1,7 +1,8 @@
 """Changes that make a step fit into memory, and what each of them costs.
 
 Every remedy is the same command with one, two or, where no two suffice, three options changed, so that its
-cost is what a user gets who types it. The GPUs and the global batch stay.
+cost is what a user gets who types it. The GPUs and the global batch stay, and nothing is offered that the
+framework's software does not have.
 """
 
 import argparse
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN = 2
 # So many combinations that fit are predicted, in the order of COSTS.
 MOST_PREDICTED = 6
-STATES = ("none", "zero-1", "zero-2", "zero-3")
+STATES = ("none", "zero-1", "zero-2", "zero-3", "fsdp")
 RECOMPUTES = ("none", "selective", "full")
 LONG_SEQUENCE = 32_768  # tokens from which context parallelism is offered
 # A rough order of what one step along an axis costs, to predict the promising combinations first.
@@ -115,7 +116,8 @@ class _Remedies:
         other.gpus = self.asked.strategy.layout.gpus
         try:
             run = asked_by(other)
-            if not is_legal(run.model, run.strategy, run.framework):
+            lacks_software = set(run.missing) - set(self.asked.missing)
+            if lacks_software or not is_legal(run.model, run.strategy, run.framework):
                 return None
             stages = memory(run.model, run.strategy, run.cluster.gpu, run.framework)
         except ValueError:
