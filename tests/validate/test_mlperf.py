@@ -92,7 +92,7 @@ def test_gpus_that_the_catalogue_lacks_are_counted_and_left_out(tmp_path: Path) 
     "changes",
     [
         {},
-        {"cuda_graphs": "mcore", "precision": "nvfp4"},
+        {"cuda_graphs": "mcore", "precision": "nvfp4", "gpu": "b200"},
         {"gpu": "mi325x", "recompute": "full block 21 layers"},
         {"framework": "NGC PyTorch Release 24.01 Deepspeed N8", "precision": "bf16", "zero_fsdp": "zero-3",
          "fp8_params": "", "cuda_graphs": "", "cp": "1", "dp": "8"},

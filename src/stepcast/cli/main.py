@@ -38,6 +38,10 @@ class Parser(argparse.ArgumentParser):
         end = "" if shown.endswith("?") else ";"
         self.exit(2, f"stepcast: {shown}{end} usage: {self.prog} --help\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Print without hiding that the output cannot be written, as argparse does."""
+        (file or sys.stderr).write(message)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """As ever, and in *given* the options of the verb that were set to something else than usual."""
         options = [option for action in self._actions for option in action.option_strings]

@@ -117,7 +117,7 @@ def add_options(
             known.setdefault("type", TYPES[names[-1][2:]])
         elif names[0].startswith("-") and not known:
             known["action"] = "store_true"
-        parser.add_argument(*names, help=found["help"], **known)
+        parser.add_argument(*names, help=(found["help"] or "").replace("%", "%%"), **known)
     assert not further, f"no such options: {', '.join(further)}"
 
 
