@@ -9,7 +9,7 @@ from stepcast.forecast.predict import predict
 from stepcast.generate.flops import forward_flops, hardware_flops, model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
-from stepcast.inputs.chakra.plan import work_from, work_text
+from stepcast.inputs.chakra.record import decode_workload, encode_workload
 from stepcast.ir.group import Group
 from stepcast.ir.kept import layer_kept
 from stepcast.ir.layout import Layout
@@ -18,7 +18,7 @@ from stepcast.ir.model import Model
 from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.strategy import Strategy, StrategyError
 from stepcast.ir.work import Collective, CollectiveKind, Matmul
-from stepcast.ir.workload import Layer, Op
+from stepcast.ir.workload import Block, Layer, Op, Stage, Workload
 from stepcast.models.catalog import load_model
 
 QWEN, JAMBA = load_model("qwen3-next-80b-a3b"), load_model("jamba-v0.1")
@@ -175,4 +175,5 @@ def test_a_whole_step_is_forecast(model: Model, changes: dict[str, int]) -> None
     ids=["delta", "scan"],
 )
 def test_they_travel_through_chakra(work: DeltaRule | SelectiveScan) -> None:
-    assert work_from(work_text(work)) == work
+    workload = Workload((Stage((Block((Layer("mixer", (Op("", work),)),)),)),))
+    assert decode_workload(encode_workload(workload)) == workload

@@ -1,5 +1,7 @@
 """Chakra traces of other programs, and clear errors for damaged ones."""
 
+import json
+import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
@@ -24,12 +26,14 @@ from stepcast.inputs.chakra.protobuf import (
     read_varint,
     varint,
 )
+from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.inputs.chakra.walk import decode, decode_together
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import recognise
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.limits import UNPACKED
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Recorded, Transfer
 from stepcast.ir.workload import Layer, Op, Workload
 from stepcast.outputs.chakra import files
@@ -239,11 +243,55 @@ def test_damage_is_named(messages: tuple[bytes, ...], expected: str) -> None:
         read(*messages)
 
 
-def test_a_changed_repeat_of_our_own_trace_is_an_error() -> None:
+def own(record: bytes) -> Source:
+    return Source("w.et", write_head(record, 0, b""))
+
+
+def test_changed_nodes_of_our_own_trace_are_an_error() -> None:
     data = write(example())
-    place = data.rindex(b"stepcast.duration_s") + len(b"stepcast.duration_s") + 1
-    with pytest.raises(FormatError, match="not like its other repeats"):
-        chakra.read(Source("w.et", data[:place] + b"\0" * 8 + data[place + 8 :]))
+    with pytest.raises(FormatError, match=r"w\.et: its nodes were changed"):
+        chakra.read(Source("w.et", data[:-1] + bytes([data[-1] ^ 1])))
+    with pytest.raises(FormatError, match=r"w\.et: its nodes were changed"):
+        chakra.read(Source("w.et", data + node(99, COMP, us=1)))
+
+
+def test_a_trace_of_an_earlier_stepcast_is_to_be_written_again() -> None:
+    head = delimited(bytes_field(2, attribute("stepcast.workload", Kind.STRING, '{"version":1}')))
+    with pytest.raises(FormatError, match=r"earlier version of stepcast.*write it again"):
+        chakra.read(Source("w.et", head + node(1, COMP, us=1)))
+
+
+RECORDED = json.loads(zlib.decompress(encode_workload(example())))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"version": 99}, "version 99; expected 2: write it again"),
+        ({"stages": [7]}, "damaged: tuple index|damaged: list index"),
+        ({"stages": [-1]}, "Expected `int` >= 0"),
+        ({"micro_batches": 10**12}, "micro-batches of a step: more than"),
+        ({"micro_batches": 0}, "micro_batches must be"),
+        ({"layout": 3}, "Expected `object`"),
+        ({"tables": RECORDED["tables"] | {"stages": [{"body": [[[0], 10**15]]}]}}, "nodes of the stages"),
+        ({"tables": RECORDED["tables"] | {"stages": [{"variations": [[0, 5, 0]]}]}}, "past the end"),
+        ({"tables": RECORDED["tables"] | {"works": [["Magic", {}]]}}, "damaged: 'Magic'"),
+    ],
+)
+def test_a_damaged_record_is_refused_in_one_line(changes: dict[str, object], expected: str) -> None:
+    with pytest.raises(FormatError, match=rf"^w\.et: .*({expected})") as caught:
+        chakra.read(own(zlib.compress(json.dumps(RECORDED | changes).encode())))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_record_that_is_cut_off_or_too_large_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = encode_workload(example())
+    for damaged in (record[:-1], b"", b"\0" * 9):
+        with pytest.raises(FormatError, match=r"^w\.et: stepcast\.workload is damaged"):
+            chakra.read(own(damaged))
+    monkeypatch.setattr("stepcast.inputs.chakra.record.UNPACKED", replace(UNPACKED, most=100))
+    with pytest.raises(FormatError, match="compressed file, unpacked"):
+        chakra.read(own(record))
 
 
 def test_side_by_side_decoding_agrees_with_one_by_one() -> None:
@@ -366,9 +414,9 @@ def test_files_that_are_decoded_together_are_those_that_are_decoded_alone(
 
 
 def test_of_files_that_are_decoded_together_the_damaged_one_is_named() -> None:
-    damaged = (SET[1][0], SET[1][1] + node(99, 55))
-    with pytest.raises(FormatError, match=rf"{SET[1][0]}: message \d+ at byte \d+: .*type 55"):
-        chakra.read_run(sources([SET[0], damaged, *SET[2:]]))
+    damaged = ("t.1.et", FOREIGN + node(99, 55))
+    with pytest.raises(FormatError, match=r"t.1.et: message \d+ at byte \d+: .*type 55"):
+        chakra.read_run(sources([RANK_FILES[0], damaged, *RANK_FILES[2:]]))
 
 
 def test_nodes_of_one_of_several_files_are_those_of_that_file() -> None:

@@ -8,19 +8,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from stepcast.inputs.chakra.plan import (
-    PLAN,
-    PLAN_VERSION,
-    RANK,
-    SCHEMA_VERSION,
-    STAGES,
-    BlockPlan,
-    LayerPlan,
-    StagePlan,
-    WorkloadPlan,
-)
 from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, delimited
 from stepcast.inputs.chakra.rank_files import prefix_of
+from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.group import Group
 from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.ranks import grid_of, members, neighbour
@@ -36,9 +26,8 @@ from stepcast.ir.work import (
     Recorded,
     Transfer,
 )
-from stepcast.ir.workload import Layer, Stage, Workload
-from stepcast.outputs.chakra_chain import ATTRIBUTE_FIELD, Exchange, Node
-from stepcast.outputs.chakra_stage import StageNodes
+from stepcast.ir.workload import Layer, Workload
+from stepcast.outputs.chakra_nodes import ATTRIBUTE_FIELD, Exchange, Node, StageNodes
 from stepcast.simulation.schedules.table import schedule_for
 from stepcast.units import format_bytes
 
@@ -57,20 +46,19 @@ def files(workload: Workload, output: str) -> Iterator[tuple[str, bytes]]:
         for op in layer.all_ops
     )
     schedule = schedule_for(workload.layout, workload.micro_batches, workload.manner.schedule or None)
-    plan = msgspec.json.encode(_plan(workload)).decode()
+    record = encode_workload(workload)
     per_stage = ranks // workload.layout.pp
     for coordinate in range(workload.layout.pp):
         stage = StageNodes(workload, schedule, coordinate, answered)
-        head = _metadata(plan, stage.held)
         parts = _joined(stage.nodes())
-        _check_size(len(head) + sum(len(fixed) for fixed, _ in parts), ranks)
+        _check_size(len(record) + sum(len(fixed) for fixed, _ in parts), ranks)
         for rank in range(coordinate * per_stage, (coordinate + 1) * per_stage):
             content = b"".join(
                 fixed if exchange is None else delimited(fixed + communicators.fields(exchange, rank))
                 for fixed, exchange in parts
             )
             name = "-" if output == "-" else f"{prefix}.{rank}.et{packed}"
-            yield name, delimited(head + _rank(rank)) + content
+            yield name, write_head(record, rank, content) + content
     if groups := communicators.listed():
         yield f"{prefix}.comm_group.json", groups
 
@@ -104,20 +92,6 @@ def _joined(nodes: Iterator[Node]) -> list[tuple[bytes, Exchange | None]]:
         parts += [(bytes(same), None), (node.message, node.exchange)]
         same = bytearray()
     return [*parts, (bytes(same), None)]
-
-
-def _metadata(plan: str, held: tuple[int, ...]) -> bytes:
-    attributes = (
-        attribute("schema", Kind.STRING, SCHEMA_VERSION),
-        attribute(PLAN, Kind.STRING, plan),
-        attribute(STAGES, Kind.UINT64, held),
-    )
-    fields = (bytes_field(2, each) for each in attributes)
-    return bytes_field(1, SCHEMA_VERSION.encode()) + b"".join(fields)
-
-
-def _rank(rank: int) -> bytes:
-    return bytes_field(2, attribute(RANK, Kind.UINT64, rank))
 
 
 class _Communicators:
@@ -163,13 +137,13 @@ class _Communicators:
 
 
 def losses(workload: Workload) -> tuple[str, ...]:
-    """What of *workload* the trace does not hold, or holds only in attributes that stepcast alone reads."""
+    """Name what of *workload* the trace does not hold, or holds where only stepcast reads it."""
     lost = ["phases, layers and repeats: other programs see the nodes written out"]
     works = {type(op.work) for layer in _layers(workload) for op in layer.all_ops}
     if works & {Matmul, GroupedMatmul, Attention, Scan, DeltaRule, SelectiveScan, Elementwise}:
         lost.append("shapes: other programs see FLOPs and bytes (num_ops, tensor_size)")
     if works & {Recorded}:
-        lost.append("times below a microsecond: duration_micros is whole; stepcast.duration_s is exact")
+        lost.append("times below a microsecond: duration_micros is whole; stepcast.workload is exact")
     if works & {Collective}:
         lost.append("kinds of groups: other programs see the ranks of each")
     if workload.layout.pp > 1 and workload.boundary_bytes is None:
@@ -178,8 +152,6 @@ def losses(workload: Workload) -> tuple[str, ...]:
         )
     if any(layer.process_s for layer in _layers(workload)):
         lost.append("process times, layout, notes: other programs do not read them")
-    if any(_unseen(stage, workload.micro_batches) for stage in workload.stages):
-        lost.append("layers that no micro-batch runs: dropped")
     if workload.warnings:
         lost.append("warnings: dropped")
     return tuple(lost)
@@ -192,60 +164,3 @@ def _layers(workload: Workload) -> Iterator[Layer]:
             yield from block.layers
         yield from (variation.layer for variation in stage.variations)
         yield from stage.epilogue
-
-
-def _unseen(stage: Stage, micro_batches: int) -> bool:
-    """Some layer of the body is varied wherever it would run, or some variation never runs."""
-    varied = {(variation.micro_batch, variation.position) for variation in stage.variations}
-    if len(varied) < len(stage.variations) or any(index >= micro_batches for index, _ in varied):
-        return True
-    start = 0
-    for block in stage.body:
-        size = len(block.layers)
-        for place in range(size):
-            inside = sum(
-                start <= position < start + size * block.repeat and (position - start) % size == place
-                for _, position in varied
-            )
-            if inside == micro_batches * block.repeat:
-                return True
-        start += size * block.repeat
-    return False
-
-
-def _plan(workload: Workload) -> WorkloadPlan:
-    table: dict[LayerPlan, int] = {}
-
-    def number(layer: Layer) -> int:
-        head = LayerPlan(layer.name, layer.process_s, layer.notes, layer.role)
-        return table.setdefault(head, len(table))
-
-    stages = tuple(
-        StagePlan(
-            body=tuple(
-                BlockPlan(tuple(number(layer) for layer in block.layers), block.repeat)
-                for block in stage.body
-            ),
-            prologue=tuple(number(layer) for layer in stage.prologue),
-            epilogue=tuple(number(layer) for layer in stage.epilogue),
-            variations=tuple(
-                (variation.micro_batch, variation.position, number(variation.layer))
-                for variation in stage.variations
-            ),
-            in_turn=stage.in_turn,
-        )
-        for stage in workload.stages
-    )
-    return WorkloadPlan(
-        version=PLAN_VERSION,
-        layers=tuple(table),
-        stages=stages,
-        layout=workload.layout,
-        micro_batches=workload.micro_batches,
-        boundary_bytes=workload.boundary_bytes,
-        name=workload.name,
-        source=workload.source,
-        notes=workload.notes,
-        manner=workload.manner,
-        shares=workload.shares,
-    )

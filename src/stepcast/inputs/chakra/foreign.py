@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from stepcast.inputs.chakra.nodes import NONE, Nodes, NodeType, Trace, owners
-from stepcast.inputs.chakra.plan import COLLECTIVE_OF_TYPE
+from stepcast.inputs.chakra.nodes import COLLECTIVE_OF_TYPE, NONE, Nodes, NodeType, Trace, owners
 from stepcast.inputs.chakra.protobuf import Value, row_hashes
 from stepcast.inputs.chakra.ranks import KnownRanks
 from stepcast.inputs.errors import FormatError

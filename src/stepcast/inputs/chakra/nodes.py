@@ -17,6 +17,7 @@ import numpy.typing as npt
 from stepcast.inputs.chakra.protobuf import Value, WireError, fields, read_attribute, read_varint, text
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.arrays import Int32Array, IntArray, UIntArray
+from stepcast.ir.work import CollectiveKind
 
 NONE = -1
 
@@ -32,18 +33,22 @@ KNOWN_ATTRIBUTES = (
     "is_cpu_op",
     "num_ops",
     "tensor_size",
-    "stepcast.stage",
-    "stepcast.section",
-    "stepcast.layer",
-    "stepcast.phase",
-    "stepcast.micro_batch",
-    "stepcast.op",
-    "stepcast.blocking",
-    "stepcast.after",
-    "stepcast.early",
-    "stepcast.duration_s",
-    "stepcast.work",
 )
+
+
+COLLECTIVE_OF_TYPE = {
+    0: CollectiveKind.ALL_REDUCE,
+    1: CollectiveKind.REDUCE,
+    2: CollectiveKind.ALL_GATHER,
+    3: CollectiveKind.GATHER,
+    4: CollectiveKind.SCATTER,
+    5: CollectiveKind.BROADCAST,
+    6: CollectiveKind.ALL_TO_ALL,
+    7: CollectiveKind.REDUCE_SCATTER,
+    8: CollectiveKind.REDUCE_SCATTER,  # MPI's Reduce_scatter_block
+    9: CollectiveKind.BARRIER,
+}
+TYPE_OF_COLLECTIVE = {kind: number for number, kind in reversed(COLLECTIVE_OF_TYPE.items())}
 
 
 class NodeType(IntEnum):

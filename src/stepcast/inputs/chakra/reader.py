@@ -94,9 +94,8 @@ def read_run(sources: Sequence[Source]) -> "Workload":
     # Here, so that recognising other formats does not load them.
     from stepcast.inputs.chakra.foreign import foreign_workload, joined_workload
     from stepcast.inputs.chakra.nodes import dependency_indices, execution_order
-    from stepcast.inputs.chakra.own import own_workload
-    from stepcast.inputs.chakra.plan import PLAN
     from stepcast.inputs.chakra.ranks import known_ranks
+    from stepcast.inputs.chakra.record import RECORD
     from stepcast.inputs.chakra.walk import decode_together
 
     groups: dict[str, tuple[int, ...]] = {}
@@ -112,20 +111,39 @@ def read_run(sources: Sequence[Source]) -> "Workload":
         )
     paths = [source.path for source in files]
     ranks = ranks_of_set(paths) if len(files) > 1 else (rank_of(paths[0]),)
+    if any(RECORD.encode() in source.head_bytes for source in files):
+        workload = _own_workload(files)
+        if workload is not None:
+            return workload
     traces, orders = [], []
     for some in _handfuls(files):
         for trace, (_, path) in zip(decode_together(some), some, strict=True):
             dependencies = dependency_indices(trace.nodes, path)
             traces.append(trace)
             orders.append((dependencies, execution_order(trace.nodes, dependencies, path)))
-    if PLAN in traces[0].metadata:
-        return own_workload(traces, paths)
     known = known_ranks([trace.nodes for trace in traces], groups, ranks)
     found = {
         path: foreign_workload(trace, *order, path, known)
         for trace, order, path in zip(traces, orders, paths, strict=True)
     }
     return joined_workload(found, ranks)
+
+
+def _own_workload(files: Sequence[Source]) -> "Workload | None":
+    """Return the workload that all *files* record, None where another program wrote them."""
+    from stepcast.inputs.chakra.record import decode_workload, read_record
+
+    first: bytes | None = None
+    for source in files:
+        record = read_record(source.raw(TRACE), source.path)
+        if source is files[0]:
+            first = record
+        if record != first:
+            raise FormatError(f"is of another set than {files[0].path}", source.path)
+    try:
+        return None if first is None else decode_workload(first)
+    except ValueError as error:
+        raise FormatError(f"{error}; expected a trace as stepcast writes it", files[0].path) from None
 
 
 def _handfuls(files: Sequence[Source]) -> Iterator[list[tuple[bytes, str]]]:

@@ -1,0 +1,270 @@
+"""The record from which stepcast reads its own Chakra traces back.
+
+The GlobalMetadata of each file holds `stepcast.workload`, the folded Workload as compressed JSON in which
+every distinct work, op and layer occurs once, and `stepcast.nodes`, the CRC-32 of the nodes that follow. The
+nodes are for other programs; the checksum tells when one of those changed them.
+"""
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from stepcast.inputs.chakra.nodes import has_metadata, read_metadata
+from stepcast.inputs.chakra.protobuf import (
+    Kind,
+    Value,
+    WireError,
+    attribute,
+    bytes_field,
+    delimited,
+    read_varint,
+)
+from stepcast.inputs.errors import FormatError
+from stepcast.ir.layout import Layout
+from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
+from stepcast.ir.recurrent import DeltaRule, SelectiveScan
+from stepcast.ir.role import OpPart, Role
+from stepcast.ir.scan import Scan
+from stepcast.ir.work import (
+    Attention,
+    Collective,
+    Elementwise,
+    GroupedMatmul,
+    HostCopy,
+    HostUpdate,
+    Matmul,
+    Recorded,
+    Transfer,
+    Work,
+)
+from stepcast.ir.workload import UNSTATED, Block, Layer, Manner, Op, Stage, Variation, Workload
+
+SCHEMA_VERSION = "0.0.4"
+RECORD_VERSION = 2
+RECORD, CHECKSUM, RANK = "stepcast.workload", "stepcast.nodes", "stepcast.rank"
+WORK_TYPES: dict[str, type[Work]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Matmul, GroupedMatmul, Attention, Scan, DeltaRule, SelectiveScan),
+        *(Elementwise, Collective, Transfer, HostCopy, HostUpdate, Recorded),
+    )
+}
+
+PHASES = ("forward", "input_gradient", "weight_gradient")
+
+Built = TypeVar("Built")
+Index = Annotated[int, msgspec.Meta(ge=0)]
+Indices = tuple[Index, ...]
+Notes = tuple[tuple[str, str], ...]
+
+
+class OpRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """An op; its work is an index into the record's table, as are all indices below."""
+
+    name: str
+    work: Index
+    blocking: bool = True
+    after: tuple[str, ...] = ()
+    kernels: int = 1
+    host_reads: bool = False
+    early: bool = False
+    part: OpPart | None = None
+
+
+class LayerRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    name: str
+    forward: Indices = ()
+    input_gradient: Indices = ()
+    weight_gradient: Indices = ()
+    process_s: float = 0.0
+    notes: Notes = ()
+    captured: bool = False
+    role: Role | None = None
+
+
+class StageRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    body: tuple[tuple[Indices, int], ...] = ()  # the layers of each block, and its repeats
+    prologue: Indices = ()
+    epilogue: Indices = ()
+    variations: tuple[tuple[int, int, Index], ...] = ()  # micro-batch, position, layer
+    in_turn: bool = False
+
+
+class WorkloadTables(msgspec.Struct, frozen=True):
+    """The distinct parts of a workload; a work is the name of its type and its fields."""
+
+    works: tuple[tuple[str, msgspec.Raw], ...]
+    ops: tuple[OpRecord, ...]
+    layers: tuple[LayerRecord, ...]
+    stages: tuple[StageRecord, ...]
+
+
+class WorkloadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    version: int
+    tables: WorkloadTables
+    stages: Indices
+    layout: Layout
+    micro_batches: int
+    boundary_bytes: int | None = None
+    name: str = ""
+    source: str = ""
+    notes: Notes = ()
+    warnings: tuple[str, ...] = ()
+    manner: Manner = UNSTATED
+    shares: bool = False
+
+
+def encode_workload(workload: Workload) -> bytes:
+    """Return *workload* without its warnings as compressed JSON."""
+    works: dict[Work, int] = {}
+    ops: dict[OpRecord, int] = {}
+    layers: dict[LayerRecord, int] = {}
+    stages: dict[StageRecord, int] = {}
+
+    def number_op(op: Op) -> int:
+        record = _copy(OpRecord, Op, op, work=works.setdefault(op.work, len(works)))
+        return ops.setdefault(record, len(ops))
+
+    def number_layer(layer: Layer) -> int:
+        phases = {phase: tuple(map(number_op, getattr(layer, phase))) for phase in PHASES}
+        return layers.setdefault(_copy(LayerRecord, Layer, layer, **phases), len(layers))
+
+    def number_layers(run: Sequence[Layer]) -> Indices:
+        return tuple(map(number_layer, run))
+
+    def number_stage(stage: Stage) -> int:
+        record = StageRecord(
+            body=tuple((number_layers(block.layers), block.repeat) for block in stage.body),
+            prologue=number_layers(stage.prologue),
+            epilogue=number_layers(stage.epilogue),
+            variations=tuple(
+                (each.micro_batch, each.position, number_layer(each.layer)) for each in stage.variations
+            ),
+            in_turn=stage.in_turn,
+        )
+        return stages.setdefault(record, len(stages))
+
+    order = tuple(map(number_stage, workload.stages))
+    tables = WorkloadTables(
+        works=tuple((type(work).__name__, msgspec.Raw(msgspec.json.encode(work))) for work in works),
+        ops=tuple(ops),
+        layers=tuple(layers),
+        stages=tuple(stages),
+    )
+    record = _copy(
+        WorkloadRecord,
+        Workload,
+        workload,
+        version=RECORD_VERSION,
+        tables=tables,
+        stages=order,
+        warnings=(),
+    )
+    return zlib.compress(msgspec.json.encode(record), 9)
+
+
+def _copy(build: Callable[..., Built], described: type, source: object, **changed: object) -> Built:
+    """Build a copy of *source* with the fields of the *described* dataclass, some of them *changed*."""
+    same = (field.name for field in fields(described) if field.name not in changed)
+    return build(**{name: getattr(source, name) for name in same}, **changed)
+
+
+def decode_workload(packed: bytes) -> Workload:
+    """Return the workload that *packed* records; ValueError where it is damaged or too large.
+
+    Equal layers and stages are one object, as they were when they were written: a simulation folds those.
+    """
+    unpacker = zlib.decompressobj()
+    try:
+        content = unpacker.decompress(packed, UNPACKED.most)
+    except zlib.error as error:
+        raise ValueError(f"{RECORD} is damaged: {error}") from None
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise ValueError(f"{RECORD} is damaged: cut off, or {UNPACKED.said}")
+    record = msgspec.json.decode(content, type=WorkloadRecord)
+    if record.version != RECORD_VERSION:
+        raise ValueError(
+            f"{RECORD} is of version {record.version}; expected {RECORD_VERSION}: write it again"
+        )
+    MICRO_BATCHES.check(record.micro_batches)
+    tables = record.tables
+    try:
+        works = [msgspec.json.decode(values, type=WORK_TYPES[kind]) for kind, values in tables.works]
+        ops = [_copy(Op, Op, op, work=works[op.work]) for op in tables.ops]
+        layers = [
+            _copy(
+                Layer,
+                Layer,
+                layer,
+                **{phase: tuple(ops[index] for index in getattr(layer, phase)) for phase in PHASES},
+            )
+            for layer in tables.layers
+        ]
+        stages = [_stage(stage, layers) for stage in tables.stages]
+        order = tuple(stages[index] for index in record.stages)
+    except LookupError as error:
+        raise ValueError(f"{RECORD} is damaged: {error}") from None
+    return _copy(Workload, Workload, record, stages=order)
+
+
+def _stage(record: StageRecord, layers: Sequence[Layer]) -> Stage:
+    def run(indices: Indices) -> tuple[Layer, ...]:
+        return tuple(layers[index] for index in indices)
+
+    stage = Stage(
+        body=tuple(Block(run(indices), repeat) for indices, repeat in record.body),
+        prologue=run(record.prologue),
+        epilogue=run(record.epilogue),
+        variations=tuple(
+            Variation(micro_batch, position, layers[index])
+            for micro_batch, position, index in record.variations
+        ),
+        in_turn=record.in_turn,
+    )
+    NODES.check(stage.body_layer_count)
+    if any(variation.position >= stage.body_layer_count for variation in stage.variations):
+        raise ValueError(f"{RECORD} is damaged: a variation is past the end of its stage")
+    return stage
+
+
+def write_head(record: bytes, rank: int, nodes: bytes) -> bytes:
+    """Return the GlobalMetadata message that precedes the *nodes* of a rank in its file."""
+    attributes = (
+        attribute("schema", Kind.STRING, SCHEMA_VERSION),
+        attribute(RANK, Kind.UINT64, rank),
+        attribute(CHECKSUM, Kind.UINT32, zlib.crc32(nodes)),
+        attribute(RECORD, Kind.BYTES, record),
+    )
+    body = b"".join(bytes_field(2, each) for each in attributes)
+    return delimited(bytes_field(1, SCHEMA_VERSION.encode()) + body)
+
+
+def read_record(data: bytes, path: str) -> bytes | None:
+    """Return the record in a trace that stepcast wrote and nobody changed, None in another program's."""
+    metadata, end = _read_head(data)
+    record = metadata.get(RECORD)
+    if record is None:
+        return None
+    if not isinstance(record, bytes):
+        raise FormatError(
+            "was written by an earlier version of stepcast, which is not read; write it again", path
+        )
+    if metadata.get(CHECKSUM) != zlib.crc32(memoryview(data)[end:]):
+        raise FormatError(
+            f"its nodes were changed after stepcast wrote it; remove the attribute {RECORD} to read them",
+            path,
+        )
+    return record
+
+
+def _read_head(data: bytes) -> tuple[dict[str, Value], int]:
+    """Return the attributes of a file's GlobalMetadata, if it begins with one, and where its nodes begin."""
+    try:
+        length, start = read_varint(data, 0)
+        message = data[start : start + length]
+        return (read_metadata(message)[1] if has_metadata(message) else {}), start + length
+    except WireError:
+        return {}, 0  # decoding the trace reports the damage
