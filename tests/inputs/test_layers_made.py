@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, replace
 
 import pytest
 
-from stepcast.inputs.layers import layer_of, recorded_op
+from stepcast.inputs.optable import layer_of, recorded_op
 from stepcast.ir.work import Recorded
 from stepcast.ir.workload import Layer, Op
 

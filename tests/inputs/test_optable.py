@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.operator_rows import MOST_KNOWN
-from stepcast.inputs.optable import COLUMNS, LAYER_ROW, read
+from stepcast.inputs.optable import COLUMNS, LAYER_ROW, MOST_KNOWN, read
 from stepcast.inputs.source import Source
 from stepcast.ir.edits import repeat_layers, scale_backward
 from stepcast.ir.group import Group

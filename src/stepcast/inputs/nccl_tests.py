@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.kineto.process_groups import dtype_named
-from stepcast.inputs.layers import draft_of
+from stepcast.inputs.rows import draft_of
 from stepcast.inputs.source import Source
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind

@@ -2,29 +2,42 @@
 
 Times are milliseconds, sizes are elements. A row ``X_grad`` carries the gradient reduction of operator X
 and stands before it, so that the backward, which walks the rows in reverse, meets it just after X.
+
+Rows are read into columns: a table of a million rows is a few arrays, not millions of objects. Layers are
+made when one is asked for, all of them, so that each stays the object that it is.
 """
 
+import math
 import re
-from collections.abc import Callable, Iterator
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.numbers import check_different, parse_amount, parse_count, shorten
-from stepcast.inputs.operator_rows import SILENT, Columns, Messages, OperatorLayers
+from stepcast.inputs.rows import SlabTable, draft_of, open_table, parse_amount, parse_count, shorten
 from stepcast.inputs.simai.reader import KINDS
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.edits import LAYER_BLOCK
 from stepcast.ir.group import Group
-from stepcast.ir.work import Collective, Direction, Transfer
-from stepcast.ir.workload import Block, Op, Stage, Workload
+from stepcast.ir.work import Collective, Direction, Recorded, Transfer
+from stepcast.ir.workload import Block, Layer, LayerTable, Op, Phase, Stage, Workload
+from stepcast.units import MS
 
-PHASES = ("forward", "backward", "weight_grad")
+if TYPE_CHECKING:
+    from stepcast.inputs.cells import Cells
+    from stepcast.ir.arrays import IntArray
+
+PHASES = tuple(Phase)
+PHASE_NAMES = ("forward", "backward", "weight_grad")
 FIELDS = ("compute_time", "comm_type", "comm_size")
 COLUMNS = (
     "name",
-    *(f"{phase}_{field}" for phase in PHASES for field in FIELDS),
+    *(f"{phase}_{field}" for phase in PHASE_NAMES for field in FIELDS),
     "process_time",
 )
 ELEMENT = DType.FP32
@@ -41,6 +54,169 @@ FEW_CHARACTERS = 65_536  # read sooner row by row than numpy is loaded
 # Layers of the GPT-2 family by hidden size (Radford et al. 2019, table 2).
 GPT2_LAYERS = {768: 12, 1024: 24, 1280: 36, 1600: 48}
 
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+MOST_KNOWN = 10_000
+SILENT = 0  # the code of a phase that ends with no message
+
+Messages = Sequence[Callable[[int], Op] | None]  # of so many elements
+
+
+def _three(kind: str) -> "list[array[Any]]":
+    return [array(kind) for _ in PHASES]
+
+
+@dataclass
+class Columns:
+    """Rows so far, or some to be added; a column of *times*, *words* and *elements* for each phase."""
+
+    names: list[str] = field(default_factory=list)  # many at once, joined by line feeds
+    times_ms: "list[array[float]]" = field(default_factory=lambda: _three("d"))
+    words: "list[array[int]]" = field(default_factory=lambda: _three("H"))
+    elements: "list[array[int]]" = field(default_factory=lambda: _three("q"))
+    process_ms: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def __len__(self) -> int:
+        return len(self.process_ms)
+
+    def add(self, more: "Columns") -> None:
+        self.names += more.names
+        self.process_ms.extend(more.process_ms)
+        for phase in range(len(PHASES)):
+            self.times_ms[phase].extend(more.times_ms[phase])
+            self.words[phase].extend(more.words[phase])
+            self.elements[phase].extend(more.elements[phase])
+
+    def names_from(self, start: int, stop: int | None = None) -> Iterator[str]:
+        return islice(chain.from_iterable(slab.split("\n") for slab in self.names), start, stop)
+
+
+class OperatorLayers(LayerTable):
+    """The rows from *start* to *stop* as layers; *messages* makes the op of a word, by its code."""
+
+    def __init__(self, columns: Columns, messages: Messages, start: int, stop: int) -> None:
+        self._columns, self._messages, self._start, self._stop = columns, messages, start, stop
+        self._made: tuple[Layer, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._stop - self._start
+
+    @overload
+    def __getitem__(self, at: int) -> Layer: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Layer, ...]: ...
+    def __getitem__(self, at: int | slice) -> Layer | tuple[Layer, ...]:
+        return self._layers[at]
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self._layers)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and self._layers == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._layers)
+
+    def names(self) -> Iterator[str]:
+        return self._columns.names_from(self._start, self._stop)
+
+    def recorded_s(self, phase: Phase) -> float:
+        return math.fsum(self._part(self._columns.times_ms[PHASES.index(phase)])) * MS
+
+    def messages(self) -> Iterator[tuple[Phase, Op, int]]:
+        """In the order of the rows in which they are first seen."""
+        firsts = []
+        for number, phase in enumerate(PHASES):
+            words = self._part(self._columns.words[number])
+            if any(words):
+                found = Counter(zip(words, self._part(self._columns.elements[number]), strict=True))
+                order = {code: words.index(code) for code in set(words)}
+                firsts += [((order[key[0]], number), phase, key, count) for key, count in found.items()]
+        for _, phase, (code, elements), count in sorted(firsts, key=lambda each: each[0]):
+            if (message := self._messages[code]) is not None:
+                yield phase, message(elements), count
+
+    def _part(self, column: Sequence[Value]) -> Sequence[Value]:
+        return column if len(self) == len(column) else column[self._start : self._stop]
+
+    @property
+    def _layers(self) -> tuple[Layer, ...]:
+        if self._made is None:
+            self._made = tuple(self._each())
+        return self._made
+
+    def _each(self) -> Iterator[Layer]:
+        """Rows that are alike share their ops: operators of a kind take equal times."""
+        columns = self._columns
+        phases = [self._ops(number) for number in range(len(PHASES))]
+        process_s = (time_ms * MS for time_ms in self._part(columns.process_ms))
+        return map(layer_of, self.names(), *phases, process_s)
+
+    def _ops(self, number: int) -> Iterator[tuple[Op, ...]]:
+        columns, known = self._columns, dict[tuple[float, int, int], tuple[Op, ...]]()
+        times_ms = self._part(columns.times_ms[number])
+        words, elements_of = self._part(columns.words[number]), self._part(columns.elements[number])
+        for key in zip(times_ms, words, elements_of, strict=True):
+            ops = known.get(key)
+            if ops is None:
+                time_ms, code, elements = key
+                message = self._messages[code]
+                more = () if message is None else (message(elements),)
+                ops = _remember(known, key, (recorded_op(time_ms * MS), *more))
+            yield ops
+
+
+def _remember(known: dict[Key, Value], key: Key, value: Value) -> Value:
+    """*value*, kept for the next time; a table of measured times, which all differ, is not kept whole."""
+    if len(known) == MOST_KNOWN:
+        known.clear()
+    known[key] = value
+    return value
+
+
+_LayerDraft, _OpDraft, _RecordedDraft = map(draft_of, (Layer, Op, Recorded))
+
+
+def layer_of(
+    name: str,
+    forward: tuple[Op, ...],
+    input_gradient: tuple[Op, ...],
+    weight_gradient: tuple[Op, ...],
+    process_s: float,
+) -> Layer:
+    """``Layer(...)``, thrice as fast."""
+    layer = _LayerDraft()
+    layer.name = name
+    layer.forward = forward
+    layer.input_gradient = input_gradient
+    layer.weight_gradient = weight_gradient
+    layer.process_s = process_s
+    layer.notes = ()
+    layer.captured = False
+    layer.role = None
+    layer.__class__ = Layer
+    finished: Layer = layer
+    return finished
+
+
+def recorded_op(duration_s: float) -> Op:
+    """``Op("", Recorded(duration_s))``, thrice as fast."""
+    work = _RecordedDraft()
+    work.duration_s = duration_s
+    work.__class__ = Recorded
+    op = _OpDraft()
+    op.name = ""
+    op.work = work
+    op.blocking = True
+    op.after = ()
+    op.kernels = 1
+    op.host_reads = False
+    op.early = False
+    op.part = None
+    op.__class__ = Op
+    finished: Op = op
+    return finished
+
 
 def looks_like(head: str) -> bool:
     first = head.split("\n", 1)[0]
@@ -49,15 +225,14 @@ def looks_like(head: str) -> bool:
 
 def read(source: Source) -> Workload:
     """The table as a one-stage workload of one micro-batch."""
-    slabs = source.slabs()
-    header, _, rest = next(slabs, "").partition("\n")
-    separator = "\t" if "\t" in header else ","
-    names, warnings = _columns(header.split(separator))
-    rows = _Rows(names, separator)
-    line = 2
-    for slab in chain((rest,) if rest else (), slabs):
+    table = open_table(source, COLUMNS, ", ".join(COLUMNS))
+    if table.names[0] != "name":
+        raise FormatError(f"first column is {shorten(table.names[0])}; expected 'name'", line=1)
+    extra = [name for name in table.names if name not in COLUMNS]
+    warnings = [f"column {shorten(name)} is not known and was left out" for name in extra]
+    rows = _Rows(table)
+    for line, slab in table.slabs:
         rows.add(slab, line)
-        line += slab.count("\n")
     columns = rows.columns
     if not len(columns):
         raise FormatError("table has a header but no rows; expected one row per operator", line=1)
@@ -69,57 +244,62 @@ def read(source: Source) -> Workload:
     return _assemble(columns, rows.messages, warnings)
 
 
-def _columns(names: list[str]) -> tuple[list[str], list[str]]:
-    """The header's names, checked, and a warning for columns that are not ours."""
-    names = [name.strip() for name in names]
-    missing = [name for name in COLUMNS if name not in names]
-    if missing:
-        raise FormatError(f"header lacks {', '.join(missing)}; expected {', '.join(COLUMNS)}", line=1)
-    check_different(names)
-    if names[0] != "name":
-        raise FormatError(f"first column is {shorten(names[0])}; expected 'name'", line=1)
-    extra = [name for name in names if name not in COLUMNS]
-    return names, [f"column {shorten(name)} is not known and was left out" for name in extra]
-
-
 class _Rows:
     """Rows to columns, by the slab where all is as usual, else one by one, to say which line is wrong."""
 
-    def __init__(self, names: list[str], separator: str) -> None:
-        self._names, self._separator = names, separator
-        place = {name: at for at, name in enumerate(names)}
-        time, word, size = ([place[f"{phase}_{field}"] for phase in PHASES] for field in FIELDS)
+    def __init__(self, table: SlabTable) -> None:
+        self._table = table
+        place = {name: index for index, name in enumerate(table.names)}
+        time, word, size = ([place[f"{phase}_{field}"] for phase in PHASE_NAMES] for field in FIELDS)
         self._phases = list(zip(time, word, size, strict=True))
         self._process = place["process_time"]
         self._codes: list[dict[str, int]] = [{} for _ in PHASES]
         self.messages: list[Callable[[int], Op] | None] = [None]
         self.columns = Columns()
 
-    def add(self, slab: str, first: int) -> None:
-        self.columns.add(self._plain(slab) or self._checked(slab, first))
+    def add(self, slab: str, first_line: int) -> None:
+        self.columns.add(self._plain(slab) or self._checked(slab, first_line))
 
     def _plain(self, slab: str) -> Columns | None:
+        """Return all rows of *slab* at once, None where some cell is not as usual and must be looked at."""
         if len(slab) < FEW_CHARACTERS:
             return None
-        from stepcast.inputs.operator_slab import plain_columns
+        # Here, because they load numpy, which small tables do without.
+        import numpy as np
 
-        width = len(self._names)
-        return plain_columns(slab, self._separator, width, self._phases, self._process, self._code)
+        from stepcast.inputs.cells import Cells
 
-    def _checked(self, slab: str, first: int) -> Columns:
-        """Row by row; blank lines count and give none."""
+        def fill(column: "array[Any]", values: object) -> None:
+            column.frombytes(np.ascontiguousarray(values, dtype=column.typecode).tobytes())
+
+        cells = Cells(slab, self._table.separator, len(self._table.names))
+        if not cells.plain:
+            return None
+        decimals = cells.decimals(*(time for time, _, _ in self._phases), self._process)
+        if decimals is None:
+            return None
+        columns = Columns([cells.picked(0).decode().replace(self._table.separator, "\n")[:-1]])
+        for phase, (time, word, size) in enumerate(self._phases):
+            texts, of_row = _distinct(cells, word)
+            codes, elements = [self._code(phase, text) for text in texts], cells.whole(size)
+            if None in codes or elements is None:
+                return None
+            fill(columns.times_ms[phase], decimals[time])
+            fill(columns.words[phase], np.array(codes)[of_row])
+            fill(columns.elements[phase], elements)
+        fill(columns.process_ms, decimals[self._process])
+        return columns
+
+    def _checked(self, slab: str, first_line: int) -> Columns:
+        """Return the rows of *slab*, looked at one by one."""
         names: list[str] = []
         rows = Columns()
-        for number, line in enumerate(slab.split("\n"), first):
-            if not line.strip():
-                continue
-            row = line.split(self._separator)
-            if len(row) != len(self._names):
-                raise FormatError(f"has {len(row)} columns; expected {len(self._names)}", line=number)
+        header = self._table.names
+        for number, row in self._table.rows(slab, first_line):
             names.append(row[0])
             for phase, (time, word, size) in enumerate(self._phases):
-                rows.times_ms[phase].append(parse_amount(row[time].strip(), self._names[time], number))
-                rows.elements[phase].append(parse_count(row[size].strip(), self._names[size], number))
+                rows.times_ms[phase].append(parse_amount(row[time].strip(), header[time], number))
+                rows.elements[phase].append(parse_count(row[size].strip(), header[size], number))
                 code = self._code(phase, row[word])
                 if code is None:
                     said = shorten(row[word].strip())
@@ -144,6 +324,15 @@ class _Rows:
             else:
                 return None
         return codes[word]
+
+
+def _distinct(cells: "Cells", column: int) -> "tuple[Sequence[str], IntArray]":
+    """Return the distinct texts of a column and which one each row has, sooner where all are the same."""
+    import numpy as np
+
+    if (text := cells.constant(column)) is not None:
+        return [text], np.zeros(len(cells), dtype=np.int64)
+    return cells.words(column)
 
 
 def _message(phase: int, word: str) -> Callable[[int], Op] | None:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.numbers import parse_amount, parse_count, shorten
+from stepcast.inputs.rows import parse_amount, parse_count, shorten
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
 

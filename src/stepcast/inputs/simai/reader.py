@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.folding import MicroBatches, fold_layers, fold_micro_batches
-from stepcast.inputs.numbers import parse_amount, parse_count, shorten
+from stepcast.inputs.rows import parse_amount, parse_count, shorten
 from stepcast.inputs.simai.header import POLICIES, Header, parse_header
 from stepcast.inputs.source import Source
 from stepcast.ir.group import Group
