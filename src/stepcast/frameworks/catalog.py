@@ -12,12 +12,10 @@ from typing import Any, get_type_hints
 
 from stepcast.frameworks.profile import FILLED, Defaults, Preset, Profile
 from stepcast.frameworks.words import OVERLAPS, overlap_of, recompute_of
-from stepcast.hardware.described import flat, line_of, source_of
+from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.quantity import Dimension, parse_quantity
-from stepcast.hardware.schema import CatalogError, nearest
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.inputs.toml import parse_toml
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Dispatcher, Framework, Overhead
 from stepcast.ir.limits import BASES, DESCRIPTION
@@ -293,34 +291,23 @@ def _catalogued(name: str) -> Profile:
 
 
 def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
-    try:
-        table = parse_toml(text)
-    except FormatError as error:
-        raise CatalogError(file, "", error.message) from None
-    sources, presets = flat(table.pop("sources", {})), table.pop("presets", [])
-    residuals = _residuals(table.pop("residual", {}), text, file)
-    entries = flat(table)
-    for key in entries:
-        if key not in KEYS:
-            raise CatalogError(line_of(text, file, key), key, f"unknown key{nearest(key, list(KEYS))}")
-    for key in sources:
-        if not any(known == key or known.startswith(f"{key}.") for known in (*KEYS, "presets", "residual")):
-            where = line_of(text, file, f"sources.{key}")
-            raise CatalogError(where, f"sources.{key}", "names no key of a profile")
-    base = _base(entries.pop("extends", None), text, file, chain, folder)
+    described = Description.parse(text, file)
+    presets = described.table.pop("presets", [])
+    residuals = _residuals(described, described.table.pop("residual", {}))
+    entries = flat(described.table)
+    described.check_keys(entries, KEYS)
+    described.check_sources((*KEYS, "presets", "residual"), "profile")
+    base = _base(described, entries.pop("extends", None), chain, folder)
     description = entries.pop("description", "")
     values: dict[str, dict[str, Any]] = {table: {} for table in TABLES}
     for key, value in entries.items():
         part, _, own = key.partition(".")
         set_field, read = TABLES[part][own]
-        values[part][set_field] = _value(read, value, line_of(text, file, key), key)
-    said = {key: source_of(key, sources, file) for key in entries}
-    if presets:
-        said["presets"] = source_of("presets", sources, file)
-    if residuals:
-        said["residual"] = source_of("residual", sources, file)
+        values[part][set_field] = _value(read, value, described.where(key), key)
+    said = [*entries, *(["presets"] if presets else []), *(["residual"] if residuals else [])]
+    sources = {key: described.source(key) for key in said}
     try:
-        built = _built(base, name, str(description), values, said, _presets(presets, text, file))
+        built = _built(base, name, str(description), values, sources, _presets(described, presets))
         return replace(built, residuals=residuals)
     except CatalogError:
         raise
@@ -328,15 +315,14 @@ def _profile(name: str, text: str, file: str, chain: tuple[str, ...], folder: Pa
         raise CatalogError(file, "", str(error)) from None
 
 
-def _base(extends: object, text: str, file: str, chain: tuple[str, ...], folder: Path | None) -> Profile:
+def _base(described: Description, extends: object, chain: tuple[str, ...], folder: Path | None) -> Profile:
     if extends is None:
         return Profile(Framework(), Defaults())
-    where = line_of(text, file, "extends")
     if not isinstance(extends, str):
-        raise CatalogError(where, "extends", f"{extends!r} is not the name of a framework")
+        raise described.error("extends", f"{extends!r} is not the name of a framework")
     if extends.endswith(".toml"):  # a path is relative to the file that names it
         extends = str((folder or Path()) / extends)
-    return _loaded(extends, chain, where)
+    return _loaded(extends, chain, described.where("extends"))
 
 
 def _built(
@@ -368,16 +354,16 @@ def _built(
     )
 
 
-def _residuals(tables: object, text: str, file: str) -> tuple[Residual, ...]:
-    """``[residual.GENERATION.dense]`` and ``[residual.GENERATION.experts]``."""
+def _residuals(described: Description, tables: object) -> tuple[Residual, ...]:
+    """Return those of ``[residual.GENERATION.dense]`` and ``[residual.GENERATION.experts]``."""
     found = []
-    for generation, kinds in _tables(tables, text, file, "residual"):
-        for kind, values in _tables(kinds, text, file, f"residual.{generation}"):
-            where, key = line_of(text, file, f"residual.{generation}.{kind}"), f"residual.{generation}.{kind}"
+    for generation, kinds in _tables(described, tables, "residual"):
+        for kind, values in _tables(described, kinds, f"residual.{generation}"):
+            key = f"residual.{generation}.{kind}"
             if kind not in ("dense", "experts") or not isinstance(values, Mapping):
-                raise CatalogError(where, key, "is not a table of dense models or of experts")
+                raise described.error(key, "is not a table of dense models or of experts")
             if set(values) != {"factor", "rows", "sources", "spread"}:
-                raise CatalogError(where, key, "expected factor, rows, sources and spread")
+                raise described.error(key, "expected factor, rows, sources and spread")
             read = {
                 name: (_count if name in ("rows", "sources") else _number)(value)
                 for name, value in values.items()
@@ -385,23 +371,27 @@ def _residuals(tables: object, text: str, file: str) -> tuple[Residual, ...]:
             try:
                 found.append(Residual(generation, kind == "experts", **read))  # type: ignore[arg-type]
             except ValueError as error:
-                raise CatalogError(where, key, str(error)) from None
+                raise described.error(key, str(error)) from None
     return tuple(found)
 
 
-def _tables(value: object, text: str, file: str, key: str) -> list[tuple[str, Any]]:
+def _tables(described: Description, value: object, key: str) -> list[tuple[str, Any]]:
     if not isinstance(value, Mapping):
-        raise CatalogError(line_of(text, file, key), key, "is not a table")
+        raise described.error(key, "is not a table")
     return list(value.items())
 
 
-def _presets(tables: object, text: str, file: str) -> tuple[Preset, ...]:
-    lines = [at for at, line in enumerate(text.splitlines(), start=1) if line.strip() == "[[presets]]"]
+def _presets(described: Description, tables: object) -> tuple[Preset, ...]:
+    lines = [
+        number
+        for number, line in enumerate(described.text.splitlines(), start=1)
+        if line.strip() == "[[presets]]"
+    ]
     if not isinstance(tables, list) or not all(isinstance(each, Mapping) for each in tables):
-        raise CatalogError(line_of(text, file, "presets"), "presets", "is not a list of [[presets]] tables")
+        raise described.error("presets", "is not a list of [[presets]] tables")
     if len(lines) != len(tables):
         lines = [0] * len(tables)
-    return tuple(_preset(each, f"{file}:{line}") for each, line in zip(tables, lines, strict=True))
+    return tuple(_preset(each, f"{described.file}:{line}") for each, line in zip(tables, lines, strict=True))
 
 
 def _preset(table: Mapping[str, Any], where: str) -> Preset:
@@ -410,12 +400,11 @@ def _preset(table: Mapping[str, Any], where: str) -> Preset:
         if key == "set" and isinstance(value, Mapping):
             continue
         if key not in CONDITIONS:
-            known = [*CONDITIONS, "set"]
-            raise CatalogError(where, f"presets.{key}", f"unknown key{nearest(key, known)}")
+            raise CatalogError(where, f"presets.{key}", f"unknown key{nearest(key, [*CONDITIONS, 'set'])}")
         conditions[key] = _value(CONDITIONS[key], value, where, f"presets.{key}")
     for key, value in table.get("set", {}).items():
         if key not in SETTINGS:
-            raise CatalogError(where, f"presets.set.{key}", f"unknown key{nearest(key, list(SETTINGS))}")
+            raise CatalogError(where, f"presets.set.{key}", f"unknown key{nearest(key, SETTINGS)}")
         name, read = SETTINGS[key]
         settings[name] = _value(read, value, where, f"presets.set.{key}")
     if not settings:

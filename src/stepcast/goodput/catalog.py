@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from stepcast.goodput.operation import NO_FAILURES, Failures, Restart
-from stepcast.hardware.described import flat, line_of
-from stepcast.hardware.schema import CatalogError, nearest
+from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
-from stepcast.inputs.toml import parse_toml
 from stepcast.ir.limits import DESCRIPTION
 from stepcast.units import parse_duration_s
 
@@ -69,29 +67,24 @@ def load_failures(name_or_path: str) -> tuple[Failures, Restart]:
     return _opened(DATA / f"{name}.toml", f"{name}.toml")
 
 
-def _opened(path: Path, shown: str) -> tuple[Failures, Restart]:
+def _opened(path: Path, file: str) -> tuple[Failures, Restart]:
     try:
-        text = Source(path).text(DESCRIPTION)
-        return _read(text, parse_toml(text), shown, path.stem)
+        described = Description.parse(Source(path).text(DESCRIPTION), file)
     except FormatError as error:
-        raise CatalogError(shown, "", error.message) from None
-
-
-def _read(text: str, table: dict[str, Any], file: str, name: str) -> tuple[Failures, Restart]:
-    sources = {str(key): str(value) for key, value in flat(table.pop("sources", {})).items()}
+        raise CatalogError(file, "", error.message) from None
+    values = flat(described.table)
+    described.check_keys(values, [*FAILURES, *RESTART])
     fields: dict[str, Any] = {}
     restart: dict[str, Any] = {}
-    for key, value in flat(table).items():
-        known = FAILURES.get(key) or RESTART.get(key)
-        if known is None:
-            hint = nearest(key, [*FAILURES, *RESTART])
-            raise CatalogError(line_of(text, file, key), key, f"unknown key{hint}")
+    for key, value in values.items():
+        name, read = FAILURES.get(key) or RESTART[key]
         try:
-            (fields if key in FAILURES else restart)[known[0]] = known[1](value)
+            (fields if key in FAILURES else restart)[name] = read(value)
         except ValueError as error:
-            raise CatalogError(line_of(text, file, key), key, str(error)) from None
+            raise described.error(key, str(error)) from None
+    sources = {key: str(value) for key, value in described.sources.items()}
     try:
-        failures = replace(NO_FAILURES, name=name, sources=sources, **fields)
+        failures = replace(NO_FAILURES, name=path.stem, sources=sources, **fields)
     except ValueError as error:
         raise CatalogError(file, "", str(error)) from None
     return failures, Restart(**restart)

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.described import flat, line_of, source_of
+from stepcast.hardware.described import CatalogError, Description, flat, nearest
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.keys import CLUSTER_KEYS, GPU_KEYS
 from stepcast.hardware.schema import (
-    CatalogError,
+    CLUSTER_KEYS,
+    GPU_KEYS,
     Entries,
     Entry,
+    Transport,
+    Transports,
     build_cluster,
     build_gpu,
     check_keys,
-    nearest,
 )
-from stepcast.hardware.transport import Transport, Transports
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.toml import parse_toml
@@ -194,7 +194,7 @@ def _known(kind: str, name: str, where: str = "") -> str:
                 f"{name} is not described: besides GPUs, tpu-v5p, tpu-v6e and trainium2 are, by what their "
                 "makers state; describe another in a file NAME.toml",
             )
-        hint = nearest(word, list(table)) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
+        hint = nearest(word, table) or f"; known are {', '.join(_names(kind))}, or a file NAME.toml"
         raise CatalogError(where, "", f"unknown {what} {name!r}{hint}")
     return table[word]
 
@@ -278,25 +278,14 @@ def _without(entries: Entries, keys: tuple[str, ...]) -> dict[str, Entry]:
 
 
 def _parse(kind: str, text: str, file: str) -> dict[str, Entry]:
-    try:
-        table = parse_toml(text)
-    except FormatError as error:
-        raise CatalogError(file, "", error.message) from None
-    sources = flat(table.pop("sources", {}))
+    described = Description.parse(text, file)
+    table = described.table
     if isinstance(table.get("gpu"), str):
         table["gpu"] = {"base": table["gpu"]}
-    keys = GPU_KEYS if kind == "gpus" else CLUSTER_KEYS
-    entries = {
-        key: Entry(value, line_of(text, file, key), source_of(key, sources, file))
-        for key, value in flat(table).items()
-    }
-    check_keys(entries, keys)
-    for key in sources:
-        if not any(known == key or known.startswith(f"{key}.") for known in keys):
-            raise CatalogError(
-                line_of(text, file, f"sources.{key}"), f"sources.{key}", "names no key of a description"
-            )
-    return entries
+    values, keys = flat(table), GPU_KEYS if kind == "gpus" else CLUSTER_KEYS
+    described.check_keys(values, keys)
+    described.check_sources(keys, "description")
+    return {key: Entry(value, described.where(key), described.source(key)) for key, value in values.items()}
 
 
 def _set(entries: dict[str, Entry], text: str) -> None:

@@ -1,28 +1,52 @@
 """What a GPU or cluster description may say, and the nouns it becomes.
 
-A description is flat here: dotted key -> Entry. ``catalog.py`` reads files into that form.
+A description is flat here: dotted key -> Entry. ``catalog.py`` reads files into that form. The key of a field
+is its name without the unit: ``memory = "80 GB"`` sets ``memory_bytes``. Other fields have their defaults.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from enum import StrEnum
+from functools import lru_cache
+from types import NoneType
+from typing import TypeVar, get_args, get_origin, get_type_hints
 
-from stepcast.hardware.cluster import USUAL_EXCHANGE_SHARE, USUAL_LAUNCH_S, Cluster, Communication
+from stepcast.hardware.cluster import Cluster, Communication
+from stepcast.hardware.described import CatalogError, nearest
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.keys import CLUSTER_KEYS, DTYPES, GPU_KEYS, LARGEST_COUNT, SMALLEST_RATIO, UNITS, Kind
-from stepcast.hardware.node import Fabric, FabricKind, Host, Link, Node
+from stepcast.hardware.node import Link, Node
 from stepcast.hardware.quantity import Dimension, parse_quantity
-from stepcast.hardware.topology import NetworkKind, Routing, Topology
-from stepcast.hardware.transport import USUAL_TRANSPORT, Transports
+from stepcast.hardware.topology import Topology
+
+DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
+UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published
+LARGEST_COUNT = 10_000_000
+SMALLEST_RATIO = 1e-4
+USUAL_TRANSPORT = "infiniband"
+DIMENSION_OF_SUFFIX = {
+    "_bytes_per_s": Dimension.RATE,
+    "_bytes": Dimension.SIZE,
+    "_s": Dimension.TIME,
+    "_hz": Dimension.FREQUENCY,
+    "_w": Dimension.POWER,
+}
+EXPECTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", list: "a list"}
+
+Kind = Dimension | type
+Built = TypeVar("Built")
 
 
-class CatalogError(ValueError):
-    """A description that is wrong; says where, under which key, and what was expected."""
+@dataclass(frozen=True, slots=True)
+class Transport:
+    """What carries messages between nodes: the time of an empty one, and the share of the line rate."""
 
-    def __init__(self, where: str, key: str, problem: str) -> None:
-        super().__init__(": ".join(part for part in (where, key, problem) if part))
-        self.where, self.key, self.problem = where, key, problem
+    latency_s: float
+    efficiency: float
+    source: str
+
+
+Transports = Mapping[str, Transport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +61,74 @@ class Entry:
 Entries = Mapping[str, Entry]
 
 
-def nearest(word: str, known: list[str]) -> str:
-    """``; did you mean X?`` where something known is close, else nothing."""
-    from difflib import get_close_matches  # wanted for mistakes alone
+@dataclass(frozen=True, slots=True)
+class DescribedField:
+    """A field that a key of a description sets, or the keys of a table below it where it is a noun itself."""
 
-    close = get_close_matches(word, known, n=3, cutoff=0.5)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    name: str
+    key: str
+    kind: Kind
+    required: bool
+    noun: type | None = None
+    choices: type[StrEnum] | None = None
+
+
+@lru_cache(maxsize=16)
+def described_fields(noun: type) -> tuple[DescribedField, ...]:
+    """Return the fields of *noun* that a description sets; names, sources and peaks are not among them."""
+    hints, found = get_type_hints(noun), []
+    for each in fields(noun):
+        kind = next((part for part in get_args(hints[each.name]) if part is not NoneType), hints[each.name])
+        if get_origin(hints[each.name]) is tuple:
+            kind = list
+        elif get_origin(hints[each.name]) is Mapping or kind in (Mapping, Gpu) or each.name == "name":
+            continue
+        name, key = each.name, each.name
+        required = each.default is MISSING and each.default_factory is MISSING
+        if isinstance(kind, type) and is_dataclass(kind):
+            found.append(DescribedField(name, key, str, required, noun=kind))
+        elif issubclass(kind, StrEnum):
+            found.append(DescribedField(name, key, str, required, choices=kind))
+        else:
+            suffix = next((end for end in DIMENSION_OF_SUFFIX if name.endswith(end)), "")
+            dimension = DIMENSION_OF_SUFFIX.get(suffix, kind)
+            found.append(DescribedField(name, key.removesuffix(suffix), dimension, required))
+    return tuple(found)
+
+
+def _keys_of(noun: type, prefix: str = "") -> dict[str, Kind]:
+    keys: dict[str, Kind] = {}
+    for each in described_fields(noun):
+        key = f"{prefix}{each.key}"
+        keys |= _keys_of(each.noun, f"{key}.") if each.noun else {key: each.kind}
+    return keys
+
+
+GPU_KEYS: dict[str, Kind] = {
+    "base": str,
+    "aliases": list,
+    **_keys_of(Gpu),
+    **{f"{unit}.{dtype}": Dimension.FLOPS for unit in UNITS for dtype in DTYPES},
+}
+CLUSTER_KEYS: dict[str, Kind] = {
+    "base": str,
+    "aliases": list,
+    "description": str,
+    "nodes": int,
+    "other.cluster": str,
+    "other.nodes": int,
+    **{key: kind for key, kind in _keys_of(Node, "node.").items() if key != "node.transport"},
+    "node.nic.transport": str,
+    **_keys_of(Topology, "network."),
+    **_keys_of(Communication, "communication."),
+    **{f"gpu.{key}": kind for key, kind in GPU_KEYS.items()},
+}
 
 
 def check_keys(entries: Entries, keys: Mapping[str, Kind]) -> None:
     for key, entry in entries.items():
         if key not in keys:
-            raise CatalogError(entry.where, key, f"unknown key{nearest(key, list(keys))}")
+            raise CatalogError(entry.where, key, f"unknown key{nearest(key, keys)}")
 
 
 class Reader:
@@ -61,13 +141,11 @@ class Reader:
     def has(self, prefix: str) -> bool:
         return any(key == prefix or key.startswith(f"{prefix}.") for key in self.entries)
 
-    def get(self, key: str, default: object = None) -> object:
-        """The value in SI, or *default*; without a default the key must be there."""
+    def get(self, key: str) -> object:
+        """Return the value in SI; the key must be there."""
         entry = self.entries.get(key)
         if entry is None:
-            if default is None:
-                raise CatalogError(self.where, key, "is missing")
-            return default
+            raise CatalogError(self.where, key, "is missing")
         kind = self.keys[key]
         if isinstance(kind, Dimension):
             try:
@@ -79,14 +157,7 @@ class Reader:
         if kind is float and type(entry.value) is int:
             return float(entry.value)
         if type(entry.value) is not kind:
-            expected = {
-                int: "a whole number",
-                float: "a number",
-                str: "a text",
-                bool: "true or false",
-                list: "a list",
-            }
-            raise CatalogError(entry.where, key, f"{entry.value!r} is not {expected[kind]}")
+            raise CatalogError(entry.where, key, f"{entry.value!r} is not {EXPECTED[kind]}")
         return entry.value
 
     def _check_number(self, key: str, entry: Entry) -> None:
@@ -99,42 +170,47 @@ class Reader:
             shown = f"{value:.6g}" if abs(value) < 1e300 else "a number of so many digits"
             raise CatalogError(entry.where, key, f"{shown} is beyond anything built; expected {limit}")
 
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key, default)
-        assert isinstance(value, (int, float))
+    def rate(self, key: str) -> float:
+        value = self.get(key)
+        assert isinstance(value, float)
         return value
 
-    def count(self, key: str, default: int | None = None) -> int:
-        value = self.get(key, default)
-        assert isinstance(value, int)
-        return value
+    def text(self, key: str, default: str) -> str:
+        return str(self.get(key)) if key in self.entries else default
 
-    def text(self, key: str, default: str | None = None) -> str:
-        return str(self.get(key, default))
+    def build(self, noun: type[Built], prefix: str, **given: object) -> Built:
+        """Build *noun* of the values below *prefix*, which ends with a point unless it is empty."""
+        values = dict(given)
+        described: type = noun
+        for each in described_fields(described):
+            key = f"{prefix}{each.key}"
+            if each.name in given or not (each.required or self.has(key)):
+                continue
+            if each.noun is not None:
+                values[each.name] = self.build(each.noun, f"{key}.")
+            else:
+                values[each.name] = self._value(each, key)
+        build: Callable[..., Built] = noun
+        with self.section(prefix.removesuffix(".")):
+            return build(**values)
 
-    def listed(self, key: str) -> list[Any]:
-        value = self.get(key, [])
-        assert isinstance(value, list)
-        return value
-
-    def flag(self, key: str) -> bool:
-        return bool(self.get(key, False))
-
-    def choice(
-        self,
-        key: str,
-        choices: type[FabricKind] | type[NetworkKind] | type[Routing],
-        default: str | None = None,
-    ) -> str:
-        word = self.text(key, default)
-        if word not in list(choices):
-            known = ", ".join(choices)
-            raise CatalogError(
-                self.entries[key].where,
-                key,
-                f"unknown {key.rpartition('.')[2]} {word!r}, expected one of {known}",
-            )
-        return word
+    def _value(self, field: DescribedField, key: str) -> object:
+        value = self.get(key)
+        if field.choices is not None:
+            if value not in list(field.choices):
+                known = ", ".join(field.choices)
+                problem = f"unknown {field.key} {value!r}, expected one of {known}"
+                raise CatalogError(self.entries[key].where, key, problem)
+            return field.choices(str(value))
+        if not isinstance(value, list):
+            return value
+        if field.name in ("failed", "slow"):
+            for name in value:
+                if not isinstance(name, str):
+                    raise CatalogError(
+                        self.entries[key].where, key, f"{name!r} is not a text, the name of a link"
+                    )
+        return tuple(value)
 
     @contextmanager
     def section(self, prefix: str) -> Iterator[None]:
@@ -166,7 +242,7 @@ class Reader:
 def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
     read = Reader(entries, GPU_KEYS, where)
     flops = {
-        unit: {dtype: read.number(f"{unit}.{dtype}") for dtype in DTYPES if f"{unit}.{dtype}" in entries}
+        unit: {dtype: read.rate(f"{unit}.{dtype}") for dtype in DTYPES if f"{unit}.{dtype}" in entries}
         for unit in UNITS
     }
     for dtype, reached in flops["reached"].items():
@@ -177,160 +253,35 @@ def build_gpu(name: str, entries: Entries, where: str) -> Gpu:
                 key,
                 f"a product cannot exceed the peak, matrix.{dtype}; correct one of them",
             )
-    with read.section(""):
-        return Gpu(
-            name=name,
-            vendor=read.text("vendor"),
-            architecture=read.text("architecture"),
-            matrix_flops=flops["matrix"],
-            vector_flops=flops["vector"],
-            memory_bytes=read.number("memory"),
-            memory_bandwidth_bytes_per_s=read.number("memory_bandwidth"),
-            l2_bytes=read.number("l2"),
-            sms=read.count("sms"),
-            clock_hz=read.number("clock"),
-            shared_memory_per_sm_bytes=read.number("shared_memory_per_sm"),
-            launch_overhead_s=read.number("launch_overhead"),
-            power_w=read.number("power"),
-            reached_flops=flops["reached"],
-            sources=read.sources(),
-        )
+    peaks = {f"{unit}_flops": values for unit, values in flops.items()}
+    return read.build(Gpu, "", name=name, sources=read.sources(), **peaks)
 
 
 def build_cluster(
     name: str, entries: Entries, gpu: Gpu, where: str, transports: Transports, other: Cluster | None = None
 ) -> Cluster:
-    """The cluster of *entries*, whose ``gpu.*`` keys have already become *gpu*, and ``other.*`` *other*."""
+    """Build the cluster of *entries*, whose ``gpu.*`` keys have become *gpu*, and ``other.*`` *other*."""
     read = Reader(entries, CLUSTER_KEYS, where)
-    with read.section("node"):
-        node = Node(
-            gpu=gpu,
-            gpus=read.count("node.gpus"),
-            fabric=_fabric(read),
-            nics=read.count("node.nics", 0),
-            nic=_nic(read, transports) if read.has("node.nic") else None,
-            transport=read.text("node.nic.transport", ""),
-            host=_host(read) if read.has("node.host") else None,
-        )
-    with read.section("communication"):
-        communication = Communication(
-            launch_overhead_s=read.number("communication.launch_overhead", USUAL_LAUNCH_S),
-            channel_overhead_s=read.number("communication.channel_overhead", 0.0),
-            exchange_share=read.number("communication.exchange_share", USUAL_EXCHANGE_SHARE),
-            expert_share=read.number("communication.expert_share", 0.0),
-            library=read.text("communication.library", ""),
-        )
-    with read.section(""):
-        cluster = Cluster(
-            name=name,
-            node=node,
-            topology=_topology(read),
-            communication=communication,
-            nodes=read.count("nodes") if read.has("nodes") else None,
-            description=read.text("description", ""),
-            other=other,
-        )
+    transport = read.text("node.nic.transport", "")
+    nic, usual_sources = None, dict[str, str]()
+    if read.has("node.nic"):
+        # What a description does not say of a NIC is its transport's.
+        word = transport or USUAL_TRANSPORT
+        if word not in transports:
+            key = "node.nic.transport"
+            problem = f"unknown transport {word!r}, expected one of {', '.join(transports)}"
+            raise CatalogError(read.entries[key].where, key, problem)
+        usual = transports[word]
+        usual_values = {"latency": usual.latency_s, "efficiency": usual.efficiency}
+        absent = [key for key in usual_values if not read.has(f"node.nic.{key}")]
+        given = {"latency_s" if key == "latency" else key: usual_values[key] for key in absent}
+        nic = read.build(Link, "node.nic.", **given)
+        usual_sources = {f"node.nic.{key}": usual.source for key in absent}
+    node = read.build(Node, "node.", gpu=gpu, nic=nic, transport=transport)
+    communication = read.build(Communication, "communication.")
+    topology = read.build(Topology, "network.")
     gpu_sources = {f"gpu.{key}": source for key, source in gpu.sources.items()}
-    usual_sources = _usual_sources(read, transports)
+    cluster = read.build(
+        Cluster, "", name=name, node=node, topology=topology, communication=communication, other=other
+    )
     return replace(cluster, sources=gpu_sources | read.sources() | usual_sources)
-
-
-def _link(read: Reader, prefix: str) -> Link:
-    with read.section(prefix):
-        return Link(
-            bandwidth_bytes_per_s=read.number(f"{prefix}.bandwidth"),
-            latency_s=read.number(f"{prefix}.latency"),
-            efficiency=read.number(f"{prefix}.efficiency", 1.0),
-        )
-
-
-def _nic(read: Reader, transports: Transports) -> Link:
-    """What a description does not say of a NIC is its transport's."""
-    prefix = "node.nic"
-    word = read.text(f"{prefix}.transport", USUAL_TRANSPORT)
-    if word not in transports:
-        key = f"{prefix}.transport"
-        known = ", ".join(transports)
-        raise CatalogError(
-            read.entries[key].where, key, f"unknown transport {word!r}, expected one of {known}"
-        )
-    usual = transports[word]
-    with read.section(prefix):
-        return Link(
-            bandwidth_bytes_per_s=read.number(f"{prefix}.bandwidth"),
-            latency_s=read.number(f"{prefix}.latency", usual.latency_s),
-            efficiency=read.number(f"{prefix}.efficiency", usual.efficiency),
-        )
-
-
-def _usual_sources(read: Reader, transports: Transports) -> dict[str, str]:
-    """Where a NIC's constants come from that its description leaves to its transport."""
-    if not read.has("node.nic"):
-        return {}
-    source = transports[read.text("node.nic.transport", USUAL_TRANSPORT)].source
-    return {key: source for key in ("node.nic.latency", "node.nic.efficiency") if not read.has(key)}
-
-
-def _host(read: Reader) -> Host:
-    prefix = "node.host"
-    with read.section(prefix):
-        return Host(
-            memory_bytes=read.number(f"{prefix}.memory"),
-            memory_bandwidth_bytes_per_s=read.number(f"{prefix}.memory_bandwidth"),
-            link=_link(read, f"{prefix}.link"),
-            links=read.count(f"{prefix}.links"),
-        )
-
-
-def _fabric(read: Reader) -> Fabric:
-    prefix = "node.fabric"
-    links = {
-        key: _link(read, f"{prefix}.{key}")
-        for key in ("host_link", "socket_link")
-        if read.has(f"{prefix}.{key}")
-    }
-    with read.section(prefix):
-        return Fabric(
-            kind=FabricKind(read.choice(f"{prefix}.kind", FabricKind)),
-            link=_link(read, f"{prefix}.link"),
-            host_link=links.get("host_link"),
-            socket_link=links.get("socket_link"),
-            sockets=read.count(f"{prefix}.sockets", 1),
-            in_switch_reduction=read.flag(f"{prefix}.in_switch_reduction"),
-            reduction_share=read.number(f"{prefix}.reduction_share", 1.0),
-            planes=read.count(f"{prefix}.planes", 1),
-        )
-
-
-def _topology(read: Reader) -> Topology:
-    with read.section("network"):
-        return Topology(
-            kind=NetworkKind(read.choice("network.kind", NetworkKind)),
-            switch_latency_s=read.number("network.switch_latency", 0.0),
-            leaf_nodes=_some(read, "network.leaf_nodes"),
-            oversubscription=read.number("network.oversubscription", 1.0),
-            scale_up_nodes=read.count("network.scale_up_nodes", 1),
-            shape=tuple(read.listed("network.shape")),
-            in_network_reduction=read.flag("network.in_network_reduction"),
-            pod_nodes=_some(read, "network.pod_nodes"),
-            pod_oversubscription=read.number("network.pod_oversubscription", 1.0),
-            spines=_some(read, "network.spines"),
-            cores=_some(read, "network.cores"),
-            routing=Routing(read.choice("network.routing", Routing, Routing.SPRAY)),
-            queue_pairs=read.count("network.queue_pairs", 1),
-            seed=read.count("network.seed", 0),
-            failed=_names(read, "network.failed"),
-            slow=_names(read, "network.slow"),
-        )
-
-
-def _some(read: Reader, key: str) -> int | None:
-    return read.count(key) if read.has(key) else None
-
-
-def _names(read: Reader, key: str) -> tuple[str, ...]:
-    names = read.listed(key)
-    for name in names:
-        if not isinstance(name, str):
-            raise CatalogError(read.entries[key].where, key, f"{name!r} is not a text, the name of a link")
-    return tuple(str(name) for name in names)
