@@ -49,6 +49,7 @@ MARKED = {
         "cli/test_analyze_verbs.py",
         "cli/test_calibrate.py",
         "cli/test_calibrate_collectives.py",
+        "cli/test_captured.py",
         "cli/test_chakra_sets.py",
         "cli/test_frameworks.py",
         "cli/test_grammar.py",
@@ -56,6 +57,7 @@ MARKED = {
         "cli/test_profile.py",
         "cli/test_search.py",
         "cli/test_validate.py",
+        "cost/test_expert_exchange.py",
         "cost/test_flows.py",
         "cost/test_memory_measured.py",
         "forecast/test_fluid.py",
@@ -74,6 +76,7 @@ MARKED = {
         "sweep/test_spec.py",
         "test_documented.py",
         "test_site.py",
+        "test_tasks.py",
         "validate",
     ),
 }
@@ -81,10 +84,11 @@ MARKERS = {place: marker for marker, places in MARKED.items() for place in place
 CHANGE_OUTPUT = ("COLUMNS", "LINES", "NO_COLOR", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests of the places in MARKED, and property tests as slow: each runs many examples."""
     for item in items:
-        if item.get_closest_marker("hypothesis"):
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
             item.add_marker("slow")
         if item.path.is_relative_to(TESTS):
             path = item.path.relative_to(TESTS)
