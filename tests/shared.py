@@ -18,6 +18,3 @@ def needs_data(*folders: str) -> pytest.MarkDecorator:
     if not DATA.is_dir():
         reason = "needs the measurements in ../shared/data, which is not part of the repository"
     return pytest.mark.skipif(bool(missing) or not DATA.is_dir(), reason=reason)
-
-
-needs_shared = needs_data()

@@ -61,7 +61,7 @@ TASKS: list[tuple[str, str, str, int, tuple[str, ...]]] = [
         "my launch script",
         "predict --config examples/configs/megatron-llama3-8b.sh --cluster dgx-h100",
         0,
-        ("megatron-lm", "change nothing here: master-addr"),
+        ("megatron-lm", "no effect on step time or memory (8): master-addr"),
     ),
     (
         "pretraining",
