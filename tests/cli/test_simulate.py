@@ -94,8 +94,8 @@ def test_trace_gantt_path_and_jitter(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_schedule_file_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from stepcast.simulation.schedule_file import format_schedule
     from stepcast.simulation.schedules.table import make_schedule
+    from tests.schedule_text import format_schedule
 
     path = tmp_path / "mine.txt"
     path.write_text(format_schedule(make_schedule("1f1b", 16, 16, 1)))

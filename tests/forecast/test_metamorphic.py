@@ -13,7 +13,7 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.options import Options
 from stepcast.forecast.predict import compute_pricer, predict
 from stepcast.forecast.simulate import simulate
-from stepcast.generate.flops import hardware_flops, model_flops
+from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster
 from stepcast.ir.group import Group
@@ -21,6 +21,7 @@ from stepcast.ir.stages import pieces
 from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import Recompute, RecomputeKind, ScheduleKind, Sharding
 from stepcast.ir.work import Collective
+from tests.executed import hardware_flops
 from tests.forecast.strategies import CLUSTERS, Case, cases
 
 FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])

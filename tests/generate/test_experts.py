@@ -11,7 +11,6 @@ from stepcast.generate.expert_bias import (
     CLAMP_BACKWARD_PASSES,
     CLAMP_PASSES,
 )
-from stepcast.generate.flops import hardware_flops, layer_flops
 from stepcast.generate.stage import block_layers, layer_view
 from stepcast.generate.workload import generate
 from stepcast.ir.dtype import DType
@@ -23,6 +22,7 @@ from stepcast.ir.strategy import Recompute, RecomputeKind, RecomputeModule, Stra
 from stepcast.ir.work import Elementwise, GroupedMatmul, Matmul
 from stepcast.ir.workload import Layer, Op, Phase
 from stepcast.models.catalog import load_model
+from tests.executed import hardware_flops, layer_flops
 from tests.software import software
 
 M = RecomputeModule

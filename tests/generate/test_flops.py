@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepcast.forecast.predict import predict
-from stepcast.generate.flops import hardware_flops, model_flops
+from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.framework import Framework
@@ -16,6 +16,7 @@ from stepcast.ir.step import StepReport
 from stepcast.ir.strategy import ContextKind, Recompute, RecomputeKind, Strategy, TrainingKind
 from stepcast.ir.trainable import trained_shard
 from stepcast.models.catalog import load_model
+from tests.executed import hardware_flops
 
 FULL = Recompute(RecomputeKind.FULL)
 BATCH = 16

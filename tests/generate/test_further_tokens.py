@@ -6,7 +6,7 @@ import pytest
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.generate.flops import hardware_flops, model_flops
+from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware.catalog import load_cluster
 from stepcast.ir.layout import Layout
@@ -16,6 +16,7 @@ from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Strategy, StrategyError
 from stepcast.ir.trainable import held_shard
 from stepcast.models.catalog import load_model
+from tests.executed import hardware_flops
 
 DEEPSEEK, LLAMA = load_model("deepseek-v3"), load_model("llama-3.1-8b")
 STRATEGY = Strategy(Layout(ep=8, dp=8, expert_tp=1), 1, 16, 4096)

@@ -19,8 +19,7 @@ from stepcast.inputs.configs.keys import DATA, RunConfig, flat
 from stepcast.inputs.configs.reader import read_config
 from stepcast.inputs.configs.shell import flags_of
 from stepcast.inputs.errors import FormatError
-from stepcast.models.catalog import load_model
-from stepcast.models.like import model_words
+from stepcast.models.catalog import load_model, model_words
 from tests.cli.test_main import run_json
 from tests.shared import ROOT
 

@@ -63,7 +63,6 @@ def test_parts_of_a_dense_layer() -> None:
         Part.NORM: 2 * 256,
     }
     assert LLAMA.embedding_parameters == LLAMA.head_parameters == 256_000
-    assert LLAMA.final_norm_parameters == 256
     layers = sum(sum(LLAMA.layer_parameters(layer).values()) for layer in range(4))
     assert LLAMA.parameters == layers + 256_000 * 2 + 256
     assert replace(LLAMA, tied=True).head_parameters == 0

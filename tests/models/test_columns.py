@@ -4,8 +4,7 @@ import csv
 
 import pytest
 
-from stepcast.models.catalog import UnknownModelError, load_model
-from stepcast.models.columns import model_of_columns
+from stepcast.models.catalog import UnknownModelError, load_model, model_of_columns
 from tests.shared import DATA, needs_data
 
 

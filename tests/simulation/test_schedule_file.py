@@ -4,8 +4,9 @@ import pytest
 
 from stepcast.ir.schedules import SCHEDULES, ScheduleKind
 from stepcast.simulation.schedule import Kind, Placement, ScheduleError, Slot
-from stepcast.simulation.schedule_file import format_schedule, parse_schedule
+from stepcast.simulation.schedule_file import parse_schedule
 from stepcast.simulation.schedules.table import make_schedule
+from tests.schedule_text import format_schedule
 
 TEXT = """\
 # 1F1B of two stages

@@ -44,9 +44,6 @@ class Intervals:
         covered: FloatArray = np.maximum(self.before(end_s) - self.before(start_s), 0.0)
         return covered
 
-    def overlap_s(self, other: "Intervals") -> float:
-        return float(self.covered_s(other.start_s, other.end_s).sum())
-
     def union(self, other: "Intervals") -> "Intervals":
         return union_of(
             np.concatenate([self.start_s, other.start_s]), np.concatenate([self.end_s, other.end_s])

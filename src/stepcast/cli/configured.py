@@ -128,7 +128,7 @@ def _is_model(name: str) -> bool:
     from stepcast.inputs.huggingface.reader import looks_like
     from stepcast.inputs.source import Source
     from stepcast.inputs.toml import read_toml
-    from stepcast.models.table import SIZES
+    from stepcast.models.catalog import SIZES
 
     if name.endswith(".json"):
         return looks_like(Source(name).head)
@@ -153,7 +153,7 @@ def _saved(name: str) -> Described:
 
 def _of_config(name: str, leaves_out_unknown: bool) -> Described:
     from stepcast.inputs.configs.reader import read_config
-    from stepcast.models.like import model_words
+    from stepcast.models.catalog import model_words
 
     if _is_toml_run(name):
         return _saved(name)

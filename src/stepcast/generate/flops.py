@@ -5,20 +5,17 @@ from functools import lru_cache
 from stepcast.generate.context import window_keys
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import Mixer
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan, delta_rule_of
-from stepcast.ir.scan import Scan, scan_of
+from stepcast.ir.recurrent import SelectiveScan, delta_rule_of
+from stepcast.ir.scan import scan_of
 from stepcast.ir.trainable import adapter_shard
 from stepcast.ir.weight import Part, Weight
 from stepcast.ir.weights import head_weights
-from stepcast.ir.work import Attention, GroupedMatmul, Matmul
-from stepcast.ir.workload import Layer, Workload
 
 # Parts whose weights are looked up, scale or shift, and multiply no matrix.
 NOT_MULTIPLIED = (Part.EMBEDDING, Part.POSITION, Part.NORM)
 # Weights of Mamba blocks and delta nets of single channels and heads, which are no matrices either.
 PER_CHANNEL = ("mamba.conv", "mamba.heads", "selective.conv", "delta.conv", "delta.heads")
 # Works that count: matrix products, attention, and what runs along the sequence.
-COUNTED = Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan
 
 
 def model_flops(
@@ -43,12 +40,6 @@ def model_flops(
     if not lora_rank:
         return 3.0 * (weights + mixing)
     return 2.0 * weights + 3.0 * (mixing + _adapter_flops(model, seq * batch, lora_rank, kept_share))
-
-
-def forward_flops(
-    model: Model, seq: int, batch: int, *, causal: bool = False, further_tokens: int = 0
-) -> float:
-    return sum(_forward(model, seq, batch, causal, further_tokens, 1.0))
 
 
 @lru_cache(maxsize=1024)
@@ -95,24 +86,6 @@ def _scan_flops(model: Model, mixer: Mixer, seq: int, batch: int) -> float:
     if mixer is Mixer.SELECTIVE and model.selective is not None:
         return SelectiveScan(batch, seq, model.selective.inner, model.selective.state).flops
     return 0.0
-
-
-def hardware_flops(workload: Workload) -> float:
-    """What all ranks execute in one step, recomputation included: matrix products, attention, scans."""
-    layout = workload.layout
-    total = sum(
-        count * layer_flops(layer)
-        for stage in workload.stages
-        for layer, count in stage.counted_layers(workload.micro_batches)
-    )
-    copies = layout.pp * layout.vpp if workload.uniform else 1
-    return total * copies * layout.tp * layout.cp * layout.dp
-
-
-def layer_flops(layer: Layer) -> float:
-    """Matrix products, attention and scans of one layer on one rank, all phases."""
-    ops = layer.all_ops
-    return sum(op.work.flops for op in ops if isinstance(op.work, COUNTED))
 
 
 def _multiplied(model: Model, weight: Weight, kept_share: float = 1.0) -> float:

@@ -160,11 +160,6 @@ class GroupPath:
     in_switch_reduction: bool  # NVLink SHARP within the node
     in_network_reduction: bool  # SHARP between nodes
 
-    @property
-    def node_bandwidth_bytes_per_s(self) -> float | None:
-        """Line rate at which the group can leave the node that holds fewest of it; None within one node."""
-        return None if self.inter is None else self.inter.bandwidth_bytes_per_s * self.fewest_per_node
-
 
 def resolve(
     cluster: Cluster,

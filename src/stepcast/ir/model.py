@@ -10,7 +10,6 @@ from stepcast.ir.weights import (
     Shard,
     block_weights,
     embedding_weights,
-    final_weights,
     head_weights,
     next_token_weights,
     range_shard,
@@ -51,10 +50,6 @@ class Model(Architecture):
     def head_parameters(self) -> int:
         """The output projection; 0 where it is the word embedding again."""
         return whole(head_weights(self)) if not self.tied else whole(head_weights(self)[1:])
-
-    @property
-    def final_norm_parameters(self) -> int:
-        return whole(final_weights(self))
 
     @property
     def next_token_parameters(self) -> int:

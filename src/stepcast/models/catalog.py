@@ -1,15 +1,123 @@
-"""Models by name: reads data/models/*.toml, one file per family, and only the file that is asked for."""
+"""Models by name, by a table of values, by columns of measured runs, and by the sizes of a configuration.
 
+The catalogue is data/models/*.toml, one file per family; only the file that is asked for is read.
+"""
+
+import math
 import os
 import re
 import tomllib
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from stepcast.ir.check import require
 from stepcast.ir.model import Model
-from stepcast.models.table import model_of
+from stepcast.ir.model_parts import (
+    Activation,
+    Biases,
+    Experts,
+    Hybrid,
+    Latent,
+    Norm,
+    NormKind,
+    Position,
+    PositionKind,
+    QkNorm,
+    Window,
+)
+from stepcast.ir.recurrent import Delta, Selective
+
+# Models written as a table of plain values, as in the catalogue's TOML files.
+
+NORMS = {
+    "rms": Norm(),
+    "layer": Norm(NormKind.LAYER),
+    "layer+bias": Norm(NormKind.LAYER, bias=True),
+}
+SIZES = ("layers", "hidden", "heads", "vocab", "max_seq")  # no model is without
+PARTS: dict[str, type[Window | Experts | Latent | Hybrid | Delta | Selective]] = {
+    "window": Window,
+    "experts": Experts,
+    "latent": Latent,
+    "hybrid": Hybrid,
+    "delta": Delta,
+    "selective": Selective,
+}
+WORDS: dict[str, type[Activation] | type[QkNorm]] = {"activation": Activation, "qk_norm": QkNorm}
+FIELDS = {field.name: field.type for field in fields(Model)} | {"positions": int}
+# Python's own types of the plain fields, so that a slip in a user's file is named.
+PLAIN = (int, float, bool, str)
+
+
+def model_of(name: str, table: Mapping[str, Any]) -> Model:
+    """The model *table* describes, with what can be derived filled in.
+
+    Fields are the Model's own; ``norm`` is rms, layer or layer+bias, ``biases`` lists the biased layers,
+    ``position`` is a kind, with ``positions`` rows (as many as max_seq unless given) where learned.
+    Left out: kv_heads = heads, head_dim = hidden / heads, ffn = 4 x hidden if not gated.
+    """
+    try:
+        return _build(name, dict(table))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"model {name}: {error}") from None
+
+
+def _build(name: str, table: dict[str, Any]) -> Model:
+    for key in sorted(set(table) - set(FIELDS)):
+        from difflib import get_close_matches
+
+        near = get_close_matches(key, FIELDS, n=3)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(FIELDS)}"
+        require(False, f"unknown key {key}; {hint}")
+    values = {key: _value(key, value) for key, value in table.items()}
+    positions = values.pop("positions", None)
+    if "hybrid" in values:
+        values.setdefault("layers", len(values["hybrid"].pattern))
+        values.setdefault("ffn", 0)
+    for key in (key for key in SIZES if key in values):
+        require(type(values[key]) is int and values[key] > 0, f"{key} must be a positive whole number")
+    missing = [key for key in SIZES if key not in values]
+    require(not missing, f"lacks {', '.join(missing)}")
+    hidden, heads = values["hidden"], values["heads"]
+    if "position" in values:
+        kind = PositionKind(values["position"])
+        rows = (positions or values["max_seq"]) if kind is PositionKind.LEARNED else 0
+        values["position"] = Position(kind, rows)
+    if "latent" in values:
+        values.setdefault("head_dim", values["latent"].nope_dim + values["latent"].rope_dim)
+    if "head_dim" not in values:
+        require(hidden % heads == 0, f"hidden {hidden} is not a multiple of heads {heads}; give head_dim")
+        values["head_dim"] = hidden // heads
+    values.setdefault("kv_heads", heads)
+    if "ffn" not in values:
+        require(not values.get("gated", True), "lacks ffn")
+        values["ffn"] = 4 * hidden
+    return Model(**(values | {"name": name}))
+
+
+def _value(key: str, value: Any) -> Any:
+    """A table's value as the Model's field wants it."""
+    if key in PARTS:
+        require(isinstance(value, dict), f"{key} must be a table")
+        return PARTS[key](**{inner: _tupled(item) for inner, item in value.items()})
+    if key in WORDS:
+        return WORDS[key](value)
+    if key == "norm":
+        require(value in NORMS, f"norm must be one of {', '.join(NORMS)}, not {value!r}")
+        return NORMS[value]
+    if key == "biases":
+        require(isinstance(value, list), "biases must be a list")
+        return Biases(**dict.fromkeys(value, True))
+    require(isinstance(value, PLAIN), f"{key} must be a single value")
+    return value
+
+
+def _tupled(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
 
 FOLDER = Path(__file__).parents[1] / "data" / "models"
 INDEX = "index"
@@ -41,8 +149,6 @@ def load_model(name_or_path: str | os.PathLike[str]) -> Model:
     """
     text = os.fspath(name_or_path).strip()
     if sized := SIZED.match(text):
-        from stepcast.models.columns import model_of_columns, sizes_of
-
         model = model_of_columns(sized[1], sizes_of(sized[2], text))
         return replace(model, name=Path(sized[1]).stem) if os.path.exists(sized[1]) else model
     if os.path.basename(text) != text and os.path.exists(text):
@@ -127,8 +233,6 @@ def _toml(stem: str) -> dict[str, Any]:
 
 
 def _cut(model: Model, layers: int, name: str) -> Model:
-    from dataclasses import replace
-
     if not 1 <= layers <= model.layers:
         raise UnknownModelError(
             f"{name}: {model.name} has {model.layers} layers; it cannot be cut to {layers}"
@@ -166,3 +270,230 @@ def _unknown(text: str) -> str:
     names = list(dict.fromkeys(spellings[word] for word in near))[:3]
     hint = f"did you mean {' or '.join(names)}?" if names else f"'stepcast list models' has {len(families)}"
     return f"unknown model {text!r}, and no such file; {hint}"
+
+
+# Models of a row of a table of measurements: by its name where the catalogue knows it, else by its sizes.
+
+# Column -> field of the Model. ``seq`` and the ``moe_`` columns are treated by hand.
+COLUMN_SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+EXPERT_SIZES = {
+    "moe_experts": "count",
+    "moe_topk": "top_k",
+    "moe_ffn": "ffn",
+    "moe_shared_ffn": "shared_ffn",
+    "moe_dense_layers": "first_dense",
+    "moe_groups": "groups",
+    "moe_top_groups": "top_groups",
+}
+# Column -> field of multi-head latent attention.
+LATENT_SIZES = {
+    "mla_kv_rank": "kv_rank",
+    "mla_nope_dim": "nope_dim",
+    "mla_rope_dim": "rope_dim",
+    "mla_value_dim": "value_dim",
+    "mla_query_rank": "query_rank",
+}
+ALL_SIZES = (*COLUMN_SIZES, "seq", "window", *EXPERT_SIZES, *LATENT_SIZES)
+# Megatron's GPT-2 vocabulary of 50,257 padded for eight-way tensor parallelism.
+PADDED_GPT_VOCAB = 51200
+
+
+def model_of_columns(name: str, columns: Mapping[str, object]) -> Model:
+    """The model of a row with the columns of ``ALL_SIZES`` and params_b; blank ones say nothing.
+
+    A known name gives the architecture and the columns correct its sizes. An unknown name needs hidden;
+    an MLP four times as wide (or of no given width) makes it a GPT, else it is a Llama. Missing layers
+    follow from params_b, which also tells tied from untied weights; missing heads are taken about 128 wide.
+    """
+    sizes = {key: _whole(key, columns[key]) for key in ALL_SIZES if not _blank(columns, key)}
+    try:
+        model = load_model(name)
+    except UnknownModelError:
+        model = _from_sizes(name, sizes, columns)
+    model = _corrected(model, sizes)
+    seq = sizes.get("seq", model.max_seq)
+    if model.position.kind is PositionKind.LEARNED or seq > model.max_seq:
+        model = model.with_max_seq(seq)
+    return replace(model, name=name)
+
+
+def sizes_of(text: str, where: str) -> dict[str, str]:
+    """The columns that ``layers=16,vocab=32000`` gives."""
+    known, found = (*ALL_SIZES, "params_b"), {}
+    for part in text.split(","):
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if key not in known or not (equals and value):
+            raise ValueError(
+                f"model {where}: {part.strip()!r} is no size; expected {', '.join(known)}, as layers=16"
+            )
+        try:
+            float(value)
+        except ValueError:
+            raise ValueError(f"model {where}: {key} {value!r} is not a number") from None
+        found[key] = value
+    return found
+
+
+def words_of(name: str, columns: Mapping[str, object]) -> str:
+    """The name with the sizes of *columns*, as ``load_model`` takes it."""
+    said = [key for key in (*ALL_SIZES, "params_b") if not _blank(columns, key)]
+    return f"{name}:{','.join(f'{key}={float(str(columns[key])):.15g}' for key in said)}"
+
+
+def _blank(columns: Mapping[str, object], key: str) -> bool:
+    value = columns.get(key)
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def _whole(key: str, value: object) -> int:
+    try:
+        number = float(str(value))
+    except ValueError:
+        raise ValueError(f"column {key}: {value!r} is not a number") from None
+    if not number.is_integer() or number < 0:
+        raise ValueError(f"column {key}: {value!r} is not a whole number")
+    return int(number)
+
+
+def _corrected(model: Model, sizes: Mapping[str, int]) -> Model:
+    """*model* with the row's own sizes."""
+    changes: dict[str, Any] = {key: sizes[key] for key in COLUMN_SIZES if key in sizes and key != "layers"}
+    if model.latent is not None:
+        changes.pop("kv_heads", None)
+    hidden, heads = changes.get("hidden", model.hidden), changes.get("heads", model.heads)
+    if (hidden, heads) != (model.hidden, model.heads):
+        changes.setdefault("kv_heads", heads if model.kv_heads == model.heads else model.kv_heads)
+        if model.head_dim * model.heads == model.hidden:
+            changes.setdefault("head_dim", hidden // heads)
+    experts = model.experts
+    routed = {field: sizes[key] for key, field in EXPERT_SIZES.items() if key in sizes}
+    if experts is not None and routed:
+        experts = replace(experts, **routed)  # type: ignore[arg-type]
+    elif routed.get("count"):
+        experts = Experts(**routed)  # type: ignore[arg-type]
+    if sizes.get("window"):
+        changes["window"] = Window(sizes["window"], model.window.pattern if model.window else (True,))
+    latent = {field: sizes[key] for key, field in LATENT_SIZES.items() if key in sizes}
+    if latent:
+        changes["latent"] = replace(model.latent, **latent) if model.latent else Latent(**latent)
+        changes["head_dim"] = changes["latent"].nope_dim + changes["latent"].rope_dim
+        changes["kv_heads"] = heads
+    model = replace(model, experts=experts, **changes)
+    return model.with_layers(sizes["layers"]) if "layers" in sizes else model
+
+
+def _from_sizes(name: str, sizes: Mapping[str, int], columns: Mapping[str, object]) -> Model:
+    if "hidden" not in sizes:
+        raise UnknownModelError(f"model {name!r} is not in the catalogue, and the row gives no hidden size")
+    hidden = sizes["hidden"]
+    heads = sizes.get("heads") or _heads(hidden)
+    seq = sizes.get("seq", 2048)
+    if re.match(r"bloom", name, re.IGNORECASE):
+        like = replace(catalogue_model("bloom-176b"), ffn=4 * hidden)
+    elif sizes.get("ffn", 4 * hidden) == 4 * hidden:
+        like = replace(catalogue_model("megatron-22b"), ffn=4 * hidden, vocab=PADDED_GPT_VOCAB)
+    else:
+        like = model_of(
+            name,
+            {
+                "layers": 1,
+                "hidden": hidden,
+                "heads": heads,
+                "ffn": sizes["ffn"],
+                "vocab": 32000,
+                "max_seq": seq,
+            },
+        )
+    one = _corrected(replace(like, layers=1), {"hidden": hidden, "heads": heads, **sizes, "layers": 1})
+    published = None if _blank(columns, "params_b") else float(str(columns["params_b"])) * 1e9
+    if "layers" in sizes:
+        model = one.with_layers(sizes["layers"])
+        return _tied_or_not(model, published) if published else model
+    if published is None:
+        raise UnknownModelError(f"model {name!r}: the row gives neither layers nor params_b")
+    layer = one.parameters_of(range(1))
+    return one.with_layers(max(round((published - one.parameters + layer) / layer), 1))
+
+
+def _tied_or_not(model: Model, published: float) -> Model:
+    """Whether embedding and head are one is rarely said; the published parameter count tells."""
+    other = replace(model, tied=not model.tied)
+    return min(model, other, key=lambda choice: abs(choice.parameters - published))
+
+
+def _heads(hidden: int) -> int:
+    """The number of heads that divides *hidden* and comes closest to a width of 128."""
+    divisors = [heads for heads in range(1, min(hidden, 1024) + 1) if hidden % heads == 0]
+    return min(divisors, key=lambda heads: abs(hidden / heads - 128))
+
+
+# Models of the sizes in a configuration: one of the catalogue, cut or not, or one of its own.
+
+
+def model_words(sizes: Mapping[str, int], names: Sequence[str], seq: int = 0) -> str:
+    """What ``load_model`` takes for *sizes*, else for *names* that may be known; empty if neither tells.
+
+    Sizes that several models have are those of the one that *names* or a sequence of *seq* tokens tell.
+    """
+    if not sizes.get("hidden"):
+        return next(filter(None, map(_known, names)), "")
+    same = [other for other in model_names() if _alike(catalogue_model(other), sizes)]
+    layers = sizes.get("layers")
+    whole = [other for other in same if catalogue_model(other).layers == layers]
+    if whole:
+        hints = [_known(name) for name in names]
+        found = min(whole, key=lambda name: (name not in hints, catalogue_model(name).max_seq < seq))
+        return _with_routing(found, catalogue_model(found), sizes)
+    if same and layers and layers < catalogue_model(same[0]).layers:
+        return _with_routing(f"{same[0]}-l{layers}", catalogue_model(same[0]), sizes)
+    return words_of("configured", {**sizes, **({"seq": seq} if seq else {})})
+
+
+def _with_routing(name: str, model: Model, sizes: Mapping[str, int]) -> str:
+    """Return *name*, with the groups that *sizes* limit routing to where *model* has others."""
+    groups = {key: sizes[key] for key in ("moe_groups", "moe_top_groups") if key in sizes}
+    if model.experts is None or not groups:
+        return name
+    if (model.experts.groups, model.experts.top_groups) == tuple(groups.values()):
+        return name
+    return words_of(name, groups)
+
+
+def _known(name: str) -> str:
+    """The model that *name* begins with: llama3_8b of llama3_8b_pretrain_perf."""
+    words = re.split(r"[_\-\s]+", name.rsplit("/", 1)[-1])
+    for count in range(len(words), 0, -1):
+        if found := find_name("-".join(words[:count])):
+            return found
+    return ""
+
+
+def _alike(model: Model, sizes: Mapping[str, int]) -> bool:
+    told = {
+        "hidden": model.hidden,
+        "heads": model.heads,
+        "ffn": model.ffn or None,
+        "moe_experts": model.experts.count if model.experts else None,
+        "kv_heads": None if model.latent is not None else model.kv_heads,
+        "moe_ffn": model.experts.ffn if model.experts else None,
+        "moe_topk": model.experts.top_k if model.experts else None,
+        "head_dim": None if model.latent is not None else model.head_dim,
+    }
+    if _differs(model, sizes):
+        return False
+    if (told["moe_experts"] or 0) != sizes.get("moe_experts", 0):
+        return False
+    names = (
+        ("hidden", "heads", "kv_heads", "head_dim", "moe_ffn", "moe_topk")
+        if model.experts
+        else ("hidden", "heads", "kv_heads", "head_dim", "ffn")
+    )
+    return all(not told[name] or name not in sizes or told[name] == sizes[name] for name in names)
+
+
+def _differs(model: Model, sizes: Mapping[str, int]) -> bool:
+    """Return whether *sizes* give another attention: other latent ranks, or a window that *model* has not."""
+    latent = {field: sizes[key] for key, field in LATENT_SIZES.items() if key in sizes}
+    if latent and (model.latent is None or any(getattr(model.latent, key) != latent[key] for key in latent)):
+        return True
+    return "window" in sizes and (model.window is None or model.window.size != sizes["window"])

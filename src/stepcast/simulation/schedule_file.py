@@ -174,21 +174,6 @@ def parse_schedule(text: str, name: str = "file") -> Schedule:
     return _schedule(head, slots, name)
 
 
-def format_schedule(schedule: Schedule) -> str:
-    """The text of *schedule*; ``parse_schedule`` reads it back."""
-    lines = [
-        f"stages {schedule.stages}",
-        f"micro-batches {schedule.micro_batches}",
-        f"chunks {schedule.chunks}",
-        f"placement {schedule.placement}",
-        "",
-    ]
-    for stage, order in enumerate(schedule.orders):
-        text = "".join(f"{slot}+" if slot.with_next else f"{slot} " for slot in order)
-        lines.append(f"{stage}: {text.strip()}")
-    return "\n".join(lines) + "\n"
-
-
 def _schedule(head: dict[str, str], slots: dict[int, list[Slot]], name: str) -> Schedule:
     for word in ("stages", "micro-batches"):
         if word not in head:

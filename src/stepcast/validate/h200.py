@@ -38,7 +38,7 @@ from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Compute
 from stepcast.ir.workload import Op
-from stepcast.models.table import model_of
+from stepcast.models.catalog import model_of
 from stepcast.validate.folds import Family, load_folds
 from stepcast.validate.priced import priced
 from stepcast.validate.scoreboard import (

@@ -22,9 +22,7 @@ from stepcast.ir.optimizer import optimizer_named
 from stepcast.ir.schedules import usual_kind
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.ir.watched import watched
-from stepcast.models.catalog import load_model
-from stepcast.models.columns import SIZES, words_of
-from stepcast.models.table import model_of
+from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
 from stepcast.validate.published.setup import MODULES
 from stepcast.validate.scoreboard import Measurements, Row, columns
 
@@ -360,7 +358,7 @@ def _command(test: Case) -> str:
 
 def _said_model(model: Model) -> str:
     """A name with sizes, as ``load_model`` takes it, that means *model*."""
-    sizes = {name: getattr(model, name) for name in SIZES} | {"seq": model.max_seq}
+    sizes = {name: getattr(model, name) for name in COLUMN_SIZES} | {"seq": model.max_seq}
     for name in LIKE:
         word = words_of(name, sizes)
         if replace(load_model(word), name=model.name, source=model.source) == model:

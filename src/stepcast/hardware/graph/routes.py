@@ -28,10 +28,6 @@ class Ways(NamedTuple):
     link: Ints
     share: Floats
 
-    def csr(self, rows: int, links: int) -> tuple[Ints, Ints, Floats]:
-        """The links of each row from ``first[row]`` on, each once, with its share."""
-        return summed(self.row, self.link, self.share, rows, links)
-
 
 NO_WAYS = Ways(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
 

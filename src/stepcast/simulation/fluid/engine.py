@@ -54,11 +54,6 @@ class FluidRun:
     def makespan_s(self) -> float:
         return self.times.makespan_s
 
-    @cached_property
-    def slowed_s(self) -> Floats:
-        """Of each task how much longer it took than alone."""
-        return np.maximum(self.found.end_s - self.found.start_s - self.shared.duration_s, 0.0)
-
 
 def simulate_fluid(shared: Shared, *, record: bool = True, compiled: bool | None = None) -> FluidRun:
     """ProgramError if calls wait for each other in a circle."""

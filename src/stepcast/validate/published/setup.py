@@ -30,8 +30,7 @@ from stepcast.ir.strategy import (
     Strategy,
     TrainingKind,
 )
-from stepcast.models.catalog import load_model
-from stepcast.models.columns import model_of_columns, words_of
+from stepcast.models.catalog import load_model, model_of_columns, words_of
 from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, run_of
 
 # The cluster a published run was measured on, from the words of its row.
