@@ -189,7 +189,7 @@ def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: Any) -> d
     from stepcast.cli.replay import replayed
 
     changes = [what_if] if isinstance(what_if, str) else list(what_if)
-    return replayed(_args("replay", *files, what_if=changes, **choices))
+    return dict(replayed(_args("replay", *files, what_if=changes, **choices)).facts)
 
 
 def compare(predicted: Any, measured: Any) -> "Comparison":

@@ -12,7 +12,8 @@ from stepcast.analyze.kineto.analysis import KinetoAnalysis, analyze_kineto, bre
 from stepcast.cli.main import main
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import SpanKind, Timeline, TimelineBuilder
-from stepcast.report.kineto import kineto_text
+from stepcast.views.terminal import render_text
+from stepcast.views.traces import kineto_view
 from tests.analyze.kineto_traces import (
     LAYERS,
     MATMUL_US,
@@ -258,7 +259,7 @@ def test_facts_and_text_of_eight_ranks(eight: KinetoAnalysis) -> None:
     assert facts["critical_path"][0]["rank"] == SLOW_RANK
     assert list(facts["operations_s"])[:2] == ["matmul", "communication: all-reduce"]
     assert facts["stragglers"][0]["rank"] == SLOW_RANK
-    text = kineto_text(facts, 120)
+    text = render_text(kineto_view(facts), 120)
     first = text.splitlines()[:5]
     assert first[0].split()[0] == "step"
     assert first[1].startswith("bottleneck  ")
@@ -266,7 +267,7 @@ def test_facts_and_text_of_eight_ranks(eight: KinetoAnalysis) -> None:
     assert f"rank {SLOW_RANK} computes 1.50x as long as the median of the others; the others wait" in line
     assert "it came last to 12 of 12" in " ".join(text.split())
     assert "communication of" in text
-    short = kineto_text(facts, 120, verbose=False)
+    short = render_text(kineto_view(facts), 120, verbose=False)
     assert "communication of" not in short
     assert short.splitlines()[:5] == first
 

@@ -11,7 +11,8 @@ from stepcast.analyze.stragglers import Stragglers
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.stragglers import looks_like, read
-from stepcast.report.jobs import stragglers_text
+from stepcast.views.jobs import stragglers_view
+from stepcast.views.terminal import render_text
 from tests.shared import DATA, needs_data
 
 TRACES = DATA / "stragglers"
@@ -49,13 +50,13 @@ def test_a_slow_replica_explains_what_is_lost() -> None:
     assert found.by_replica[0] == pytest.approx(18.5 / 12.5)
     facts = found.facts()
     assert facts["stragglers"][0]["rank"] == 0
-    lines = stragglers_text(facts, 100, verbose=False).splitlines()
+    lines = render_text(stragglers_view(facts), 100, verbose=False).splitlines()
     assert lines[0].split() == ["step", "18.500", "s"]
     assert "6.000 s, 32.4 % of the step (1.480x)" in lines[1]
     assert lines[2].split()[:2] == ["bottleneck", "forward-compute:"]
     assert "straggler" in lines[3]
     assert "rank 0 (replica 0, stage 0)" in lines[3]
-    assert "grads-reduce-scatter" in stragglers_text(facts, 100)
+    assert "grads-reduce-scatter" in render_text(stragglers_view(facts), 100)
 
 
 def test_a_transfer_is_what_follows_the_last_start() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from stepcast.report.network import SHADES, kinds_of, network_text, shade, shaded
+from stepcast.views.network import network_view, sum_by_kind
+from stepcast.views.terminal import SHADES, render_text, shade, shade_line
 from tests.cli.test_main import run, run_json
 from tests.shared import ROOT
 
@@ -38,7 +39,7 @@ def test_a_narrow_network_is_full_and_slows_those_that_cross_it(narrow: dict[str
     first = narrow["hottest"][0]
     assert first["tier"] in ("leaf to spine", "spine to leaf")
     assert first["full_s"] > 0
-    slowed = {each.group for each in kinds_of(narrow["operations"]) if each.slowdown > 1.5}
+    slowed = {each.group for each in sum_by_kind(narrow["operations"]) if each.slowdown > 1.5}
     assert slowed == {"dp"}, "tensor ranks stay within their node"
 
 
@@ -83,7 +84,7 @@ def test_a_link_is_at_capacity_only_while_it_is_used_so_much(
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_text_fits_a_terminal_and_says_the_same(narrow: dict[str, Any], width: int) -> None:
-    text = network_text(narrow, width)
+    text = render_text(network_view(narrow), width)
     assert max(map(len, text.splitlines())) <= width
     assert narrow["hottest"][0]["link"] in text
     assert "reduce-scatter" in text
@@ -116,8 +117,8 @@ def test_one_gpu_has_no_network(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_shades_tell_idle_from_little_and_full_from_much() -> None:
     assert [shade(share, 10) for share in (0.0, 1e-9, 0.5, 0.94, 1.0, 1.2)] == [0, 1, 5, 8, 9, 9]
-    assert shaded([0.0] * 6 + [1.0] * 6, 4) == "  " + SHADES[-1] * 2
-    assert shaded([], 10) == ""
+    assert shade_line([0.0] * 6 + [1.0] * 6, 4) == "  " + SHADES[-1] * 2
+    assert shade_line([], 10) == ""
 
 
 def test_the_fast_engine_says_what_it_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:

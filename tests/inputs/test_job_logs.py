@@ -13,7 +13,8 @@ from stepcast.cli.main import main
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read, read_as_one, recognise
-from stepcast.report.jobs import collective_log_text
+from stepcast.views.jobs import collective_log_view
+from stepcast.views.terminal import render_text
 
 MEGATRON = """ [2025-03-01 10:00:00] iteration        1/     100 | consumed samples:          128 | elapsed time per iteration (ms): 9000.0 | throughput per GPU (TFLOP/s/GPU): 80.0 | learning rate: 1.0E-05 | global batch size:   128 | lm loss: 1.1E+01 | loss scale: 1.0 |
 [Rank 0] (after 1 iterations) memory (MB) | allocated: 1000.0 | max allocated: 4096.0 | reserved: 5000.0 | max reserved: 5000.0
@@ -106,7 +107,7 @@ def test_flight_recorder_tells_who_never_came(tmp_path: Path, pickled: bool) -> 
     kind, log = read_as_one([Source(path) for path in paths])
     assert kind.name == "flight-recorder"
     found = analyze_collective_log(log).facts()
-    text = collective_log_text(found, 100)
+    text = render_text(collective_log_view(found), 100)
     assert text.splitlines()[0].split(maxsplit=1)[1] == "1 unfinished and 0 mismatched calls"
     stuck = "all_reduce 2 of group 0: ranks [0] wait for ranks [1], which never called it"
     assert text.index(stuck) < text.index("bus bandwidth")

@@ -16,7 +16,8 @@ from stepcast.optimus.cost import Constants, efficiency_of, matmul_s, slowest_of
 from stepcast.optimus.machine import Machine
 from stepcast.optimus.plan import OptimusPlan, plan, plan_of_log
 from stepcast.optimus.program import PARTS, predict_step, step_s
-from stepcast.report.optimus import optimus_text
+from stepcast.views.terminal import render_text
+from stepcast.views.traces import optimus_view
 from tests.shared import ROOT
 
 MODEL = load_model("llama-3.2-1b")
@@ -246,7 +247,7 @@ def test_the_explanation_sums_to_the_measured_step(log: RunLog) -> None:
     assert 1e3 * facts["operations_s"]["lm_head"] == pytest.approx(4.174, abs=5e-4)
     assert facts["messages"] == {"forward_per_hop": [32, *[49] * 6], "backward_per_hop": 35}
     assert facts["stragglers"] == []
-    text = optimus_text(facts, 100)
+    text = render_text(optimus_view(facts), 100)
     assert "49 forward and 35 backward" in text
     assert "not explained by the model" in text
 

@@ -85,7 +85,7 @@ class Comparison:
         return f"Comparison({first} vs {second} per step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.pages.notebook import compare_html
+        from stepcast.views.notebook import compare_html
 
         return compare_html(self.facts())
 

@@ -50,7 +50,7 @@ class Replay:
         return f"Replay({changes}: {was} to {then} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.pages.notebook import replay_html
+        from stepcast.views.notebook import replay_html
 
         return replay_html(self.facts())
 

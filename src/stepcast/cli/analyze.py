@@ -3,15 +3,14 @@
 import argparse
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
 from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
-from stepcast.cli.output import write_trace
-from stepcast.cli.pages import show_answer, write_page
+from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
+from stepcast.cli.pages import print_view, write_view
 from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
     from stepcast.analyze.megatron.analysis import BusBandwidth
     from stepcast.analyze.megatron.meetings import Traffic
     from stepcast.inputs.source import Source
+    from stepcast.views.view import View
 
 Analyze = Callable[[Any, argparse.Namespace], dict[str, Any]]
-Text = Callable[..., str]
+ViewOf = Callable[..., "View"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,24 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def analysed(args: argparse.Namespace) -> tuple[dict[str, Any], Text]:
-    """What is found in the files of *args*, and how to show it; logs of several runs are told one by one."""
+def analysed(args: argparse.Namespace) -> "tuple[dict[str, Any], list[View]]":
+    """Return the facts of the files of *args*, and a view for each run in them."""
     sources = open_sources(args.files, args.format)
     if len(sources) > 1 and (logs := _logs(sources, args)):
         return logs
     entry, document = read_as_one(sources, args.format)
-    analyze, text = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
+    analyze, view_of = ANALYSES[entry.name] if entry.name in ANALYSES else _not_measured(args.files[0], entry)
     check_applicable(args, format=entry.name, file=args.files[0], detailed=entry.name in DETAILED)
-    if entry.name in DETAILED:
-        text = partial(text, verbose=args.verbose)
     found = {"format": entry.name, **analyze(document, args)}
     found["warnings"] = [*found["warnings"], *doubts(found)]
     if entry.name == "kineto" and (recorded := _recorded(args.files, found)):
         found["recorded"] = recorded
-        text = _with_record(text)
-    timeline = document if isinstance(document, Timeline) else None
-    write_page(args, lambda about: PAGES[entry.name](found, about, timeline))
-    return found, text
+    view = view_of(found, document if isinstance(document, Timeline) else None)
+    write_view(args, view)
+    return found, [view]
 
 
 def _recorded(paths: list[str], found: dict[str, Any]) -> dict[str, Any] | None:
@@ -78,38 +75,41 @@ def _recorded(paths: list[str], found: dict[str, Any]) -> dict[str, Any] | None:
     return recorded_facts([rank.facts() for rank in ranks], read_logs(paths[0]), found["collectives"])
 
 
-def _with_record(text: Text) -> Text:
-    from stepcast.report.recorded import recorded_text
-
-    return lambda found, width: f"{text(found, width)}\n\n{recorded_text(found['recorded'], width)}"
-
-
-def _logs(sources: "Sequence[Source]", args: argparse.Namespace) -> tuple[dict[str, Any], Text] | None:
+def _logs(
+    sources: "Sequence[Source]", args: argparse.Namespace
+) -> "tuple[dict[str, Any], list[View]] | None":
     """Each of *sources* alone, where they are of a format that no two files of one run have."""
     entry = recognise(sources[0])
     if entry.joins or entry.name not in ANALYSES or any(recognise(each) is not entry for each in sources):
         return None
     if args.trace or args.html:
         raise ValueError(f"{sources[0].path}: --trace and --html are of one run; name one of the files")
-    analyze, text = ANALYSES[entry.name]
+    analyze, view_of = ANALYSES[entry.name]
     check_applicable(args, format=entry.name, file=sources[0].path, detailed=entry.name in DETAILED)
-    if entry.name in DETAILED:
-        text = partial(text, verbose=args.verbose)
     runs = []
     for source in sources:
         facts = analyze(read_as_one([source], args.format)[1], args)
         facts["warnings"] = [*facts["warnings"], *doubts(facts)]
         runs.append({"file": os.fspath(source.path), **facts})
     warnings = [f"{each['file']}: {note}" for each in runs for note in each["warnings"]]
-
-    def shown(found: dict[str, Any], width: int) -> str:
-        return "\n\n".join(f"{visible(each['file'])}\n\n{text(each, width)}" for each in found["runs"])
-
-    return {"format": entry.name, "runs": runs, "warnings": warnings}, shown
+    views = [view_of({"format": entry.name, **each}) for each in runs]
+    return {"format": entry.name, "runs": runs, "warnings": warnings}, views
 
 
 def run(args: argparse.Namespace) -> int:
-    show_answer(args, *analysed(args))
+    found, views = analysed(args)
+    verbose = args.verbose or found["format"] not in DETAILED
+    if len(views) == 1:
+        print_view(args, views[0], verbose)
+    elif args.json:
+        print_json(found)
+    else:
+        from stepcast.views.terminal import render_text
+
+        width = terminal_width()
+        texts = [f"{visible(view.facts['file'])}\n\n{render_text(view, width, verbose)}" for view in views]
+        print("\n\n".join(texts))
+        print_warnings(found["warnings"])
     return 0
 
 
@@ -118,7 +118,7 @@ def read_measured(paths: list[str], format_name: str | None) -> tuple[Format, An
     return read_as_one(open_sources(paths, format_name), format_name)
 
 
-def _not_measured(path: str, entry: Format) -> tuple[Analyze, Text]:
+def _not_measured(path: str, entry: Format) -> tuple[Analyze, ViewOf]:
     raise ValueError(
         f"{path}: is {entry.name}, which does not say what happened; analyze needs a measured run "
         f"({', '.join(ANALYSES)}); 'stepcast simulate' runs a workload"
@@ -149,16 +149,16 @@ def _facts_of(name: str) -> Analyze:
     return facts
 
 
-# By format: the facts of a measured run, and those facts as text.
-STEP_LOG = _facts_of("analyze.logs:analyze_step_log"), loaded("report.jobs:step_log_text")
-COLLECTIVE_LOG = _facts_of("analyze.logs:analyze_collective_log"), loaded("report.jobs:collective_log_text")
-ANALYSES: dict[str, tuple[Analyze, Text]] = {
-    "megatron": (_megatron, loaded("report.analysis:megatron_text")),
-    "kineto": (_facts_of("analyze.kineto.analysis:analyze_kineto"), loaded("report.kineto:kineto_text")),
-    "optimus": (loaded("cli.optimus:optimus_facts"), loaded("report.optimus:optimus_text")),
-    "nccl-tests": (loaded("cli.sweeps:sweep_facts"), loaded("report.link_sweep:sweep_text")),
-    "nsys": (_facts_of("analyze.streams:analyze_streams"), loaded("report.jobs:streams_text")),
-    "stragglers": (_facts_of("analyze.stragglers:analyze_stragglers"), loaded("report.jobs:stragglers_text")),
+# By format: the facts of a measured run, and the view of those facts and of its timeline, where it has one.
+STEP_LOG = _facts_of("analyze.logs:analyze_step_log"), loaded("views.jobs:step_log_view")
+COLLECTIVE_LOG = _facts_of("analyze.logs:analyze_collective_log"), loaded("views.jobs:collective_log_view")
+ANALYSES: dict[str, tuple[Analyze, ViewOf]] = {
+    "megatron": (_megatron, loaded("views.measured:megatron_view")),
+    "kineto": (_facts_of("analyze.kineto.analysis:analyze_kineto"), loaded("views.traces:kineto_view")),
+    "optimus": (loaded("cli.optimus:optimus_facts"), loaded("views.traces:optimus_view")),
+    "nccl-tests": (loaded("cli.sweeps:sweep_facts"), loaded("views.traces:link_sweep_view")),
+    "nsys": (_facts_of("analyze.streams:analyze_streams"), loaded("views.jobs:streams_view")),
+    "stragglers": (_facts_of("analyze.stragglers:analyze_stragglers"), loaded("views.jobs:stragglers_view")),
     **dict.fromkeys(("megatron-log", "torchtitan-log", "mlperf-log"), STEP_LOG),
     **dict.fromkeys(("flight-recorder", "nccl-inspector"), COLLECTIVE_LOG),
 }
@@ -166,16 +166,6 @@ ANALYSES: dict[str, tuple[Analyze, Text]] = {
 
 # Formats whose text has details that --verbose adds.
 DETAILED = frozenset({"megatron", "kineto", "nsys", "stragglers"})
-
-
-# By format: a page of those facts, and of the timeline where the run has one.
-PAGES: dict[str, Callable[..., Any]] = {
-    "megatron": loaded("pages.measured:megatron_page"),
-    "kineto": loaded("pages.traces:kineto_page"),
-    "optimus": loaded("pages.traces:optimus_page"),
-    "nccl-tests": loaded("pages.traces:sweep_page"),
-}
-PAGES |= dict.fromkeys(ANALYSES.keys() - PAGES.keys(), loaded("pages.jobs:job_page"))
 
 
 def _cluster_busbw(args: argparse.Namespace) -> "BusBandwidth":

@@ -22,17 +22,17 @@ class Place(NamedTuple):
     """Where the functions for one source are: what fits, and what writes the result as text."""
 
     calibrate: str  # a module with calibrate(paths, args) -> facts and the file to write
-    text: str  # a module with calibration_text(facts, width)
+    text: str  # the function of report.calibration that writes (facts, width)
 
 
-CLASSES = "stepcast.report.calibration"
+CLASSES = "calibration_text"
 # By format of the runs.
 CALIBRATIONS = {
     "op-times": Place("stepcast.cli.calibrate_operators", CLASSES),
     "kineto": Place("stepcast.cli.calibrate_kineto", CLASSES),
     "megatron": Place("stepcast.cli.calibrate_megatron", CLASSES),
-    "optimus": Place("stepcast.cli.calibrate_optimus", "stepcast.report.optimus"),
-    "nccl-tests": Place("stepcast.cli.calibrate_collectives", "stepcast.report.link_sweep"),
+    "optimus": Place("stepcast.cli.calibrate_optimus", "optimus_calibration_text"),
+    "nccl-tests": Place("stepcast.cli.calibrate_collectives", "collective_calibration_text"),
 }
 
 
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     found, text = calibrate(paths, args)
     if args.output:
         write_file(args.output, text.encode())
-    show_answer(args, found, import_module(place.text).calibration_text)
+    show_answer(args, found, getattr(import_module("stepcast.report.calibration"), place.text))
     return 0
 
 

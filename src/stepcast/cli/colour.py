@@ -18,7 +18,7 @@ RULES: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^(?:assumed: |note: )", DIM),
         (r"^-+(?:  -+)*$", DIM),
         (r"\bDOES NOT FIT\b", BOLD + RED),
-        (r"(?<=: )fits$", GREEN),
+        (r"(?<=: )fits(?= \(|$)", GREEN),
         (r"(?<=^step  )[ ]*\S.*$", BOLD),
         (r"(?<=^takes  )[ ]*\S.*$", BOLD),
         (r"^wrote .*$", CYAN),

@@ -5,10 +5,9 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.analyze import ANALYSES, read_measured
-from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
-from stepcast.cli.pages import show_answer, write_page
+from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.progress import open_source
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.doubts import doubts
@@ -17,7 +16,7 @@ from stepcast.ir.limits import RESULT
 if TYPE_CHECKING:
     from stepcast.analyze.play import Played
     from stepcast.ir.facts import ComparisonFacts
-    from stepcast.pages.document import About, Page
+    from stepcast.views.view import View
 
 
 NOT_THE_SAME = 1  # exit status where a prediction is held against a measurement of another run
@@ -53,8 +52,9 @@ def run(args: argparse.Namespace) -> int:
     status = NOT_THE_SAME if judged and not found["same_run"] else 0
     found["warnings"] = [*found["warnings"], *doubts(found)]
     args.trace = trace
-    write_page(args, lambda about: _page(args, found, about))
-    show_answer(args, found, loaded("report.compare:compare_text"))
+    view = _view(args, found)
+    write_view(args, view)
+    print_view(args, view)
     return status
 
 
@@ -103,10 +103,10 @@ def _printed(path: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "step_s" in found else None
 
 
-def _page(args: argparse.Namespace, found: "ComparisonFacts", about: "About") -> "Page":
+def _view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
     """Both sides; two Megatron runs with their timelines, one below the other."""
     from stepcast.analyze.spans import timeline_of
-    from stepcast.pages.compare import compare_page
+    from stepcast.views.compare import compare_view
 
     names = (
         os.path.basename(args.predicted) or args.predicted,
@@ -114,11 +114,13 @@ def _page(args: argparse.Namespace, found: "ComparisonFacts", about: "About") ->
     )
     if names[0] == names[1]:
         names = (f"{names[0]} (first)", f"{names[1]} (second)")
+    if not args.html:
+        return compare_view(found, names)
     try:
         timeline = timeline_of({"first": _played(args.predicted), "second": _played(args.measured)})
     except ValueError:  # only the facts of a side are known
         timeline = None
-    return compare_page(found, about, names, timeline)
+    return compare_view(found, names, timeline)
 
 
 def _write(args: argparse.Namespace, path: str) -> None:

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.background import with_background
 from stepcast.cli.configured import is_workload
 from stepcast.cli.forecasting import add_forecast_arguments, asked_by
-from stepcast.cli.loaded import loaded
 from stepcast.cli.numbers import count
 from stepcast.cli.options import add_options, option_of
-from stepcast.cli.pages import show_answer, write_page
+from stepcast.cli.pages import print_view, write_view
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
@@ -60,10 +59,11 @@ def run(args: argparse.Namespace) -> int:
         "assumptions": list(prediction.report.assumptions),
         "warnings": list(prediction.report.warnings),
     }
-    from stepcast.pages.network import network_page
+    from stepcast.views.network import network_view
 
-    write_page(args, lambda about: network_page(found, about))
-    show_answer(args, found, loaded("report.network:network_text"))
+    view = network_view(found)
+    write_view(args, view)
+    print_view(args, view)
     return 0
 
 

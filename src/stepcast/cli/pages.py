@@ -11,6 +11,7 @@ from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.pages.document import About, Page
+    from stepcast.views.view import View
 
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")
 
@@ -44,6 +45,27 @@ def show_answer(args: argparse.Namespace, found: Any, text: "Callable[[Any, int]
     if getattr(args, "html", None):
         print(f"\n{told_page(args)}")
     print_warnings(found["warnings"])
+
+
+def write_view(args: argparse.Namespace, view: "View") -> None:
+    """Write the page of an answer where one was asked for."""
+    if args.html:
+        from stepcast.views.html import render_page
+
+        write_file(args.html, render_page(view, about(args)))
+
+
+def print_view(args: argparse.Namespace, view: "View", verbose: bool = True) -> None:
+    """Print JSON, or the answer as text, which page was written, and the warnings."""
+    if args.json:
+        print_json(view.facts)
+        return
+    from stepcast.views.terminal import render_text
+
+    print(render_text(view, terminal_width(), verbose))
+    if getattr(args, "html", None):
+        print(f"\n{told_page(args)}")
+    print_warnings(view.warnings)
 
 
 def told_page(args: argparse.Namespace) -> str:

@@ -1,20 +1,19 @@
 """``stepcast replay FILE... --what-if K=V``: a measured run under changed conditions."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepcast.cli.analyze import read_measured
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
-from stepcast.cli.pages import show_answer, write_page
+from stepcast.cli.pages import print_view, write_view
 from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:
     from stepcast.analyze.replay import Replay
     from stepcast.ir.timeline import Timeline
-    from stepcast.pages.document import About, Page
+    from stepcast.views.view import View
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,12 +37,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def replayed(args: argparse.Namespace) -> dict[str, Any]:
-    """The run of *args* under its changes; its trace is written where one is asked for."""
+def replayed(args: argparse.Namespace) -> "View":
+    """The run of *args* under its changes; its trace and its page are written where they are asked for."""
     from stepcast.analyze.megatron.record import record_megatron
     from stepcast.analyze.replay import replay
     from stepcast.analyze.whatif import surroundings
     from stepcast.hardware import load_cluster
+    from stepcast.views.measured import replay_view
 
     entry, timeline = read_measured(args.files, None)
     if entry.name != "megatron":
@@ -63,12 +63,13 @@ def replayed(args: argparse.Namespace) -> dict[str, Any]:
         _write(result, args.trace)
     found = result.facts()
     found["warnings"] = [*found["warnings"], *doubts(found)]
-    write_page(args, lambda about: _page(result, found, about))
-    return found
+    view = replay_view(found, _timeline(result) if args.html else None)
+    write_view(args, view)
+    return view
 
 
 def run(args: argparse.Namespace) -> int:
-    show_answer(args, replayed(args), loaded("report.analysis:replay_text"))
+    print_view(args, replayed(args))
     return 0
 
 
@@ -78,12 +79,6 @@ def _scale(text: str | None) -> list[str]:
     if not text.replace(" ", "").startswith("dp="):
         raise ValueError(f"--scale-to grows the number of replicas; write dp=64, not {text!r}")
     return [text]
-
-
-def _page(result: "Replay", found: dict[str, Any], about: "About") -> "Page":
-    from stepcast.pages.measured import replay_page
-
-    return replay_page(found, about, _timeline(result))
 
 
 def _write(result: "Replay", path: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from stepcast.analyze.compare import compare
 from stepcast.cli import predict, search
-from stepcast.cli.analyze import ANALYSES, PAGES
+from stepcast.cli.analyze import ANALYSES
 from stepcast.cli.forecasting import forecast
 from stepcast.cli.main import Parser
 from stepcast.cli.neighbours import neighbours
@@ -23,7 +23,6 @@ from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
-from stepcast.pages.compare import compare_page
 from stepcast.pages.document import About
 from stepcast.pages.step import layout_words, step_page, subject
 from stepcast.searching.best import Counts, Found
@@ -31,6 +30,8 @@ from stepcast.serve.app import MISTAKES, Answer, Rest, Told
 from stepcast.serve.fields import PREDICT, command_words
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.version import __version__
+from stepcast.views.compare import compare_view
+from stepcast.views.html import page_of
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -103,7 +104,8 @@ class Verbs:
             names = (f"{names[0]} (first)", f"{names[1]} (second)")
         found = compare(*sides).facts()
         commands = "\n".join(side["command"] for side in sides)
-        page = compare_page(found, About("compare", commands, __version__), (names[0], names[1]))
+        view = compare_view(found, (names[0], names[1]))
+        page = page_of(view, About("compare", commands, __version__))
         return Answer(page, {"title": page.title, "words": "", "step_s": found["step_s"]})
 
     def search(self, words: Sequence[str], told: Told) -> Answer:
@@ -143,7 +145,8 @@ class Verbs:
         names = " ".join(name for name, _ in given)
         line = f"stepcast analyze {names}" + (f" --cluster {cluster}" if cluster else "")
         timeline = document if isinstance(document, Timeline) else None
-        page = PAGES[entry.name](found, About("analyze", line, __version__), timeline)
+        view = ANALYSES[entry.name][1](found, timeline)
+        page = page_of(view, About("analyze", line, __version__))
         return Answer(page, {"title": page.title, "words": "", "step_s": found.get("step_s")})
 
 

@@ -151,6 +151,12 @@ def _logged(kind: str, analyze: str) -> Callable[[Any], dict[str, Any]]:
     return lambda document: {"kind": kind, **loaded(analyze)(document).facts()}
 
 
+def _viewed(view_of: str) -> Callable[[Any, int], str]:
+    """Return what writes the view of some facts as text."""
+    render: Callable[[Any, int], str] = loaded("views.terminal:render_text")
+    return lambda facts, width: render(loaded(view_of)(facts), width)
+
+
 # By noun its facts; by their kind, what tells them as pairs or as text. All else stands in report/show.py.
 FACTS: Mapping[str, Callable[[Any], Any]] = {
     "Workload": loaded("report.workload:workload_facts"),
@@ -175,9 +181,9 @@ PAIRS: Mapping[str, Callable[[Any], Any]] = {
 }
 TEXTS: Mapping[str, Callable[..., Any]] = {
     "calibration": loaded("cli.calibrations:calibration_text"),
-    "step log": loaded("report.jobs:step_log_text"),
-    "collectives": loaded("report.jobs:collective_log_text"),
-    "worker steps": loaded("report.jobs:stragglers_text"),
+    "step log": _viewed("views.jobs:step_log_view"),
+    "collectives": _viewed("views.jobs:collective_log_view"),
+    "worker steps": _viewed("views.jobs:stragglers_view"),
     "captured": loaded("report.captured:captured_text"),
 }
 

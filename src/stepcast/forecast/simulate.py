@@ -95,7 +95,7 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         from stepcast.forecast.operators import roofline
-        from stepcast.pages.notebook import step_html
+        from stepcast.views.notebook import step_html
 
         return step_html(self.report.facts(), self.drawn, roofline(self))
 

@@ -131,7 +131,7 @@ class Plan:
         return f"Plan({self.steps:,} steps on {gpus:,} GPUs: {days:,.1f} days, goodput {self.goodput:.1%})"
 
     def _repr_html_(self) -> str:
-        from stepcast.pages.notebook import plan_html
+        from stepcast.views.notebook import plan_html
 
         about = {
             "failures": self.operation.failures.name,

@@ -170,9 +170,17 @@ class DifferenceFacts(TypedDict):
     measured: Any
 
 
+class SideFacts(TypedDict):
+    """A side of a comparison: its file, and how its step came about."""
+
+    file: str
+    what: str
+
+
 class ComparisonFacts(TypedDict):
     """Two accounts of a step."""
 
+    sides: NotRequired[list[SideFacts]]
     step_s: float
     measured_step_s: float
     kinds: list[str]

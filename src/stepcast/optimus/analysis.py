@@ -59,7 +59,7 @@ class OptimusAnalysis:
         return f"OptimusAnalysis({len(self.stages)} stages, {format_seconds(self.measured_s)} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.pages.notebook import measured_html
+        from stepcast.views.notebook import measured_html
 
         return measured_html(self.facts())
 

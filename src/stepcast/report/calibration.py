@@ -1,7 +1,9 @@
 """Fitted constants as text, with how good the fit is."""
 
+import math
 from typing import Any
 
+from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
 from stepcast.units import format_percent, format_seconds
 
@@ -9,6 +11,7 @@ Facts = dict[str, Any]
 
 
 def calibration_text(found: Facts, width: int) -> str:
+    """Return the constants fitted to measured operators."""
     blocks = []
     if found.get("constants"):
         blocks.append(_constants(found["constants"], width))
@@ -49,3 +52,54 @@ def _classes(classes: dict[str, Facts], width: int) -> str:
 def _constants(constants: dict[str, Facts], width: int) -> str:
     rows = [(one["title"], one["text"], one["points"], one["known"]) for one in constants.values()]
     return table(("constant", "value", "points", "known"), rows, width)
+
+
+def collective_calibration_text(found: Facts, width: int) -> str:
+    """Return the constants fitted to sweeps of collectives."""
+    pairs = [
+        ("cluster", found["cluster"]),
+        ("points", f"{found['points']} sizes of {len(found['logs'])} logs"),
+        (
+            "mean error",
+            f"{format_percent(found['before'])} before, {format_percent(found['after'])} after, "
+            f"{format_percent(found['left_out'])} on sizes left out",
+        ),
+    ]
+    rows = [
+        (key, one["text"], _give_or_take(key, one), one["means"]) for key, one in found["constants"].items()
+    ]
+    return "\n\n".join(
+        [
+            facts(pairs, width),
+            table(("constant", "value", "give or take", "what it is"), rows, width, whole=(0,)),
+        ]
+    )
+
+
+def _give_or_take(key: str, one: Facts) -> str:
+    error = one["standard_error"]
+    return format_seconds(error) if one["text"].endswith(" us") else f"{error:.2g}"
+
+
+def optimus_calibration_text(found: Facts, width: int) -> str:
+    """Return the constants of OptimusPrime, how well they are known, and the runs they were fitted to."""
+    rows = []
+    for name, value in found["constants"].items():
+        spread = found["spread"].get(name)
+        shown = format_seconds(value) if name.endswith("_s") else f"{value:.3f}"
+        known = (
+            "read off the timed forward" if spread is None else f"within a factor of {math.exp(spread):.2f}"
+        )
+        rows.append((found["titles"][name], shown, known))
+    runs = cells(found["runs"], "file measured_s predicted_s", lambda one: _signed(one["error"]))
+    return "\n\n".join(
+        [
+            table(("constant", "value", "known"), rows, width),
+            table(("run", "measured", "fitted", "error"), runs, width),
+            f"mean absolute error of the fit {format_percent(found['mean_abs_error'])} over {len(runs)} runs",
+        ]
+    )
+
+
+def _signed(error: float) -> str:
+    return ("+" if error >= 0 else "") + format_percent(error)

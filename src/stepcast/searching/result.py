@@ -100,7 +100,7 @@ class Result:
         return "nothing found: out of time" if self.counts.out_of_time else "nothing found: interrupted"
 
     def _repr_html_(self) -> str:
-        from stepcast.pages.notebook import found_html
+        from stepcast.views.notebook import found_html
 
         best, front = (
             [(each.strategy, each.step_s, each.memory_bytes) for each in some]

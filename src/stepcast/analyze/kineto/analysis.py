@@ -345,7 +345,7 @@ class KinetoAnalysis:
         return f"KinetoAnalysis({len(self.ranks)} ranks, {step} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.pages.notebook import measured_html
+        from stepcast.views.notebook import measured_html
 
         return measured_html(self.facts())
 

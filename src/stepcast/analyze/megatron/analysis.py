@@ -50,7 +50,7 @@ class MegatronAnalysis:
         return f"MegatronAnalysis({ranks} of {gpus} ranks, {step} a step)"
 
     def _repr_html_(self) -> str:
-        from stepcast.pages.notebook import measured_html
+        from stepcast.views.notebook import measured_html
 
         return measured_html(self.facts())
 

@@ -3,21 +3,22 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from stepcast.ir.facts import ComparisonFacts
 from stepcast.ir.strategy import Strategy
 from stepcast.ir.timeline import Timeline
 from stepcast.pages.blocks import about_line, answer, card, sortable_table, timed_answer
 from stepcast.pages.charts import Frame
-from stepcast.pages.compare import compare_page
 from stepcast.pages.document import About, Page, Section, render
 from stepcast.pages.markup import tag
-from stepcast.pages.measured import megatron_page, replay_page
 from stepcast.pages.plan import plan_page
 from stepcast.pages.step import step_page
-from stepcast.pages.traces import kineto_page, optimus_page
-from stepcast.report.compare import side_names
 from stepcast.report.search import nothing_words, row_words, strategy_words
 from stepcast.units import GIB, format_seconds
 from stepcast.version import __version__
+from stepcast.views.compare import compare_view
+from stepcast.views.html import render_notebook
+from stepcast.views.measured import megatron_view, replay_view
+from stepcast.views.traces import kineto_view, optimus_view
 
 Facts = Mapping[str, Any]
 HEIGHT = 720
@@ -42,18 +43,20 @@ def step_html(found: Facts, timeline: Timeline | None, roofline: Any = None) -> 
     return framed(step_page(found, About("prediction", version=__version__), timeline, roofline))
 
 
-def measured_html(found: Facts) -> str:
-    """Of the facts of an analysed run."""
-    pages = {"megatron run": megatron_page, "kineto run": kineto_page, "optimus run": optimus_page}
-    return framed(pages[found["kind"]](found, About("analysis", version=__version__)))
+def measured_html(facts: Facts) -> str:
+    """Return the page of an analysed run."""
+    views = {"megatron run": megatron_view, "kineto run": kineto_view, "optimus run": optimus_view}
+    return render_notebook(views[facts["kind"]](facts), "analysis")
 
 
-def replay_html(found: Facts) -> str:
-    return framed(replay_page(found, About("replay", version=__version__)))
+def replay_html(facts: Facts) -> str:
+    """Return the page of a replayed run."""
+    return render_notebook(replay_view(facts), "replay")
 
 
-def compare_html(found: Facts) -> str:
-    return framed(compare_page(found, About("comparison", version=__version__), side_names(found)))
+def compare_html(facts: ComparisonFacts) -> str:
+    """Return the page of a comparison."""
+    return render_notebook(compare_view(facts), "comparison")
 
 
 def plan_html(found: Facts) -> str:

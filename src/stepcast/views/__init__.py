@@ -1,0 +1,23 @@
+"""Answers described once, for a terminal, a page and a notebook.
+
+An answer is a ``View`` (``views/view.py``): a headline, key figures and parts. A function ``xxx_view(facts)``
+builds it from the facts of a result; ``terminal.py`` writes it as text, ``html.py`` as a self-contained page,
+``notebook.py`` as a page in a frame. The vocabulary:
+
+``Headline``   the number that was asked for, its interval, and what it describes
+``Figure``     a key figure: a line of text, a card on the page
+``Table``      rows of cells; a cell has a text and the value it sorts by
+``Breakdown``  parts that sum to a total: bars in text, a waterfall on the page
+``Bars``       one bar per row, of one or several kinds: a table in text
+``Pairs``      two values per row (before and after, predicted and measured)
+``Exposure``   communication by group: exposed or hidden behind computation
+``HeatMap``    a share over time per row, as shades
+``Scatter``    dots and lines within two axes (page only)
+``TimelineChart``  every span of a run (page only)
+``FactList``   names and values
+``Remarks``    sentences with their evidence
+``Commands``   command lines to copy
+``Columns``    parts next to each other on a page, one after the other in text
+
+A part that is a detail appears in text with ``--verbose`` alone, and always on the page.
+"""

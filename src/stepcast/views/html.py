@@ -1,0 +1,273 @@
+"""A view as a self-contained page: each part becomes a section."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stepcast.pages import blocks
+from stepcast.pages.charts import Frame, Piece, axis_row, bars, legend
+from stepcast.pages.charts import Row as BarRow
+from stepcast.pages.communication import exposed_section
+from stepcast.pages.document import About, Page, Section, render
+from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.pages.timeline import timeline_section
+from stepcast.units import format_percent, format_seconds
+from stepcast.version import __version__
+from stepcast.views.terminal import shade
+from stepcast.views.view import (
+    Bars,
+    Breakdown,
+    Columns,
+    Commands,
+    Dot,
+    Exposure,
+    FactList,
+    Figure,
+    Headline,
+    HeatMap,
+    Pairs,
+    Part,
+    Remarks,
+    Scatter,
+    Shown,
+    Table,
+    TimelineChart,
+    View,
+)
+
+CELL_HEIGHT = 16
+SHADES = 10
+MOST_TIMES = 32
+NOTEBOOK_HEIGHT = 720
+
+
+def page_of(view: View, about: About) -> Page:
+    """Return the page of an answer."""
+    sections = [_section(part, about) for part in view.parts if part and part.shown is not Shown.TEXT]
+    return Page(view.title, _headline(view), sections, about, view.facts, view.assumptions, view.warnings)
+
+
+def render_page(view: View, about: About) -> bytes:
+    """Return the file of a page."""
+    return render(page_of(view, about))
+
+
+def render_notebook(view: View, verb: str) -> str:
+    """Return the page in a frame of its own, apart from the style and programs around it.
+
+    Its title comes first, for viewers that show no frames.
+    """
+    frame = tag(
+        "iframe",
+        srcdoc=None,
+        sandbox="allow-scripts",
+        width="100%",
+        height=NOTEBOOK_HEIGHT,
+        frameborder=0,
+        title=view.title,
+    )
+    document = render_page(view, About(verb, version=__version__)).decode()
+    document = document.replace("&", "&amp;").replace('"', "&quot;")
+    return f"<p>{tag('strong', view.title)}</p>" + frame.replace("<iframe", f'<iframe srcdoc="{document}"', 1)
+
+
+def _headline(view: View) -> Markup:
+    headline: Headline = view.headline
+    first, *others = headline.about or ("",)
+    about = join((tag("strong", first), *(tag("span", each) for each in others)))
+    band = headline.band
+    drawn = (
+        blocks.band(band.low, band.value, band.high, (band.low_text, band.high_text), band.words)
+        if band
+        else None
+    )
+    cards = [_card(each) for each in view.figures if each.shown is not Shown.TEXT]
+    return blocks.answer(_minus(headline.number), headline.unit, about, drawn, cards)
+
+
+def _card(figure: Figure) -> Markup:
+    name = figure.name[:1].upper() + figure.name[1:]
+    return blocks.card(name, _minus(figure.value or figure.line), _minus(figure.note), figure.mood.value)
+
+
+def _minus(text: str) -> str:
+    """Return *text* with a minus sign where a number begins with a hyphen."""
+    return f"−{text[1:]}" if text[:1] == "-" and text[1:2].isdigit() else text
+
+
+def _section(part: Part, about: About) -> Section | None:
+    if isinstance(part, TimelineChart):
+        return timeline_section(part.timeline, about.links, part.what)
+    body = render_body(part)
+    return Section(part.title, body, part.lead, part.wide) if body else None
+
+
+def render_body(part: Part | None) -> Child:
+    """Return what a part shows below its title; nothing where it is empty."""
+    return DRAWERS[type(part)](part) if part else None
+
+
+def _table(part: Table) -> Markup | None:
+    if not part.cells:
+        return None
+    keys = [[cell.key for cell in row] for row in part.cells]
+    lines = [[_minus(cell.text) for cell in row] for row in part.cells]
+    return blocks.table(part.heads, lines, part.caption or part.title, keys, part.sortable, part.ids)
+
+
+def _breakdown(part: Breakdown) -> Markup:
+    return blocks.waterfall(part.parts, part.total, part.whole, part.show, part.unit)
+
+
+def _bars(part: Bars) -> Markup | None:
+    if not part.bars:
+        return None
+    rows, used = [], set()
+    for bar in part.bars[: 64 if part.kinds else MOST_TIMES]:
+        start, pieces = 0.0, []
+        for kind, amount in bar.amounts.items():
+            if amount > 0:
+                used.add(kind)
+                words = part.kinds.get(kind, bar.label)
+                pieces.append(Piece(kind, start, amount, bar.tip or f"{words}: {part.show(amount)}"))
+                start += amount
+        value = (bar.value, tag("small", _minus(bar.note))) if bar.note else bar.value
+        rows.append(BarRow(bar.label, pieces, value, part.marks, bar.strong))
+    drawn = bars(rows, part.most, part.show, part.unit)
+    known = [(kind, words) for kind, words in part.kinds.items() if kind in used]
+    return Markup(legend(known) + drawn) if known else drawn
+
+
+def _pairs(part: Pairs) -> Markup | None:
+    if not part.rows:
+        return None
+    shown = part.rows[: part.most_bars]
+    drawn = blocks.paired(
+        (
+            (row.name, row.first, row.second, (_minus(row.difference), tag("small", _minus(row.note))))
+            for row in shown
+        ),
+        part.sides,
+    )
+    if len(shown) == len(part.rows):
+        return drawn
+    left_out = len(part.rows) - len(shown)
+    return join((drawn, tag("p", f"{left_out} more are in the JSON.", class_="lead")))
+
+
+def _exposure(part: Exposure) -> Child:
+    section = exposed_section(part.groups, part.names)
+    return section.body if section else None
+
+
+def _heat_map(part: HeatMap) -> Markup | None:
+    """Return cells from left to right over the span, neighbours of one shade drawn as one."""
+    if not part.rows or part.span_s <= 0:
+        return None
+    rows = [_heat_row(name, shares, part.span_s) for name, shares in part.rows]
+    squares = [
+        tag(
+            "svg",
+            tag("rect", width=12, height=12, class_=f"u-{step}"),
+            width=12,
+            height=12,
+            aria_hidden="true",
+        )
+        for step in range(1, SHADES)
+    ]
+    key = tag("p", squares, tag("span", "from 0 to 100 % use"), class_="shades")
+    return join((key, tag("ul", rows, axis_row(part.span_s, format_seconds, about=4), class_="rows")))
+
+
+def _heat_row(name: str, shares: Sequence[float], span_s: float) -> Markup:
+    shades = [shade(share, SHADES) for share in shares]
+    borders = [at for at in range(1, len(shades)) if shades[at] != shades[at - 1]]
+    width = 100 / len(shares)
+    cells: list[Child] = []
+    for start, stop in zip([0, *borders], [*borders, len(shades)], strict=True):
+        largest = max(shares[start:stop])
+        if largest <= 0:
+            continue
+        times = [format_seconds(span_s * at / len(shares)) for at in (start, stop)]
+        cells.append(
+            tag(
+                "rect",
+                x=f"{start * width:.3f}%",
+                y=0,
+                width=f"{(stop - start) * width:.3f}%",
+                height=CELL_HEIGHT,
+                class_=f"u-{shade(largest, SHADES)}",
+                data_tip=f"{name}, {times[0]} to {times[1]}: {format_percent(largest)} used",
+            )
+        )
+    drawn = tag("svg", cells, class_="bar", width="100%", height=CELL_HEIGHT, aria_hidden="true")
+    mean = format_percent(sum(shares) / len(shares))
+    return tag("li", tag("span", name, class_="label"), drawn, tag("span", mean, class_="value"))
+
+
+def _scatter(part: Scatter) -> Markup:
+    x, y = part.x, part.y
+    frame = Frame(x.low, x.high, y.low, y.high, x.show, y.show, x.title, y.title, part.log)
+    drawn: list[Child] = []
+    for mark in part.marks:
+        if isinstance(mark, Dot):
+            focus = {"tabindex": 0, "role": "img", "aria_label": mark.label} if mark.label else {}
+            drawn.append(
+                frame.dot(mark.x, mark.y, mark.kind, mark.tip, mark.radius, data_row=mark.row, **focus)
+            )
+        elif mark.area:
+            drawn.append(frame.area(mark.points, mark.kind, mark.tip))
+        else:
+            drawn.append(frame.line(mark.points, mark.kind))
+    chart = frame.draw(drawn, label=part.label, key=part.key)
+    key = legend(part.legend) if part.legend else None
+    note = tag("p", part.note, class_="lead") if part.note else None
+    return join((key, tag("div", chart, class_="square") if part.square else chart, note))
+
+
+def _fact_list(part: FactList) -> Markup | None:
+    return blocks.pairs(part.pairs) if part.pairs else None
+
+
+def _remarks(part: Remarks) -> Markup | None:
+    if not part.remarks:
+        return tag("p", part.none) if part.none else None
+    listed = [
+        tag(
+            "li",
+            tag("strong", remark.strong),
+            remark.words,
+            tag("ul", [tag("li", text) for text in remark.evidence]) if remark.evidence else None,
+        )
+        for remark in part.remarks
+    ]
+    return tag("ul", listed, class_="advice")
+
+
+def _commands(part: Commands) -> Markup | None:
+    listed = [tag("li", tag("code", command)) for command in part.commands]
+    if part.folded:
+        return tag("details", tag("summary", part.title), tag("ol", listed))
+    return tag("ol", listed, class_="commands")
+
+
+def _columns(part: Columns) -> Markup | None:
+    sides = [
+        [render_body(each) for each in side if each and each.shown is not Shown.TEXT]
+        for side in (part.left, part.right)
+    ]
+    return tag("div", [tag("div", side) for side in sides], class_="halves") if any(sides) else None
+
+
+DRAWERS: dict[type[Part], Callable[[Any], Child]] = {
+    Table: _table,
+    Breakdown: _breakdown,
+    Bars: _bars,
+    Pairs: _pairs,
+    Exposure: _exposure,
+    HeatMap: _heat_map,
+    Scatter: _scatter,
+    FactList: _fact_list,
+    Remarks: _remarks,
+    Commands: _commands,
+    Columns: _columns,
+}

@@ -1,0 +1,242 @@
+"""Views of what jobs leave behind: logs of steps and collectives, databases of kernels, straggler traces."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepcast.ir.timeline import Timeline
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.views.measured import bottleneck_figures
+from stepcast.views.view import (
+    Bar,
+    Bars,
+    Figure,
+    Headline,
+    Mood,
+    Part,
+    Remark,
+    Remarks,
+    Shown,
+    Source,
+    Table,
+    View,
+    plain_table,
+    table_of,
+    text_line,
+    timeline_chart,
+)
+
+Facts = Mapping[str, Any]
+MOST_LINES = 16
+TITLES = {
+    "megatron-log": "Megatron-LM log",
+    "torchtitan-log": "torchtitan log",
+    "mlperf-log": "MLPerf result log",
+    "flight-recorder": "NCCL flight recorder",
+    "nccl-inspector": "NCCL Inspector",
+    "nsys": "Nsight Systems export",
+    "stragglers": "straggler trace",
+}
+
+
+def _view(
+    facts: Facts, figures: Sequence[Figure], parts: Sequence[Part | None], timeline: Timeline | None
+) -> View:
+    """Return the view of a file that a job left, headed by its step or by how many calls it holds."""
+    title, step_s = TITLES.get(facts.get("format", ""), "log"), facts.get("step_s")
+    number, unit = format_seconds(step_s).split(" ") if step_s else (f"{facts.get('calls', 0):,}", "calls")
+    about = (title, str(facts.get("source", "")))
+    return View(
+        f"{title}: {number} {unit}",
+        Headline(number, f"{unit} per step, measured" if step_s else unit, about),
+        figures,
+        [*parts, timeline_chart(timeline)],
+        facts,
+        warnings=facts["warnings"],
+    )
+
+
+def step_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of the steps that a training program logged."""
+    figures: list[Figure] = []
+    if facts["step_s"] is not None:
+        step, p90 = format_seconds(facts["step_s"]), format_seconds(facts["p90_s"])
+        figures.append(Figure("step", step, "median", line=f"{step} (median), 90 % of steps within {p90}"))
+        figures.append(Figure("90 % of steps", p90, "or less", shown=Shown.PAGE))
+    if facts["slow_steps"] or facts["lost_s"]:
+        count, lost = len(facts["slow_steps"]), format_seconds(facts["lost_s"])
+        line = f"{count} clearly slower than the median; steps above it cost {lost} in total"
+        figures.append(Figure("slow steps", str(count), f"steps above the median cost {lost}", line=line))
+    if facts["tflops_per_gpu"] is not None:
+        figures.append(Figure("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU"))
+    if facts["tokens_per_s_per_gpu"] is not None:
+        figures.append(Figure("tokens", f"{facts['tokens_per_s_per_gpu']:,.0f} per second and GPU"))
+    if facts["peak_memory_bytes"] is not None:
+        figures.append(Figure("peak memory", format_bytes(facts["peak_memory_bytes"])))
+    if facts.get("run_s"):
+        figures.append(Figure("run", format_seconds(facts["run_s"])))
+    figures += [Figure("steps logged", str(facts["steps"])), Figure("program", str(facts["program"]))]
+    rows = [
+        (row["step"], format_seconds(row["seconds"]), f"{row['factor']:.2f}x") for row in facts["slow_steps"]
+    ]
+    heads = ("slow step", "took", "of the median")
+    return _view(facts, figures, [plain_table("Slow steps", heads, rows[:MOST_LINES])], timeline)
+
+
+def collective_log_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of the collectives that NCCL recorded: what hangs, who came last, how fast each was."""
+    unfinished, mismatched = facts["unfinished"], facts["mismatched"]
+    wrong = bool(unfinished or mismatched)
+    verdict = (
+        f"{len(unfinished)} unfinished and {len(mismatched)} mismatched calls"
+        if wrong
+        else "all ranks finished the same calls"
+    )
+    figures = [Figure("verdict", verdict, mood=Mood.BAD if wrong else Mood.GOOD)]
+    if late := [row for row in facts["stragglers"] if row["waited_s"] > 0][:1]:
+        waited = format_seconds(late[0]["waited_s"])
+        note = f"came last to {late[0]['last']:,} calls; the others waited {waited} for it"
+        rank = f"rank {late[0]['rank']}"
+        figures.append(Figure("latest rank", rank, note, line=f"{rank} {note}"))
+    figures += [
+        Figure("program", str(facts["program"])),
+        Figure("ranks", str(len(facts["ranks"]))),
+        Figure("calls", f"{facts['calls']:,}"),
+    ]
+    stuck = [
+        Remark(
+            f"{row['kind']} {row['turn']} of group {row['group']}",
+            f": ranks {row['waiting']} wait"
+            + (f" for ranks {row['absent']}, which never called it" if row["absent"] else ""),
+        )
+        for row in unfinished
+    ]
+    different = [
+        Remark(f"call {row['turn']} of group {row['group']}", f": ranks called {row['called']}")
+        for row in mismatched
+    ]
+    columns: dict[str, Source] = {
+        "collective": "kind",
+        "group": "group",
+        "size": "size_bytes",
+        "calls": "calls",
+        "median": lambda row: "" if row["median_s"] is None else format_seconds(row["median_s"]),
+        "bus bandwidth": lambda row: (
+            "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"])
+        ),
+    }
+    parts = [
+        Remarks("Unfinished calls", stuck),
+        Remarks("Mismatched calls", different),
+        table_of("Collectives", facts["collectives"][:MOST_LINES], columns, wide=True),
+    ]
+    return _view(facts, figures, parts, timeline)
+
+
+STREAM_PARTS = {
+    "compute": "computation",
+    "exposed": "exposed communication",
+    "copy": "copies",
+    "idle": "GPU idle",
+}
+STREAM_COLOURS = {"compute": "compute", "exposed": "exposed", "copy": "copy", "idle": "bubble"}
+
+
+def streams_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of the kernels that Nsight Systems saw, by GPU."""
+    step = facts["steps"]
+    figures = []
+    if step:
+        median = format_seconds(step["median_s"])
+        figures.append(Figure("step", median, f"{step['count']} ranges {step['name']}"))
+    named = {words: facts["operations_s"][part] for part, words in STREAM_PARTS.items()}
+    total_s = sum(named.values())
+    figures += bottleneck_figures(named, total_s, (STREAM_PARTS["compute"],), "the time of a GPU")
+    for one in facts["stragglers"]:
+        more = format_seconds(one["extra_s"])
+        note = f"computes {one['factor']:.2f}x as long as the median of the others ({more} more)"
+        rank = f"GPU {one['rank']}"
+        figures.append(Figure("straggler", rank, note, line=f"{rank} {note}", mood=Mood.BAD))
+    if not facts["stragglers"]:
+        figures.append(Figure("straggler", "none" if len(facts["devices"]) > 1 else "not known from one GPU"))
+    figures.append(Figure("elapsed", format_seconds(facts["elapsed_s"])))
+    bars = [
+        Bar(
+            f"GPU {row['device']}",
+            {STREAM_COLOURS[part]: row[f"{part}_s"] for part in STREAM_PARTS},
+            format_seconds(row["compute_s"]),
+        )
+        for row in facts["devices"]
+    ]
+    most_s = max((sum(bar.amounts.values()) for bar in bars), default=1.0)
+    columns: dict[str, Source] = {
+        "GPU": "device",
+        "compute": "compute_s",
+        "exposed communication": "exposed_s",
+        "copies": "copy_s",
+        "idle": "idle_s",
+    }
+    kinds = {STREAM_COLOURS[part]: words for part, words in STREAM_PARTS.items()}
+    devices = table_of("GPUs", facts["devices"], columns)
+    parts = [
+        Bars("GPUs", bars, kinds, most_s, table=devices, wide=True),
+        _runs("Kernels", "kernel", facts["kernels"]),
+        _runs("NVTX ranges", "NVTX range", facts["ranges"]),
+    ]
+    return _view(facts, figures, parts, timeline)
+
+
+def _runs(title: str, head: str, rows: Sequence[Facts]) -> Table:
+    columns: dict[str, Source] = {head: "name", "runs": "runs", "total": "total_s"}
+    return table_of(title, rows[:MOST_LINES], columns, sortable=True, shown=Shown.DETAIL)
+
+
+def stragglers_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of a straggler trace: what slow operations cost, who is slow, and each part alone."""
+    cost_s = max(0.0, facts["undelayed_s"] - facts["ideal_s"])
+    share = format_percent(cost_s / facts["step_s"]) if facts["step_s"] else "-"
+    cost, slowdown = format_seconds(cost_s), f"{facts['slowdown']:.3f}x"
+    figures = [
+        text_line("step", format_seconds(facts["step_s"])),
+        Figure("slow operations cost", cost, f"{share} of the step ({slowdown})"),
+        *(
+            Figure("bottleneck", kind, f"it alone makes the step {factor:.3f}x as long",
+                   line=f"{kind}: it alone makes the step {factor:.3f}x as long")
+            for kind, factor in list(facts["by_kind"].items())[:1]
+        ),
+        _slowest_rank(facts["stragglers"]),
+        Figure("without CPU launch gaps", format_seconds(facts["undelayed_s"])),
+        Figure("with typical operations", format_seconds(facts["ideal_s"])),
+        Figure("due to the last stage", format_percent(facts["last_stage_share"])),
+        Figure("due to the slowest workers", format_percent(facts["worst_workers_share"])),
+        text_line("layout", f"dp {facts['dp']} x pp {facts['pp']}, {facts['steps']} steps"),
+    ]  # fmt: skip
+    columns: dict[str, Source] = {
+        "slow rank": "rank",
+        "replica": "dp_rank",
+        "stage": "stage",
+        "slowdown": ("factor", lambda row: f"{row['factor']:.3f}"),
+    }
+    alone = [
+        *((f"stage {stage}", f"{value:.3f}") for stage, value in enumerate(facts["by_stage"])),
+        *((f"replica {replica}", f"{value:.3f}") for replica, value in enumerate(facts["by_dp_rank"])),
+        *((kind, f"{value:.3f}") for kind, value in facts["by_kind"].items()),
+    ]
+    parts = [
+        table_of("Slow ranks", facts["stragglers"][:MOST_LINES], columns),
+        plain_table(
+            "The slowdown by each stage, replica and kind of operation",
+            ("with recorded times of this alone", "slowdown"),
+            alone[:40],
+            shown=Shown.DETAIL,
+        ),
+    ]
+    return _view(facts, figures, parts, timeline)
+
+
+def _slowest_rank(slow: Sequence[Facts]) -> Figure:
+    if not slow:
+        return Figure("straggler", "none", mood=Mood.GOOD)
+    rank, where = f"rank {slow[0]['rank']}", f"replica {slow[0]['dp_rank']}, stage {slow[0]['stage']}"
+    factor = f"{slow[0]['factor']:.3f}x"
+    note = f"{where}: {factor}"
+    return Figure("straggler", rank, note, line=f"{rank} ({where}): {factor}", mood=Mood.BAD)

@@ -1,0 +1,501 @@
+"""Views of measured Megatron runs: where the time of a step went, and what a change would do to it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepcast.ir.timeline import Timeline
+from stepcast.units import format_percent, format_seconds
+from stepcast.views.view import (
+    Bar,
+    Bars,
+    Breakdown,
+    Cell,
+    Exposure,
+    FactList,
+    Figure,
+    Headline,
+    Mood,
+    Pair,
+    Pairs,
+    Remark,
+    Remarks,
+    Share,
+    Shown,
+    Source,
+    Table,
+    View,
+    bars_of_times,
+    plain_table,
+    signed_seconds,
+    table_of,
+    text_line,
+    timeline_chart,
+)
+
+Facts = Mapping[str, Any]
+MOST_LINES = 16
+MOST_ROWS = 32
+MOST_NAMED = 4
+SMALLEST_SHARE = 5e-4
+# Even routers differ by a few per cent from exchange to exchange.
+UNEVEN_FACTOR = 1.15
+PART_NAMES = {
+    "compute": "forward and backward",
+    "optimizer": "optimizer",
+    "tp": "tensor parallel, exposed",
+    "cp": "context parallel, exposed",
+    "ep": "expert parallel, exposed",
+    "dp": "data parallel, exposed",
+    "pp": "pipeline messages, exposed",
+    "embedding": "embedding gradients, exposed",
+    "expert-dp": "expert gradients, exposed",
+    "wait": "waiting within the stage",
+    "bubble": "waiting for other stages",
+    "host": "host between operations",
+    "other": "other",
+}
+WORK = ("compute", "optimizer")
+# Parts of measured runs by the colours of pages.
+KINDS = {
+    "embedding": "dp",
+    "expert-dp": "dp",
+    "wait": "hidden",
+    "host": "host",
+    "unhooked": "weight",
+    "accumulation": "backward",
+    "tensor": "tp",
+    "data": "dp",
+    "messages": "pp",
+    "fixed": "other",
+    "unexplained": "hidden",
+    "exposed communication": "tp",
+    "exposed copies": "copy",
+    "idle: host": "host",
+    "idle: between kernels": "hidden",
+    "idle: dependency": "bubble",
+}
+STAGE_KINDS = {
+    "compute": "compute",
+    "optimizer": "optimizer",
+    "hidden": "waiting within the stage",
+    "bubble": "bubble",
+}
+
+
+def shares_of(breakdown_s: Mapping[str, float], names: Mapping[str, str] = PART_NAMES) -> list[Share]:
+    """Return the parts of a measured step with their colours and names."""
+    return [
+        Share(KINDS.get(part, part), names.get(part, part), seconds) for part, seconds in breakdown_s.items()
+    ]
+
+
+def bottleneck_figures(
+    parts: Mapping[str, float], step_s: float, work: Sequence[str], of: str = "the step"
+) -> list[Figure]:
+    """Return the largest of the named *parts*, and where that is *work*, the largest of the others."""
+    if not step_s or not parts:
+        return []
+
+    def words(name: str) -> str:
+        return f"{name}: {format_seconds(parts[name])} ({format_percent(parts[name] / step_s)} of {of})"
+
+    largest = max(parts, key=lambda name: parts[name])
+    figures = [text_line("bottleneck", words(largest))]
+    others = [name for name in parts if name not in work and parts[name] > 0]
+    if largest in work and others:
+        figures.append(text_line("largest overhead", words(max(others, key=lambda name: parts[name]))))
+    return figures
+
+
+def megatron_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of a MegatronAnalysis."""
+    step_s = facts["step_s"]
+    layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']} = {facts['gpus']} GPUs"
+    known = {name: facts["configuration"].get(name, "?") for name in ("layers", "hidden", "seq", "dtype")}
+    model = "{layers} layers, hidden {hidden}, sequence {seq}, {dtype}".format(**known)
+    about = (f"Megatron run on {facts['gpus']:,} GPUs", layout, model, _ranks_words(facts))
+    return View(
+        f"{format_seconds(step_s)} measured: tp {facts['tp']}, dp {facts['dp']}, pp {facts['pp']}",
+        Headline.of_seconds(step_s, "per step, measured", about),
+        _megatron_figures(facts, layout),
+        [
+            _breakdown(facts["breakdown_s"], step_s),
+            _stages(facts),
+            _stragglers(facts),
+            _experts(facts),
+            bars_of_times(
+                "Operations",
+                {**facts["operations_s"], "(between operations)": facts["gaps_s"]},
+                ("operation", "mean of ranks"),
+                lead="Mean of ranks.",
+                shown=Shown.DETAIL,
+            ),
+            Exposure("Exposed communication", facts["communication_s"], shown=Shown.PAGE),
+            _communication(facts),
+            _layers(facts),
+            _critical_path(facts),
+            FactList(
+                "What ran",
+                plain_pairs(facts["configuration"]),
+                lead="Read or solved from the traces.",
+                shown=Shown.PAGE,
+            ),
+            timeline_chart(timeline),
+        ],
+        facts,
+        warnings=facts["warnings"],
+    )
+
+
+def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
+    """Return what is neither a table nor a list, by its name in words."""
+    return [
+        (name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
+        for name, value in facts.items()
+        if not isinstance(value, dict | list)
+    ]
+
+
+def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> Breakdown:
+    head = "time breakdown (mean over ranks)"
+    return Breakdown("Time breakdown", shares_of(breakdown_s), step_s, head=head, lead="Mean over ranks.")
+
+
+def _ranks_words(facts: Facts) -> str:
+    ranks = facts["ranks"]
+    return f"{len(ranks)} of {facts['gpus']}" if len(ranks) > 1 else f"rank {ranks[0]} of {facts['gpus']}"
+
+
+def _megatron_figures(facts: Facts, layout: str) -> list[Figure]:
+    known, step_s = facts["configuration"], facts["step_s"]
+    named = {PART_NAMES.get(part, part): seconds for part, seconds in facts["breakdown_s"].items()}
+    layers = f"{known['layers']} layers, " if "layers" in known else ""
+    hidden = f"hidden {known['hidden']}, " if "hidden" in known else ""
+    count = micro_batches_words(known["micro_batches"]) if "micro_batches" in known else "? micro-batches"
+    experts = f", experts over {facts['ep']}" if facts["ep"] > 1 else ""
+    only_rank = len(facts["ranks"]) == 1 and facts["gpus"] > 1
+    bubble_s, exposed_s = format_seconds(facts["bubble_s"]), format_seconds(facts["exposed_comm_s"])
+    bubble = f"{bubble_s} ({format_percent(facts['bubble_share'])})"
+    figures = [
+        text_line("step", format_seconds(step_s)),
+        *bottleneck_figures(named, step_s, [PART_NAMES[part] for part in WORK]),
+        _straggler_figure(facts),
+        *_expert_figures(facts),
+        Figure(
+            "bubble",
+            format_percent(facts["bubble_share"]),
+            bubble_s,
+            line=f"{bubble} in receives, transfers included" if only_rank else f"{bubble}, mean of ranks",
+        ),
+        Figure(
+            "exposed communication",
+            format_percent(facts["exposed_comm_s"] / (step_s or 1.0)),
+            exposed_s,
+            line=exposed_s,
+        ),
+    ]
+    if facts["communication_s"]:
+        group, worst = max(facts["communication_s"].items(), key=lambda each: each[1]["exposed"])
+        exposed = f"{format_seconds(worst['exposed'])} exposed"
+        figures.append(Figure("costliest communication", group, exposed, shown=Shown.PAGE))
+    if len(facts["stages"]) > 1:
+        above = format_percent(facts["imbalance"])
+        line = f"busiest stage {above} above the mean"
+        figures.append(Figure("stage imbalance", f"+{above}", "busiest stage above the mean", line=line))
+    return [
+        *figures,
+        text_line("layout", f"{layout}{experts}"),
+        text_line(
+            "model",
+            f"{layers}{hidden}sequence {known.get('seq', '?')}, {count} of {known.get('micro_batch', '?')}, "
+            f"{known.get('dtype', '?')}",
+        ),
+        text_line("ranks read", _ranks_words(facts)),
+    ]
+
+
+def micro_batches_words(count: int) -> str:
+    """Return a number of micro-batches in words."""
+    return "1 micro-batch" if count == 1 else f"{count:,} micro-batches"
+
+
+def straggler_words(facts: Facts) -> str:
+    """Return which ranks are slow and how much of the step they cost, in a line."""
+    slow, cost_s = facts["stragglers"], facts.get("straggler_cost_s")
+    if not slow:
+        return "not known from one rank" if len(facts["ranks"]) == 1 and facts["gpus"] > 1 else "none"
+    named = ", ".join(f"rank {one['rank']} ({one['factor']:.2f}x)" for one in slow[:MOST_NAMED])
+    more = f" and {len(slow) - MOST_NAMED} more" if len(slow) > MOST_NAMED else ""
+    if len(slow) == 1:
+        named = f"rank {slow[0]['rank']} takes {slow[0]['factor']:.2f}x as long as its peers"
+    if cost_s is None:
+        return named + more
+    share = format_percent(cost_s / facts["step_s"]) if facts["step_s"] else "-"
+    return f"{named}{more}: costs {format_seconds(cost_s)}, {share} of the step"
+
+
+def _straggler_figure(facts: Facts) -> Figure:
+    slow, words = facts["stragglers"], straggler_words(facts)
+    if not slow:
+        mood = Mood.GOOD if words == "none" else Mood.NEUTRAL
+        return Figure("straggler", words.capitalize(), line=words, mood=mood)
+    name = "straggler" if len(slow) == 1 else "stragglers"
+    return Figure(name, str(len(slow)), words, line=words, mood=Mood.BAD)
+
+
+def _uneven(facts: Facts) -> list[Facts]:
+    """Return the sets of ranks whose experts get clearly uneven numbers of tokens."""
+    return [
+        one
+        for one in facts["expert_imbalance"]
+        if one["factor"] >= UNEVEN_FACTOR or one["exchange_factor"] >= UNEVEN_FACTOR
+    ]
+
+
+def _expert_figures(facts: Facts) -> list[Figure]:
+    uneven = _uneven(facts)
+    if not uneven:
+        return []
+    worst = max(uneven, key=lambda one: max(one["factor"], one["exchange_factor"]))
+    waits_s = max(worst["waits_caused_s"].values(), default=0.0)
+    waited = f"; others wait up to {format_seconds(waits_s)} for it" if waits_s else ""
+    busiest = f"rank {worst['busiest_rank']} gets {worst['factor']:.2f}x the mean number of tokens"
+    return [Figure("expert imbalance", f"{worst['factor']:.2f}x", busiest, line=f"{busiest}{waited}")]
+
+
+def _experts(facts: Facts) -> Remarks:
+    remarks = []
+    for one in _uneven(facts)[:MOST_LINES]:
+        tokens = ", ".join(map(str, one["tokens"].values()))
+        evidence = [
+            f"ranks {', '.join(one['tokens'])} work on {tokens} tokens, mean {one['mean_tokens']:.0f}; "
+            f"the busiest of each exchange on {one['exchange_factor']:.2f}x its mean"
+        ]
+        waits = [f"rank {rank} {format_seconds(s)}" for rank, s in one["waits_caused_s"].items() if s > 0]
+        if waits:
+            evidence.append(f"waiting for it: {', '.join(waits[:8])}")
+        words = f" has busy experts: {one['factor']:.2f}x the mean tokens of the ranks it shares them with"
+        remarks.append(Remark(f"rank {one['busiest_rank']}", words, evidence))
+    return Remarks("Expert imbalance", remarks)
+
+
+def _stragglers(facts: Facts) -> Remarks:
+    remarks = [
+        Remark(
+            f"rank {one['rank']}",
+            f" is slow: {one['factor']:.2f}x as long as others for the same work",
+            one["evidence"],
+        )
+        for one in facts["stragglers"]
+    ]
+    return Remarks("Slow ranks", remarks, lead="What to look at first.")
+
+
+def _stages(facts: Facts) -> Bars | None:
+    if len(facts["stages"]) < 2:
+        return None
+    bars = [
+        Bar(
+            f"stage {row['stage']}",
+            {
+                "compute": row["compute_s"],
+                "optimizer": row["optimizer_s"],
+                "hidden": row["wait_s"],
+                "bubble": row["bubble_s"],
+            },
+            format_seconds(row["compute_s"]),
+            f"bubble {format_seconds(row['bubble_s'])}",
+        )
+        for row in facts["stages"]
+    ]
+    columns: dict[str, Source] = {
+        "stage": "stage",
+        "compute": "compute_s",
+        "optimizer": "optimizer_s",
+        "wait within": "wait_s",
+        "bubble": "bubble_s",
+    }
+    listed = table_of("Stages", facts["stages"], columns, most_lines=MOST_LINES)
+    return Bars("Stages", bars, STAGE_KINDS, facts["step_s"], table=listed)
+
+
+def _communication(facts: Facts) -> Table:
+    columns: dict[str, Source] = {
+        "communication": ("name", _sent_name),
+        "group": "group",
+        "size": "size_bytes",
+        "count": "count,",
+        "total": "total_s",
+        "transfer": "transfer_s",
+        "bus bandwidth": _bus_bandwidth,
+        "cluster": "cluster_busbw_bytes_per_s",
+    }
+    if all(row["cluster_busbw_bytes_per_s"] is None for row in facts["communication"]):
+        del columns["cluster"]
+    return table_of(
+        "Communication",
+        facts["communication"][:MOST_ROWS],
+        columns,
+        caption="By operation; bandwidth where no computation ran at the same time",
+        most_lines=MOST_LINES,
+        sortable=True,
+        wide=True,
+        shown=Shown.DETAIL,
+    )
+
+
+def _sent_name(row: Facts) -> str:
+    """Return what was sent, and within what."""
+    name: str = row["name"]
+    return name if name == row["operation"] else f"{row['operation']}: {name}"
+
+
+def _bus_bandwidth(row: Facts) -> Cell:
+    from stepcast.report.cells import shown
+
+    rate = row["busbw_bytes_per_s"]
+    return Cell("with work" if row["overlapped"] else str(shown("_bytes_per_s", rate)), rate)
+
+
+def _layers(facts: Facts) -> Table:
+    columns: dict[str, Source] = {
+        "stage": "stage",
+        "layers": "layers",
+        "forward per layer": "forward_s",
+        "backward per layer": "backward_s",
+    }
+    return table_of("Layers", facts["layers"], columns, most_lines=MOST_LINES, shown=Shown.DETAIL)
+
+
+def _critical_path(facts: Facts) -> Table | None:
+    """Return the long stretches of the path; short ones are summed."""
+    path = facts["critical_path"]
+    if not path:
+        return None
+    long = [one for one in path if one["duration_s"] >= 0.01 * facts["step_s"]]
+    rows = [
+        (
+            format_seconds(one["start_s"]),
+            "rank " + ", ".join(map(str, one["ranks"][:4])),
+            one["operation"],
+            "-" if one["micro_batch"] is None else one["micro_batch"],
+            format_seconds(one["duration_s"]),
+        )
+        for one in long[:MOST_ROWS]
+    ]
+    rest_s = sum(one["duration_s"] for one in path) - sum(one["duration_s"] for one in long)
+    rows.append(("", "", f"{len(path) - len(long)} shorter ones", "", format_seconds(rest_s)))
+    if len(long) > MOST_ROWS:
+        rows.append(("", "", f"and {len(long) - MOST_ROWS} more (--json)", "", ""))
+    shortest = format_seconds(facts["critical_path_s"])
+    lead = f"{shortest} with every collective, message and optimizer at its shortest"
+    heads = ("at", "where", "operation", "micro-batch", "time")
+    caption = "As it ran; what takes less than a hundredth of the step is summed"
+    return plain_table(
+        "The critical path",
+        heads,
+        rows,
+        caption=caption,
+        lead=f"{lead}.",
+        above=f"critical path: {lead}; as it ran:",
+        shown=Shown.DETAIL,
+    )
+
+
+def replay_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of a Replay: as measured, replayed, and changed."""
+    changed = bool(facts["changes"])
+    layout = f"tp {facts['tp']} x dp {facts['dp']} x pp {facts['pp']}, {facts['micro_batches']} micro-batches"
+    about = (", ".join(facts["changes"]) or "as it was measured", layout)
+    return View(
+        f"{format_seconds(facts['step_s'])} replayed",
+        Headline.of_seconds(facts["step_s"], f"per step{', if changed so' if changed else ''}", about),
+        _replay_figures(facts, layout),
+        [
+            *(
+                (_before_after(facts), _stages_before_after(facts))
+                if changed
+                else (_breakdown(facts["breakdown_s"], facts["step_s"]),)
+            ),
+            timeline_chart(timeline, "measured, replayed and changed, one below the other"),
+        ],
+        facts,
+        assumptions=facts["assumptions"],
+        warnings=facts["warnings"],
+    )
+
+
+def _replay_figures(facts: Facts, layout: str) -> list[Figure]:
+    replayed, error = (
+        format_seconds(facts["replayed_step_s"]),
+        f"{facts['error'] * 100:+.2f} % of the measured",
+    )
+    figures = [
+        Figure("measured step", format_seconds(facts["measured_step_s"])),
+        Figure("replayed", replayed, error, line=f"{replayed} ({error})"),
+    ]
+    if not facts["changes"]:
+        return figures
+    step, change = format_seconds(facts["step_s"]), signed_seconds(facts["change_s"])
+    figures.append(text_line("changed", ", ".join(facts["changes"])))
+    if facts["work_factor"] == 1:
+        figures.append(text_line("then", f"{step} ({facts['speedup']:.2f}x as fast, {change})"))
+    else:
+        sequences = f"for {facts['work_factor']:.3g}x the sequences"
+        figures.append(
+            text_line("then", f"{step} ({facts['step_factor']:.2f}x as long, {change}) {sequences}")
+        )
+    if facts["speedup"] is not None:
+        line = _throughput(facts)
+        shown = Shown.PAGE if facts["work_factor"] == 1 else Shown.ALWAYS
+        mood = Mood.GOOD if facts["speedup"] >= 1 else Mood.BAD
+        figures.append(Figure("throughput", f"{facts['speedup']:.2f}x", line=line, mood=mood, shown=shown))
+    figures.append(Figure("change", change, "of the step", shown=Shown.PAGE))
+    layers = facts["layers"]
+    if layers["before"] != layers["after"]:
+        words = f"{layers['after']} layers in place of {layers['before']}: not the same work"
+        figures.append(text_line("model", words))
+    return [*figures, text_line("layout", layout)]
+
+
+def _throughput(facts: Facts) -> str:
+    rates = facts["sequences_per_s"]
+    words = f"{facts['speedup']:.2f}x"
+    if rates["before"] and rates["after"]:
+        words += f", {rates['after']:.4g} sequences/s in place of {rates['before']:.4g}"
+    if facts["speedup_per_gpu"] != facts["speedup"]:
+        words += f"; of each GPU {facts['speedup_per_gpu']:.2f}x"
+    return words
+
+
+SIDES = ("before", "after")
+
+
+def _before_after(facts: Facts) -> Pairs:
+    before, after = facts["before"]["breakdown_s"], facts["breakdown_s"]
+    rows = [
+        Pair(
+            PART_NAMES.get(part, part), before[part], after[part], signed_seconds(after[part] - before[part])
+        )
+        for part in after
+        if max(before[part], after[part]) >= SMALLEST_SHARE * facts["replayed_step_s"]
+    ]
+    rows.append(Pair("step", facts["replayed_step_s"], facts["step_s"], signed_seconds(facts["change_s"])))
+    heads = ("time breakdown (mean over ranks)", *SIDES, "change")
+    return Pairs("Time breakdown", rows, SIDES, heads, lead="Mean over ranks.")
+
+
+def _stages_before_after(facts: Facts) -> Pairs:
+    before = {row["stage"]: row for row in facts["before"]["stages"]}
+    rows = [
+        Pair(
+            f"stage {row['stage']} {part}",
+            before[row["stage"]][f"{part}_s"],
+            row[f"{part}_s"],
+            signed_seconds(row[f"{part}_s"] - before[row["stage"]][f"{part}_s"]),
+        )
+        for row in facts["stages"][:MOST_LINES]
+        if row["stage"] in before
+        for part in ("busy", "bubble")
+    ]
+    return Pairs("Stages", rows, SIDES, ("stage", *SIDES, "change"))

@@ -1,0 +1,217 @@
+"""The view of a step's network: use of its links over time, the busiest ones, and what was slowed down."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from stepcast.report.asked import asked_pairs
+from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.views.view import (
+    Bar,
+    Bars,
+    Cell,
+    Figure,
+    Headline,
+    HeatMap,
+    Mood,
+    Shown,
+    Source,
+    Table,
+    View,
+    table_of,
+    text_line,
+)
+
+Facts = Mapping[str, Any]
+MOST_LINKS = 10
+# Sharing links costs so much of a step that it is worth a look.
+COSTLY = 0.01
+
+
+class SlowedKind(NamedTuple):
+    """Communication of one kind and group, summed over all stages."""
+
+    operation: str
+    group: str
+    runs: int
+    alone_s: float
+    took_s: float
+    slowest: float
+
+    @property
+    def slowdown(self) -> float:
+        return self.took_s / self.alone_s if self.alone_s > 0 else 1.0
+
+
+def network_view(facts: Facts) -> View:
+    """Return the view of a step whose communication shares links."""
+    step_s = facts["step_s"]
+    tiers = [each for each in facts["tiers"] if each["bytes"] > 0]
+    costs = f"sharing links costs {_sharing_cost(facts) * 100:.1f} %"
+    what = facts.get("model") or facts.get("workload") or ""
+    use = "use of the busiest link of each tier over time"
+    return View(
+        f"{format_seconds(step_s)} per step: {costs}",
+        Headline.of_seconds(
+            step_s, "per step with shared links", (what, f"{facts['gpus']:,} GPUs of {facts['cluster']}")
+        ),
+        _figures(facts, costs, bool(tiers)),
+        [
+            _tiers(tiers),
+            HeatMap(
+                "Tiers over time",
+                [(each["tier"], each["busiest_over_time"]) for each in tiers],
+                step_s,
+                use,
+                lead="Use of the busiest link of each tier, from the start of the step to its end.",
+                wide=True,
+            ),
+            HeatMap(
+                "The busiest links over time",
+                [(_link_name(each), each["share_over_time"]) for each in facts["hottest"]],
+                step_s,
+                "use of each link over time",
+                lead="A line for each link, the busiest first. Darker is more use; red is more than 94 %.",
+                wide=True,
+                shown=Shown.PAGE,
+            ),
+            _busiest_links(facts["hottest"], step_s) if tiers else None,
+            _slowed(sum_by_kind(facts["operations"])),
+        ],
+        facts,
+        asked=asked_pairs(facts),
+        assumptions=facts["assumptions"],
+        warnings=facts["warnings"],
+    )
+
+
+def _sharing_cost(facts: Facts) -> float:
+    """Return the share by which shared links lengthen the step."""
+    return float(facts["step_s"] / facts["alone_step_s"] - 1) if facts["alone_step_s"] else 0.0
+
+
+def _figures(facts: Facts, costs: str, used: bool) -> list[Figure]:
+    step_s, links = facts["step_s"], f"{facts['links']:,}"
+    alone, fast = format_seconds(facts["alone_step_s"]), format_seconds(facts["fast_step_s"])
+    routing = facts["routing"] if used else f"{facts['routing']}; none is used"
+    figures = [
+        text_line("step", f"{format_seconds(step_s)} with shared links"),
+        Figure("without sharing", alone, costs, line=f"{alone}: {costs}"),
+    ]
+    if facts["hottest"]:
+        link = facts["hottest"][0]
+        at_capacity = link["full_s"] / step_s if step_s else 0.0
+        use = f"mean use {format_percent(link['share'])}, at capacity "
+        use += f"{format_percent(at_capacity) if at_capacity else '0 %'} of the step"
+        alike = f" ({link['alike']:,} alike)" if link["alike"] > 1 else ""
+        mood = Mood.BAD if _sharing_cost(facts) >= COSTLY else Mood.NEUTRAL
+        name = link["link"]
+        figures.append(Figure("busiest link", name, use, line=f"{name}{alike}: {use}", mood=mood))
+    each = "times each collective by itself"
+    return [
+        *figures,
+        Figure("fast engine", fast, each, line=f"{fast}: it {each}"),
+        Figure("network", f"{links} links", routing),
+    ]
+
+
+def _tiers(tiers: Sequence[Facts]) -> Table:
+    columns: dict[str, Source] = {
+        "tier": "tier",
+        "links": "links,",
+        "each": "capacity_bytes_per_s",
+        "carried": "bytes",
+        "mean use": "share",
+        "peak use": "busiest_share",
+    }
+    caption = "Mean use is that of all links over the step; peak use is that of the busiest link"
+    return table_of("Tiers", tiers, columns, caption=caption, wide=True)
+
+
+def _link_name(link: Facts) -> str:
+    others = link["alike"] - 1
+    return f"{link['link']}, and {others:,} alike" if others else str(link["link"])
+
+
+def _busiest_links(links: Sequence[Facts], step_s: float) -> Bars | None:
+    if not links:
+        return None
+    groups = sorted({name for each in links for name in each["users"]})
+    bars = []
+    for each in links:
+        total, amounts, tips = sum(each["users"].values()) or 1.0, dict[str, float](), []
+        for group in groups:
+            if size := each["users"].get(group, 0.0):
+                kind = _colour(group)
+                amounts[kind] = amounts.get(kind, 0.0) + size / total * each["share"]
+                tips.append(f"{group} {format_bytes(size)}")
+        at_capacity = f"at capacity {format_percent(each['full_s'] / step_s)}" if step_s else ""
+        share, tip = format_percent(each["share"]), f"{each['link']}: {', '.join(tips)}"
+        bars.append(Bar(_link_name(each), amounts, share, at_capacity, tip))
+    columns: dict[str, Source] = {
+        "busiest links": "link",
+        "alike": "alike,",
+        "mean use": "share",
+        "at capacity": lambda each: format_percent(each["full_s"] / step_s) if step_s else "-",
+        "used by": lambda each: _users_words(each["users"]),
+    }
+    kinds: dict[str, str] = {}
+    for group in groups:
+        kind = _colour(group)
+        kinds[kind] = f"{kinds[kind]}, {group}" if kind in kinds else group
+    return Bars(
+        "Who uses the busiest links",
+        bars,
+        kinds,
+        max(each["share"] for each in links),
+        show=format_percent,
+        unit=0.01,
+        table=table_of("Busiest links", links[:MOST_LINKS], columns),
+        lead="Mean use of each link by the groups that use it, and the share of the step at capacity.",
+        wide=True,
+    )
+
+
+def _users_words(users: Mapping[str, float]) -> str:
+    """Return the groups whose bytes a link carries, most first: ``dp 80 %, pp 20 %``."""
+    total = sum(users.values()) or 1.0
+    shares = {name: size / total for name, size in users.items()}
+    return ", ".join(f"{name} {share * 100:.0f} %" for name, share in shares.items() if share >= 0.005)
+
+
+def _colour(group: str) -> str:
+    """Return the colour of a group; those of its family share one."""
+    return next((kind for kind in ("tp", "cp", "ep", "pp", "dp") if kind in group), "other")
+
+
+def sum_by_kind(operations: Sequence[Facts]) -> list[SlowedKind]:
+    """Return the sums over stages of each kind and group of communication, the most slowed first."""
+    sums: dict[tuple[str, str], SlowedKind] = {}
+    for each in operations:
+        key = each["operation"], each["group"]
+        known = sums.get(key, SlowedKind(*key, 0, 0.0, 0.0, 1.0))
+        sums[key] = SlowedKind(
+            *key,
+            known.runs + each["count"],
+            known.alone_s + each["alone_s"],
+            known.took_s + each["took_s"],
+            max(known.slowest, each["slowest"]),
+        )
+    return sorted(sums.values(), key=lambda kind: kind.alone_s - kind.took_s)
+
+
+def _slowed(kinds: Sequence[SlowedKind]) -> Table:
+    heads = ("communication", "group", "times", "alone", "shared", "slowdown", "worst")
+    rows = [
+        [
+            Cell(kind.operation, kind.operation),
+            Cell(kind.group, kind.group),
+            Cell(f"{kind.runs:,}", kind.runs),
+            Cell(format_seconds(kind.alone_s / kind.runs), kind.alone_s),
+            Cell(format_seconds(kind.took_s / kind.runs), kind.took_s),
+            Cell(f"{kind.slowdown:.2f} x", kind.slowdown),
+            Cell(f"{kind.slowest:.2f} x", kind.slowest),
+        ]
+        for kind in kinds
+    ]
+    caption = "Most time lost first; click a column header to sort"
+    return Table("Slowed down by shared links", heads, rows, caption=caption, sortable=True, wide=True)

@@ -1,0 +1,167 @@
+"""A view as text that fits a terminal."""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from stepcast.report.text import GAP, bullet, facts, parts_table, table
+from stepcast.report.visible import visible
+from stepcast.units import format_percent, format_seconds
+from stepcast.views.view import (
+    Bars,
+    Breakdown,
+    Columns,
+    Commands,
+    Exposure,
+    FactList,
+    HeatMap,
+    Pairs,
+    Part,
+    Remarks,
+    Shown,
+    Table,
+    View,
+)
+
+# From idle to the capacity of a link, in ten steps that any terminal shows.
+SHADES = " .:-=+*#%@"
+SMALLEST_SHARE = 5e-4
+
+
+def render_text(view: View, width: int, verbose: bool = True) -> str:
+    """Return the question, the key figures, the parts and the defaults of an answer, a blank line between."""
+    figures = [(each.name, each.text) for each in view.figures if each.shown is not Shown.PAGE]
+    blocks = [facts(view.asked, width) if view.asked else "", facts(figures, width) if figures else ""]
+    hidden = []
+    for part in view.parts:
+        if part is None or part.shown is Shown.PAGE:
+            continue
+        text = render_part(part, width)
+        if text and part.shown is Shown.DETAIL and not verbose:
+            hidden.append(_within_sentence(part.title))
+        else:
+            blocks.append(text)
+    if hidden:
+        *first, last = hidden
+        blocks.append(f"--verbose adds {', '.join(first)} and {last}" if first else f"--verbose adds {last}")
+    blocks.append("\n".join(bullet(note, "assumed: ", width) for note in view.assumptions))
+    return "\n\n".join(block for block in blocks if block)
+
+
+def _within_sentence(title: str) -> str:
+    """Return a title as words within a sentence: its first letter small, unless it begins an acronym."""
+    return title if title[:2].isupper() else title[:1].lower() + title[1:]
+
+
+def render_part(part: Part, width: int) -> str:
+    """Return a part as text; empty where it has nothing to show, or a picture alone."""
+    writer = WRITERS.get(type(part))
+    text = writer(part, width) if writer else ""
+    return "\n".join([bullet(part.above, "", width), text]) if text and part.above else text
+
+
+def _table(part: Table, width: int) -> str:
+    if not part.cells:
+        return ""
+    lines = [[cell.text for cell in row] for row in part.cells[: part.most_lines]]
+    text = table(part.heads, lines, width, whole=part.uncut)
+    left_out = len(part.cells) - len(lines)
+    more = f"... and {left_out:,} more (--json)" if left_out else ""
+    return "\n".join(line for line in (text, more, part.note) if line)
+
+
+def _breakdown(part: Breakdown, width: int) -> str:
+    total = part.total or 1.0
+    large = [(each.name, each.amount) for each in part.parts if each.amount >= SMALLEST_SHARE * total]
+    return parts_table(
+        part.head or part.title.lower(), [each for each in large if each[1] > 0], total, part.show, width
+    )
+
+
+def _bars(part: Bars, width: int) -> str:
+    return _table(part.table, width) if part.table else ""
+
+
+def _pairs(part: Pairs, width: int) -> str:
+    rows = [
+        (row.name, format_seconds(row.first), format_seconds(row.second), row.difference, row.note)
+        for row in part.rows
+    ]
+    return table(part.heads, [row[: len(part.heads)] for row in rows], width) if rows else ""
+
+
+def _exposure(part: Exposure, width: int) -> str:
+    rows = [
+        (group, format_seconds(each["total"]), format_seconds(each["exposed"]), _hidden(each))
+        for group, each in part.groups.items()
+    ]
+    return table((part.head, "total", "exposed", "hidden"), rows, width) if rows else ""
+
+
+def _hidden(seconds: Any) -> str:
+    return format_percent(max(0.0, 1 - seconds["exposed"] / seconds["total"])) if seconds["total"] else "-"
+
+
+def _heat_map(part: HeatMap, width: int) -> str:
+    """Return a line per row: how much is used, from the start to the end of the span."""
+    if not part.rows:
+        return ""
+    label = max(len(name) for name, _ in part.rows)
+    room = max(10, width - label - len(GAP) - 2)
+    lines = [f"{name.ljust(label)}{GAP}|{shade_line(shares, room)}|" for name, shares in part.rows]
+    length = len(shade_line(part.rows[0][1], room))
+    axis = " " * (label + len(GAP) + 1) + "0" + format_seconds(part.span_s).rjust(length - 1)
+    return "\n".join([f"{part.key}, from 0 to 100 %: {SHADES.strip()}", *lines, axis])
+
+
+def shade_line(shares: Sequence[float], room: int) -> str:
+    """Return one character for each of *room* slices: the shade of the largest share in it."""
+    room = min(room, len(shares))
+    bounds = [at * len(shares) // room for at in range(room + 1)] if room else [0]
+    largest = [max(shares[start:stop]) for start, stop in pairwise(bounds)]
+    return "".join(SHADES[shade(share, len(SHADES))] for share in largest)
+
+
+def shade(share: float, steps: int) -> int:
+    """Return which of *steps* shades: the first for no use at all, the last for more than 94 %."""
+    return 0 if share <= 0 else max(1, min(steps - 1, int(share * (steps - 1) + 0.5)))
+
+
+def _fact_list(part: FactList, width: int) -> str:
+    return facts(part.pairs, width)
+
+
+def _remarks(part: Remarks, width: int) -> str:
+    lines = []
+    for remark in part.remarks:
+        lines.append(bullet(f"{remark.strong}{remark.words}", "", width))
+        lines += [bullet(text, "  - ", width) for text in remark.evidence]
+    return "\n".join(lines)
+
+
+def _commands(part: Commands, width: int) -> str:
+    lines = [f"{number:>3}  {visible(command)}" for number, command in enumerate(part.commands, 1)]
+    return "\n".join([f"{_within_sentence(part.title)}:", *lines])
+
+
+def _columns(part: Columns, width: int) -> str:
+    parts = [
+        render_part(each, width)
+        for each in (*part.left, *part.right)
+        if each and each.shown is not Shown.PAGE
+    ]
+    return "\n\n".join(text for text in parts if text)
+
+
+WRITERS: dict[type[Part], Callable[[Any, int], str]] = {
+    Table: _table,
+    Breakdown: _breakdown,
+    Bars: _bars,
+    Pairs: _pairs,
+    Exposure: _exposure,
+    HeatMap: _heat_map,
+    FactList: _fact_list,
+    Remarks: _remarks,
+    Commands: _commands,
+    Columns: _columns,
+}

@@ -1,0 +1,468 @@
+"""Views of profiler traces, OptimusPrime logs and measured sweeps of a collective."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepcast.ir.timeline import Timeline
+from stepcast.units import format_bytes, format_percent, format_rate, format_seconds
+from stepcast.views.measured import KINDS, bottleneck_figures, shares_of
+from stepcast.views.view import (
+    Axis,
+    Bar,
+    Bars,
+    Breakdown,
+    Cell,
+    Dot,
+    Exposure,
+    Figure,
+    Headline,
+    Line,
+    Mood,
+    Part,
+    Remark,
+    Remarks,
+    Scatter,
+    Shown,
+    Source,
+    Table,
+    View,
+    bars_of_times,
+    plain_table,
+    table_of,
+    text_line,
+    timeline_chart,
+)
+
+Facts = Mapping[str, Any]
+# Heads of the parts of a rank's window, so that a rank fits a line.
+HEADS = {
+    "exposed communication": "exposed",
+    "exposed copies": "copies",
+    "idle: host": "host late",
+    "idle: between kernels": "gaps",
+    "idle: dependency": "held back",
+}
+MOST_RANKS = 16
+MOST_LINES = 10
+NAME_WIDTH = 60
+
+
+def kineto_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of a KinetoAnalysis, with the logs of a recorded run where there are any."""
+    ranks = facts["ranks"]
+    traced = f"PyTorch profiler trace of {len(ranks)} rank{'s' if len(ranks) > 1 else ''}"
+    streams = ranks[0]["streams"] if len(ranks) == 1 else []
+    return View(
+        f"{format_seconds(facts['step_s'])} measured: {facts['source']}",
+        Headline.of_seconds(facts["step_s"], "per step, measured", (traced, facts["source"])),
+        _kineto_figures(facts),
+        [
+            _ranks(facts),
+            _slow_ranks(facts),
+            bars_of_times(
+                "Classes of kernels",
+                facts["operations_s"],
+                ("class of kernels", "per step", "share"),
+                lead="Per step, mean of ranks.",
+            ),
+            table_of(
+                "Kernels",
+                facts["kernels"],
+                {
+                    "kernel": ("name", lambda row: _short_name(row["name"])),
+                    "class": "class",
+                    "runs": "count,",
+                    "total": "total_s",
+                    "share": "share",
+                },
+                caption="Over all ranks and steps",
+                most_lines=MOST_LINES,
+                sortable=True,
+                wide=True,
+                shown=Shown.DETAIL,
+            ),
+            Exposure(
+                "Communication", facts["communication_by_group_s"], {}, "communication of", shown=Shown.DETAIL
+            ),
+            _collectives(facts),
+            table_of(
+                "Streams",
+                streams,
+                {
+                    "stream": "name",
+                    "spans": "spans,",
+                    "busy": "busy_s",
+                    "compute": "compute_s",
+                    "communication": "communication_s",
+                    "exposed": "exposed_communication_s",
+                },
+                shown=Shown.DETAIL,
+            ),
+            *_recorded_parts(facts.get("recorded")),
+            timeline_chart(timeline),
+        ],
+        facts,
+        warnings=facts["warnings"],
+    )
+
+
+def _kineto_figures(facts: Facts) -> list[Figure]:
+    ranks, step_s = facts["ranks"], facts["step_s"] or 1.0
+    first = ranks[0]
+    parts_s = {
+        part: sum(rank["breakdown_s"][part] / max(rank["steps"], 1) for rank in ranks) / len(ranks)
+        for part in first["breakdown_s"]
+    }
+    compute, idle = format_seconds(facts["compute_s"]), format_seconds(facts["bubble_s"])
+    behind, exposed = format_seconds(facts["overlapped_comm_s"]), format_seconds(facts["exposed_comm_s"])
+    figures = [
+        text_line("step", format_seconds(facts["step_s"])),
+        *bottleneck_figures(parts_s, facts["step_s"], ("compute",)),
+        *_straggler_figures(facts),
+        text_line("ranks", f"{len(ranks)}, {first['steps'] or 'no'} steps marked"),
+        Figure("compute", format_percent(facts["compute_s"] / step_s), compute, line=f"{compute} per step"),
+        Figure(
+            "exposed communication",
+            format_percent(facts["exposed_comm_s"] / step_s),
+            f"{exposed}; {behind} behind computation",
+            shown=Shown.PAGE,
+        ),
+        text_line(
+            "communication",
+            f"{format_seconds(facts['communication_s'])}: {behind} behind computation, {exposed} exposed",
+        ),
+        Figure("idle", format_percent(facts["bubble_s"] / step_s), idle, line=f"{idle} per step"),
+    ]
+    if first["launch_lag_s"] is not None:
+        ahead = f"{format_seconds(first['launch_lag_s'])} ahead"
+        launches = f"{first['launches_per_step']:,} launches per step"
+        line = f"{launches}, {ahead} of the GPU (median)"
+        figures.append(Figure("host", ahead, launches, line=line))
+    return figures
+
+
+def _straggler_figures(facts: Facts) -> list[Figure]:
+    """Return the slow ranks, and how long the others wait in collectives that they come to last."""
+    if not facts["stragglers"]:
+        return [Figure("straggler", "none" if len(facts["ranks"]) > 1 else "not known from one rank")]
+    steps = max(facts["ranks"][0]["steps"], 1)
+    figures = []
+    for one in facts["stragglers"]:
+        text = f"computes {one['factor']:.2f}x as long as the median of the others"
+        if one["meetings"]:
+            text += (
+                f"; the others wait {format_seconds(one['waits_s'] / steps)} per step, and it came last to "
+                f"{one['last']:,} of {one['meetings']:,} matched collectives"
+            )
+        rank = f"rank {one['rank']}"
+        figures.append(Figure("straggler", rank, text, line=f"{rank} {text}", mood=Mood.BAD))
+    return figures
+
+
+def _slow_ranks(facts: Facts) -> Remarks:
+    remarks = [
+        Remark(f"rank {one['rank']}", f" computes {one['factor']:.2f} times as long as the usual rank")
+        for one in facts["stragglers"]
+    ]
+    return Remarks("Slow ranks", remarks, shown=Shown.PAGE)
+
+
+def _ranks(facts: Facts) -> Bars:
+    parts = list(facts["ranks"][0]["breakdown_s"])
+    bars, rows = [], []
+    for rank in facts["ranks"]:
+        count = max(rank["steps"], 1)
+        seconds = {part: rank["breakdown_s"][part] / count for part in parts}
+        amounts = {KINDS.get(part, part): amount for part, amount in seconds.items()}
+        bars.append(Bar(f"rank {rank['rank']}", amounts, format_seconds(rank["step_s"])))
+        waits = "-" if rank["wait_s"] is None else format_seconds(rank["wait_s"] / count)
+        rows.append((rank["rank"], *map(format_seconds, seconds.values()), waits))
+    heads = ("rank", *(HEADS.get(part, part) for part in parts), "waits")
+    listed = plain_table("Time breakdown", heads, rows, most_lines=MOST_RANKS)
+    kinds = {KINDS.get(part, part): part for part in parts}
+    most_s = max(sum(bar.amounts.values()) for bar in bars)
+    return Bars("Time breakdown", bars, kinds, most_s, table=listed, lead="Each rank, per step.")
+
+
+def _short_name(name: str) -> str:
+    """Return the name of a kernel without the words that every PyTorch kernel starts with."""
+    for word in ("void ", "at::native::", "(anonymous namespace)::"):
+        name = name.replace(word, "")
+    return name if len(name) <= NAME_WIDTH else name[: NAME_WIDTH - 1] + "…"
+
+
+def _collectives(facts: Facts) -> Table:
+    columns: dict[str, Source] = {
+        "collective": "kind",
+        "group": "group",
+        "size": "size_bytes",
+        "runs": "count,",
+        "total": "total_s",
+        "one transfer": "transfer_s",
+        "waits": ("wait_s", lambda row: format_seconds(row["wait_s"]) if row["matched"] else "-"),
+        "bus bandwidth": "busbw_bytes_per_s",
+    }
+    return table_of(
+        "Collectives",
+        facts["collectives"],
+        columns,
+        most_lines=MOST_LINES,
+        sortable=True,
+        wide=True,
+        shown=Shown.DETAIL,
+    )
+
+
+def _recorded_parts(recorded: Facts | None) -> list[Part]:
+    """Return the wall clock and the logs that ``stepcast record`` left with the traces."""
+    if recorded is None:
+        return []
+    from stepcast.views.view import FactList
+
+    inside, outside = _seconds(recorded["wall_step_s"]), _seconds(recorded["plain_step_s"])
+    pairs = [
+        ("wall clock", f"{inside} a step in the window, {outside} outside"),
+        ("clocks", f"{format_seconds(recorded['clock_spread_s'])} apart at most"),
+    ]
+    tables = [
+        plain_table(
+            f"Log of {log['program']}",
+            (log["program"], "size", "calls", "median", "bus bandwidth", "in the window", "mean"),
+            [
+                (
+                    row["kind"],
+                    format_bytes(row["size_bytes"]),
+                    row["logged"],
+                    _seconds(row["logged_s"]),
+                    "" if row["busbw_bytes_per_s"] is None else format_rate(row["busbw_bytes_per_s"]),
+                    row["traced"],
+                    _seconds(row["traced_s"]),
+                )
+                for row in log["collectives"][:MOST_LINES]
+            ],
+            wide=True,
+        )
+        for log in recorded["logs"]
+    ]
+    return [FactList("Recorded run", pairs), *tables]
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else format_seconds(seconds)
+
+
+# ---- OptimusPrime ------------------------------------------------------------------------------------
+
+# Parts that are work rather than overhead.
+OPTIMUS_WORK = ("compute", "unhooked", "accumulation", "optimizer")
+# In the order in which a reader asks.
+OPTIMUS_PARTS = {
+    "compute": "compute of timed modules, forward and backward",
+    "unhooked": "operators that are not timed",
+    "host": "GPU idle while the host launches",
+    "accumulation": "gradient accumulation",
+    "tensor": "tensor-parallel collectives",
+    "data": "data-parallel collectives",
+    "messages": "messages between stages",
+    "optimizer": "optimizer",
+    "fixed": "fixed step overhead",
+    "bubble": "waiting for other stages (bubble)",
+    "unexplained": "not explained by the model",
+}
+
+
+def optimus_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of an OptimusAnalysis: the verdict, then the breakdown and the stages."""
+    layout, step_s, breakdown_s = facts["layout"], facts["step_s"] or 1.0, facts["breakdown_s"]
+    degrees = f"tp {layout['tp']} x dp {layout['dp']} x pp {layout['pp']}"
+    batch = f"{facts['micro_batches']} micro-batches of {facts['micro_batch']}"
+    named = {title: breakdown_s.get(part, 0.0) for part, title in OPTIMUS_PARTS.items()}
+    bubble, exposed = format_seconds(facts["bubble_s"]), format_seconds(facts["exposed_comm_s"])
+    predicted, error = format_seconds(facts["predicted_step_s"]), _signed(facts["error"])
+    figures = [
+        text_line("step", f"{format_seconds(facts['step_s'])} measured (median)"),
+        *bottleneck_figures(named, facts["step_s"], [OPTIMUS_PARTS[part] for part in OPTIMUS_WORK]),
+        *_slow_stages(facts),
+        text_line("run", f"{facts['model']}, {degrees}"),
+        text_line("batch", batch),
+        text_line("sequence", f"{facts['sequence']:g} tokens (median of the steps)"),
+        Figure("predicted step", predicted, error, line=f"{predicted} ({error})"),
+        Figure("bubble", format_percent(facts["bubble_s"] / step_s), bubble, shown=Shown.PAGE),
+        Figure(
+            "exposed communication",
+            format_percent(facts["exposed_comm_s"] / step_s),
+            exposed,
+            shown=Shown.PAGE,
+        ),
+    ]
+    messages = facts["messages"]
+    if hops := messages["forward_per_hop"]:
+        words = f"{max(hops)} forward and {messages['backward_per_hop']} backward per hop and micro-batch"
+        figures.append(text_line("messages", words))
+    parts_s = {part: breakdown_s[part] for part in OPTIMUS_PARTS if breakdown_s.get(part)}
+    stage = facts["breakdown_stage"]
+    return View(
+        f"{format_seconds(facts['step_s'])} measured: {facts['model']}",
+        Headline.of_seconds(
+            facts["step_s"], "per step, measured", (str(facts["model"]), degrees, batch, facts["source"])
+        ),
+        figures,
+        [
+            Breakdown(
+                "Time breakdown",
+                shares_of(parts_s, OPTIMUS_PARTS),
+                facts["step_s"],
+                head=f"time breakdown of stage {stage}, the busiest",
+                lead=f"Stage {stage}, the busiest.",
+            ),
+            _optimus_stages(facts),
+            bars_of_times(
+                "Timed modules",
+                facts["operations_s"],
+                ("module", "forward"),
+                lead="Forward of one micro-batch.",
+                shown=Shown.PAGE,
+            ),
+        ],
+        facts,
+        warnings=facts["warnings"],
+    )
+
+
+def _optimus_stages(facts: Facts) -> Bars:
+    bars = []
+    for row in facts["stages"]:
+        amounts: dict[str, float] = {}
+        for part, seconds in row["parts_s"].items():
+            kind = KINDS.get(part, part)
+            amounts[kind] = amounts.get(kind, 0.0) + seconds
+        bars.append(Bar(f"stage {row['stage']}", amounts, format_seconds(row["busy_s"]), "busy"))
+    columns: dict[str, Source] = {
+        "stage": "stage",
+        "ends with": "ends_with",
+        "layers": lambda row: f"{row['layers']:g}",
+        "timed forward": "forward_s",
+        "busy": "busy_s",
+        "bubble": "bubble_s",
+    }
+    kinds = {KINDS.get(part, part): title for part, title in OPTIMUS_PARTS.items()}
+    most_s = max(sum(bar.amounts.values()) for bar in bars)
+    return Bars("Stages", bars, kinds, most_s, table=table_of("Stages", facts["stages"], columns))
+
+
+def _slow_stages(facts: Facts) -> list[Figure]:
+    """Return the slow stages, and how much longer their forward passes take in a step."""
+    forward_s = {row["stage"]: row["forward_s"] for row in facts["stages"]}
+    figures = []
+    for one in facts["stragglers"]:
+        words = f"its timed modules take {one['factor']:.2f}x the median of the stages"
+        if own_s := forward_s.get(one["stage"]):
+            extra_s = own_s * (1 - 1 / one["factor"]) * facts["micro_batches"]
+            words += f"; {format_seconds(extra_s)} more per step in its forward passes"
+        stage = f"stage {one['stage']}"
+        figures.append(Figure("straggler", stage, words, line=f"{stage}: {words}", mood=Mood.BAD))
+    unknown = "none" if len(facts["stages"]) > 2 else "not known from so few stages"
+    return figures or [Figure("straggler", unknown)]
+
+
+def _signed(error: float) -> str:
+    return ("+" if error >= 0 else "") + format_percent(error)
+
+
+# ---- sweeps of a collective --------------------------------------------------------------------------
+
+
+def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> View:
+    """Return the view of a measured sweep of a collective and its prediction."""
+    nodes = facts["nodes"]
+    ranks = f"{facts['ranks']} on {nodes} node{'s' if nodes != 1 else ''}"
+    error = format_percent(facts["mean_abs_error"])
+    number, unit = error.split(" ")
+    about = (f"{facts['collective']} on {ranks}", facts["cluster"], facts["device"] or "")
+    causes = "; ".join(one["means"] for one in facts["findings"])
+    figures = [
+        text_line("verdict", causes or "all sizes reach the predicted bandwidth"),
+        text_line("collective", facts["collective"]),
+        text_line("ranks", ranks),
+        text_line("device", facts["device"] or "not stated"),
+        text_line("cluster", facts["cluster"]),
+        text_line("mean error", f"{error} of the measured times"),
+        *(_size_range(name, one) for name, one in facts["ranges"].items() if one),
+    ]
+    findings = [
+        Remark(one["cause"], f": {one['means']}", (f"because {one['rule']}", f"look at {one['check']}"))
+        for one in facts["findings"]
+    ]
+    return View(
+        f"{facts['collective']} measured vs predicted on {facts['cluster']}",
+        Headline(number, f"{unit} between measured and predicted times", about),
+        figures,
+        [
+            Remarks("What falls short", findings, "Nothing does."),
+            _bandwidth(facts["rows"]),
+            _sizes(facts["rows"]),
+        ],
+        facts,
+        warnings=facts["warnings"],
+    )
+
+
+def _size_range(name: str, one: Facts) -> Figure:
+    reached = one["reached"]
+    value = "disturbed" if reached is None else format_percent(reached)
+    note = "" if reached is None else "of the predicted bandwidth"
+    ends = f"{format_bytes(one['from_bytes'])} to {format_bytes(one['to_bytes'])}"
+    mood = Mood.BAD if reached is not None and reached < 0.8 else Mood.GOOD
+    line = f"{ends}: {value} {note}".rstrip()
+    return Figure(f"{name} sizes", value, note or "not judged", line=line, mood=mood)
+
+
+def _bandwidth(rows: Sequence[Facts]) -> Scatter | None:
+    rows = [row for row in rows if row["size_bytes"] > 0 and row["measured_busbw_bytes_per_s"] > 0]
+    if not rows:
+        return None
+    sizes = [float(row["size_bytes"]) for row in rows]
+    sides = {"measured": "first", "predicted": "second"}
+    rates = [row[f"{side}_busbw_bytes_per_s"] for row in rows for side in sides]
+    lines = [
+        Line([(float(row["size_bytes"]), row[f"{side}_busbw_bytes_per_s"]) for row in rows], kind)
+        for side, kind in sides.items()
+    ]
+    dots = [
+        Dot(
+            row["size_bytes"],
+            row["measured_busbw_bytes_per_s"],
+            "first",
+            f"{format_bytes(row['size_bytes'])}: {format_rate(row['measured_busbw_bytes_per_s'])}, "
+            f"{format_percent(row['reached'])} of the predicted",
+        )
+        for row in rows
+    ]
+    return Scatter(
+        "Bandwidth by size",
+        Axis(min(sizes) / 1.5, max(sizes) * 1.5, format_bytes, "size"),
+        Axis(min(rates) / 2, max(rates) * 2, format_rate, "bus bandwidth"),
+        [*lines, *dots],
+        "Bus bandwidth by size",
+        legend=(("first", "measured"), ("second", "predicted")),
+        log=True,
+        shown=Shown.PAGE,
+    )
+
+
+def _sizes(rows: Sequence[Facts]) -> Table:
+    columns: dict[str, Source] = {
+        "size": lambda row: Cell(
+            format_bytes(row["size_bytes"]) + (" *" if row["spike"] else ""), row["size_bytes"]
+        ),
+        "measured": "measured_s",
+        "predicted": "predicted_s",
+        "busbw": "measured_busbw_bytes_per_s",
+        "predicted busbw": "predicted_busbw_bytes_per_s",
+        "reached": "reached",
+        "predicted with": ("algorithm", lambda row: f"{row['algorithm']} {row['protocol']}"),
+    }
+    disturbed = "* slower than the next larger size: disturbed, and not judged"
+    note = disturbed if any(row["spike"] for row in rows) else ""
+    caption = f"Size by size; {disturbed}" if note else "Size by size"
+    return table_of("Sizes", rows, columns, caption=caption, sortable=True, wide=True, note=note)

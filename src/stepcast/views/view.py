@@ -1,0 +1,371 @@
+"""The vocabulary of answers; the docstring of the package lists it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from stepcast.ir.timeline import Timeline
+from stepcast.report.cells import shown as show_by_name
+from stepcast.units import format_percent, format_seconds
+
+Row = Mapping[str, Any]
+Show = Callable[[float], str]
+"""How a value is written: one of the formatters of ``stepcast.units``."""
+
+
+class Shown(Enum):
+    """Where a figure or a part appears."""
+
+    ALWAYS = auto()
+    DETAIL = auto()  # on the page, and in text with --verbose
+    TEXT = auto()
+    PAGE = auto()
+
+
+class Mood(Enum):
+    """The judgement that colours a figure on a page."""
+
+    NEUTRAL = ""
+    GOOD = "good"
+    BAD = "bad"
+
+
+class Band(NamedTuple):
+    """An interval around the number of a headline; *words* name it."""
+
+    low: float
+    value: float
+    high: float
+    low_text: str
+    high_text: str
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The number that was asked for; *about* says what it describes, the first words strongest."""
+
+    number: str
+    unit: str
+    about: Sequence[str]
+    band: Band | None = None
+
+    @classmethod
+    def of_seconds(
+        cls, seconds: float, words: str, about: Sequence[str], band: Band | None = None
+    ) -> "Headline":
+        """Return the headline of a duration; *words* follow its unit."""
+        number, unit = format_seconds(seconds).split(" ")
+        return cls(number, f"{unit} {words}", about, band)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A key figure; *line* is its text where that is not the value and the note with a comma."""
+
+    name: str
+    value: str
+    note: str = ""
+    _: KW_ONLY
+    line: str = ""
+    mood: Mood = Mood.NEUTRAL
+    shown: Shown = Shown.ALWAYS
+
+    @property
+    def text(self) -> str:
+        return self.line or (f"{self.value}, {self.note}" if self.note else self.value)
+
+
+def text_line(name: str, line: str) -> Figure:
+    """Return a figure that is a sentence, which no card has room for."""
+    return Figure(name, "", line=line, shown=Shown.TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of an answer, with the title and the first sentence of its section on a page."""
+
+    title: str
+    _: KW_ONLY
+    lead: str = ""
+    wide: bool = False
+    shown: Shown = Shown.ALWAYS
+    above: str = ""  # a sentence above the part in text
+
+
+class Cell(NamedTuple):
+    """A cell of a table: its text, and the value that the column is sorted by."""
+
+    text: str
+    key: object = None
+
+
+Source = str | Callable[[Any], object] | tuple[str, Callable[[Any], object]]
+"""The key of a value, whose ending decides its unit; or a function of the row, and the key to sort by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Part):
+    """Rows under heads; *most_lines* of them appear in text."""
+
+    heads: Sequence[str]
+    cells: Sequence[Sequence[Cell]]
+    _: KW_ONLY
+    caption: str = ""
+    most_lines: int | None = None
+    sortable: bool = False
+    ids: Sequence[object] | None = None
+    uncut: Sequence[int] = ()  # columns that text never shortens
+    note: str = ""  # a line below the table in text
+
+
+def table_of(title: str, rows: Iterable[Row], columns: Mapping[str, Source], **options: Any) -> Table:
+    """Return the table of *rows* with the heads and sources of *columns*."""
+    cells = [[_cell(row, source) for source in columns.values()] for row in rows]
+    return Table(title, list(columns), cells, **options)
+
+
+def plain_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]], **options: Any) -> Table:
+    """Return the table of rows whose cells are text already."""
+    return Table(title, heads, [[Cell(str(cell)) for cell in row] for row in rows], **options)
+
+
+def _cell(row: Row, source: Source) -> Cell:
+    if isinstance(source, str):
+        key = row[source.rstrip(",")]
+        return Cell(str(show_by_name(source, key)), key)
+    name, tell = source if isinstance(source, tuple) else ("", source)
+    value = tell(row)
+    return value if isinstance(value, Cell) else Cell(str(value), row.get(name) if name else None)
+
+
+class Share(NamedTuple):
+    """A part of a total: the kind that decides its colour, its name and its amount."""
+
+    kind: str
+    name: str
+    amount: float
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown(Part):
+    """Parts that sum to *total*, which is the time of *whole*; *head* names the column in text."""
+
+    parts: Sequence[Share]
+    total: float
+    _: KW_ONLY
+    head: str = ""
+    whole: str = "step"
+    show: Show = format_seconds
+    unit: float = 1.0  # of the ticks
+
+
+class Bar(NamedTuple):
+    """A row of bars: the amounts by kind, then the value and a note after it."""
+
+    label: str
+    amounts: Mapping[str, float]
+    value: str = ""
+    note: str = ""
+    tip: str = ""
+    strong: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bars(Part):
+    """Bars on one scale from zero to *most*.
+
+    *kinds* are the colours and their words; *table* is the same in text, where text has it.
+    """
+
+    bars: Sequence[Bar]
+    kinds: Mapping[str, str]
+    most: float
+    _: KW_ONLY
+    show: Show = format_seconds
+    unit: float = 1.0
+    marks: Sequence[tuple[str, float, str]] = ()
+    table: Table | None = None
+
+
+def bars_of_times(
+    title: str, times_s: Mapping[str, float], heads: Sequence[str], **options: Any
+) -> Bars | None:
+    """Return one bar per name, longest first, with its share of the sum; None without any."""
+    if not times_s:
+        return None
+    total_s = sum(times_s.values()) or 1.0
+    longest_first = sorted(times_s.items(), key=lambda each: -each[1])
+    bars = [
+        Bar(name, {"compute": seconds}, format_seconds(seconds), format_percent(seconds / total_s))
+        for name, seconds in longest_first
+    ]
+    rows = [
+        (name, format_seconds(s), format_percent(s / total_s))[: len(heads)] for name, s in times_s.items()
+    ]
+    return Bars(title, bars, {}, longest_first[0][1], table=plain_table(title, heads, rows), **options)
+
+
+class Pair(NamedTuple):
+    """Two values of one quantity, and how far they differ."""
+
+    name: str
+    first: float
+    second: float
+    difference: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs(Part):
+    """Two values per row; *sides* name them on the page, *heads* in text."""
+
+    rows: Sequence[Pair]
+    sides: tuple[str, str]
+    heads: Sequence[str]
+    _: KW_ONLY
+    most_bars: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure(Part):
+    """Seconds of communication by group: in total, and exposed."""
+
+    groups: Mapping[str, Mapping[str, float]]
+    names: Mapping[str, str] = field(default_factory=dict)
+    head: str = "communication"
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap(Part):
+    """Shares between 0 and 1 over *span_s* seconds, one row per name."""
+
+    rows: Sequence[tuple[str, Sequence[float]]]
+    span_s: float
+    key: str
+
+
+class Dot(NamedTuple):
+    """A dot of a scatter plot; *row* is the row of a table that lights up with it."""
+
+    x: float
+    y: float
+    kind: str
+    tip: str = ""
+    radius: float = 4.0
+    row: object = None
+    label: str = ""
+
+
+class Line(NamedTuple):
+    """Straight pieces between points, or with *area* the polygon they enclose."""
+
+    points: Sequence[tuple[float, float]]
+    kind: str
+    area: bool = False
+    tip: str = ""
+
+
+class Axis(NamedTuple):
+    """An axis of a scatter plot."""
+
+    low: float
+    high: float
+    show: Show
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter(Part):
+    """Lines and dots, drawn in this order, within two axes."""
+
+    x: Axis
+    y: Axis
+    marks: Sequence[Dot | Line]
+    label: str
+    _: KW_ONLY
+    legend: Sequence[tuple[str, str]] = ()
+    log: bool = False
+    square: bool = False
+    key: str | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineChart(Part):
+    """Every span of a run; *what* says whose they are."""
+
+    timeline: Timeline
+    what: str = ""
+
+
+def timeline_chart(timeline: Timeline | None, what: str = "") -> TimelineChart | None:
+    """Return the chart of a timeline, None where there is none to see."""
+    if timeline is None or not len(timeline):
+        return None
+    return TimelineChart("Timeline", timeline, what, wide=True, shown=Shown.PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class FactList(Part):
+    """Names and values."""
+
+    pairs: Sequence[tuple[str, str]]
+
+
+class Remark(NamedTuple):
+    """A sentence that begins with a strong word, and the evidence for it."""
+
+    strong: str
+    words: str
+    evidence: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Remarks(Part):
+    """Sentences with their evidence; *none* is said where there are none."""
+
+    remarks: Sequence[Remark]
+    none: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Commands(Part):
+    """Command lines with their numbers."""
+
+    commands: Sequence[str]
+    folded: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Columns(Part):
+    """Parts in two columns of a page."""
+
+    left: Sequence[Part | None]
+    right: Sequence[Part | None]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """One answer; *asked* is the question it answers, *facts* what JSON holds."""
+
+    title: str
+    headline: Headline
+    figures: Sequence[Figure]
+    parts: Sequence[Part | None]
+    facts: Mapping[str, Any]
+    _: KW_ONLY
+    asked: Sequence[tuple[str, object]] = ()
+    assumptions: Sequence[str] = ()
+    warnings: Sequence[str] = ()
+
+
+def signed_seconds(seconds: float) -> str:
+    """Return a difference of times with its sign."""
+    return ("+" if seconds >= 0 else "-") + format_seconds(abs(seconds))
+
+
+def signed_percent(fraction: float) -> str:
+    """Return a relative difference with its sign."""
+    return f"{fraction * 100:+.1f} %"
