@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from stepcast.cli.forecasting import asked_by
-from stepcast.cli.sweep_points import _shared, answers, digest, parsed, program
+from stepcast.cli.sweep_points import _shared, answers, digest, program
 from stepcast.forecast.predict import predict_many
 from stepcast.ir.legality import check
+from stepcast.questions.settle import settle
+from stepcast.questions.spelling import build_question
 from stepcast.sweep.chunks import Answers, Chunk, Done
 from stepcast.sweep.run import sweep
 from stepcast.sweep.spec import Words, read_spec
@@ -92,7 +93,7 @@ def _plain(points: Sequence[Words]) -> float:
     asked = []
     for words in points:
         with contextlib.suppress(ValueError):
-            one = asked_by(parsed("predict", words))
+            one = settle(build_question(words))
             check(one.model, one.strategy, framework=one.framework)
             asked.append(one)
     began = time.process_time()

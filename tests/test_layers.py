@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "simulation",
         "analyze",
         "forecast",
+        "questions",
         "optimus",
         "pytorch",
     },

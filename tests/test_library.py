@@ -49,7 +49,6 @@ def test_predict_answers_as_the_command_does(
         ({"cluster": "dgx-h10"}, "did you mean dgx-h100"),
         ({"precision": "bf15"}, "did you mean bf16"),
         ({"sharding": "zero-4"}, "did you mean zero-"),
-        ({"tpp": 2}, "did you mean --tp"),
         ({"tp": "two"}, "expected a whole number"),
         ({"tp": 3}, "64 GPUs are not a multiple"),
         ({"framework": "torch-tytan"}, "did you mean torchtitan"),

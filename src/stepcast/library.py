@@ -10,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from os import PathLike, fspath
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack
 
-from stepcast.cli.configured import words_for
 from stepcast.cli.main import Parser, with_files
 from stepcast.units import DEFAULT_CURRENCY
 
@@ -27,9 +26,11 @@ if TYPE_CHECKING:
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Strategy
+    from stepcast.questions.question import PredictChoices
     from stepcast.searching.best import Result
 
 Path = str | PathLike[str]
+REPEATED = ("set", "what-if", "stage", "allow", "fix")  # options that may be given several times
 
 
 class _Words(Parser):
@@ -45,12 +46,17 @@ def predict(
     strategy: "Strategy | None" = None,
     framework: "Framework | str | None" = None,
     options: "Options | None" = None,
-    calibration: "Calibration | str | None" = None,
-    **choices: Any,
+    calibration: "Calibration | Path | None" = None,
+    *,
+    config: Path | None = None,
+    ignore_unknown: bool = False,
+    **choices: "Unpack[PredictChoices]",
 ) -> "Prediction":
-    """One training step. With a *strategy* it is run as it stands; else *choices* are the options of
-    ``stepcast predict`` (``gpus=64, tp=8, seq="8k", sharding="zero-3"``), and what they leave out is the
-    framework's usual choice.
+    """Predict one training step.
+
+    With a *strategy* it is run as it is; else *choices* are the options of ``stepcast predict`` (``gpus=64,
+    tp=8, seq="8k", sharding="zero-3"``), and the framework makes those that are left out. *config* is a
+    configuration of another tool, or a run that ``predict --save`` wrote; choices given here win over it.
     """
     if strategy is not None:
         if choices:
@@ -58,15 +64,29 @@ def predict(
         return _predict_strategy(model, cluster, strategy, framework, options, calibration)
     if options is not None:
         raise ValueError("options: they go with a Strategy; give place='packed' and the like by name")
-    args = _args(
-        "predict", model=model, cluster=cluster, framework=framework, calibration=calibration, **choices
-    )
-    from stepcast.cli.forecasting import asked_by
+    from stepcast.cli.configured import described
+    from stepcast.cli.forecasting import run_facts
+    from stepcast.questions.question import PredictQuestion
+    from stepcast.questions.settle import settle
+    from stepcast.questions.spelling import read_choices, replaced_names
 
-    asked = asked_by(args)
-    warnings = args.described.warnings if args.described else []
-    prediction = asked.prediction.noting(asked.assumptions, warnings)
-    return replace(prediction, asked=asked.facts())
+    nouns = {"model": model, "cluster": cluster, "framework": framework, "calibration": calibration}
+    given = read_choices({**nouns, **choices})
+    file = None
+    if config is not None:
+        file = described(argparse.Namespace(config=fspath(config), run=None, ignore_unknown=ignore_unknown))
+    elif ignore_unknown:
+        raise ValueError("ignore_unknown has no effect without config")
+    if file is None:
+        run = settle(PredictQuestion(**given))
+    else:
+        gone = {*given, *replaced_names(given)} - {"set"}
+        filed = {name: value for name, value in file.choices.items() if name not in gone}
+        both = {"set": (*filed.get("set", ()), *given.get("set", ()))}
+        question = PredictQuestion(**{**filed, **given, **both}, file=file.file, unchecked=frozenset(filed))
+        run = settle(question)
+    prediction = run.prediction.noting(run.assumptions, file.warnings if file else [])
+    return replace(prediction, asked=run_facts(run))
 
 
 def _predict_strategy(
@@ -75,13 +95,13 @@ def _predict_strategy(
     strategy: "Strategy",
     framework: "Framework | str | None",
     options: "Options | None",
-    calibration: "Calibration | str | None",
+    calibration: "Calibration | Path | None",
 ) -> "Prediction":
-    from stepcast.cli.calibrations import load_calibration
     from stepcast.forecast.options import DEFAULTS
     from stepcast.forecast.predict import predict as run
     from stepcast.frameworks.catalog import DEFAULT, load_profile, profile_of
     from stepcast.frameworks.profile import missing_features
+    from stepcast.questions.settle import load_calibration
 
     if model is None or cluster is None:
         raise ValueError("a step needs a model and a cluster")
@@ -93,7 +113,7 @@ def _predict_strategy(
         strategy,
         profile.framework,
         options or DEFAULTS,
-        load_calibration(calibration) if isinstance(calibration, str) else calibration,
+        load_calibration(fspath(calibration)) if isinstance(calibration, str | PathLike) else calibration,
     )
     missing = missing_features(profile, strategy, profile.framework)
     return prediction.noting(warnings=missing) if missing else prediction
@@ -221,7 +241,7 @@ def rows(*answers: Any) -> list[dict[str, Any]]:
 
 
 def _searched(rank: int, found: Any) -> dict[str, Any]:
-    from stepcast.cli.choices import row_words
+    from stepcast.report.search import row_words
 
     return {
         "rank": rank,
@@ -270,12 +290,22 @@ def _args(verb: str, *files: Path, **choices: Any) -> argparse.Namespace:
     made = {name: value for name, value in choices.items() if name in nouns and _made(value)}
     for name, value in choices.items():
         if value is not None:
-            words += words_for(name, name if name in made else value)
+            words += _spell(name, name if name in made else value)
     args: argparse.Namespace = with_files(parser, words)
     for name, value in made.items():
         setattr(args, name, value)
     args.verb, args.quiet, args.command = verb, True, None
     return args
+
+
+def _spell(name: str, value: Any) -> list[str]:
+    """Return an option and its value as words: flags, lists, and everything else as text."""
+    plain = name.rstrip("_").replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{plain}" if value else f"--no-{plain}"]
+    if isinstance(value, list | tuple) and plain in REPEATED:
+        return [f"--{plain}={each}" for each in value]
+    return [f"--{plain}={','.join(map(str, value)) if isinstance(value, list | tuple) else value}"]
 
 
 def _made(value: Any) -> bool:

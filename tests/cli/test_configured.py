@@ -79,4 +79,4 @@ def test_a_damaged_saved_run_is_one_line(tmp_path: Path, capsys: pytest.CaptureF
     file.write_text('[predict]\nmodel = "llama-3.1-8b"\ngpu = "h200"\ntpp = 2\n')
     status, _, err = run(capsys, "predict", str(file))
     assert status == 2
-    assert "did you mean --tp" in err
+    assert "did you mean tp?" in err

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import stepcast
-from stepcast.cli.engine import ENGINES
 from stepcast.cli.main import main
 from stepcast.forecast.options import Engine
+from stepcast.questions.question import ENGINES
 from tests.shared import ROOT
 
 LLAMA = str(ROOT / "examples" / "simai-llama-405b.txt")

@@ -5,28 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cli import strategy as chosen
-from stepcast.cli import strategy_options as options
+from stepcast.cli.forecasting import question_of
 from stepcast.cli.main import build_parser
 from stepcast.forecast.options import Options
 from stepcast.forecast.predict import predict
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import settle
+from stepcast.frameworks.words import OVERLAPS
 from stepcast.hardware import load_cluster
 from stepcast.inputs.table import read
-from stepcast.ir.framework import Execution
+from stepcast.ir.framework import Execution, Kernels
 from stepcast.ir.strategy import (
     PRECISIONS,
-    ContextKind,
     Overlap,
     Recompute,
     RecomputeKind,
     RecomputeModule,
-    ScheduleKind,
-    Sharding,
     Strategy,
 )
 from stepcast.models.catalog import load_model
+from stepcast.questions import question
+from stepcast.questions.settle import settle
 from tests.cli.test_main import run, run_json
 
 SMALL = ("--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--gpus", "64")
@@ -48,21 +45,14 @@ DEEPSEEK = ("--model", "deepseek-v3", "--cluster", "h800-node", "--gpus", "2048"
 
 
 def test_choices_are_those_of_the_strategy() -> None:
-    assert set(options.SCHEDULES) == {str(kind) for kind in ScheduleKind}
-    assert set(options.SHARDINGS) == {str(kind) for kind in Sharding}
-    assert set(options.PRECISIONS) == {str(kind) for kind in PRECISIONS}
-    assert set(options.CONTEXTS) == {str(kind) for kind in ContextKind}
-    assert set(options.MODULES) == {str(kind) for kind in RecomputeModule}
-    assert set(options.EXECUTIONS) == {str(kind) for kind in Execution}
-    assert {name.replace("-", "_") for name in options.OVERLAPS} == {field.name for field in fields(Overlap)}
+    assert set(question.PRECISIONS) == {str(kind) for kind in PRECISIONS}
+    for name, kinds in (("execution", Execution), ("kernels", Kernels)):
+        assert set(question.CHOICES[name].values) == set(map(str, kinds))
+    assert {name.replace("-", "_") for name in OVERLAPS} == {field.name for field in fields(Overlap)}
 
 
 def strategy(*arguments: str) -> Strategy:
-    args = build_parser().parse_args(["predict", *arguments])
-    model, profile = load_model(args.model), load_profile(args.framework or chosen.USUAL_FRAMEWORK)
-    layout = chosen.layout_of(args, profile, model, "h100-sxm")
-    settled = settle(profile, model, "h100-sxm", layout, chosen.given_by(args))
-    return chosen.strategy_of(args, model, layout, settled, profile.defaults.seq, [])
+    return settle(question_of(build_parser().parse_args(["predict", *arguments]))).strategy
 
 
 def test_overlap_is_what_is_named_and_nothing_else() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepcast.cli import simulate as verb
-from stepcast.cli.strategy_options import SCHEDULES as SCHEDULE_NAMES
+from stepcast.questions.question import SCHEDULES as SCHEDULE_NAMES
 from stepcast.simulation.messages import Send
 from stepcast.simulation.schedules.table import ORDERS
 from stepcast.units import format_percent, format_seconds

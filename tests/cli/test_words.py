@@ -6,7 +6,8 @@ import pytest
 
 from stepcast.cli.main import VERBS as OWN_VERBS
 from stepcast.cli.main import build_parser
-from stepcast.cli.words import MEANT, OTHER, VERBS
+from stepcast.cli.words import VERBS, other_names
+from stepcast.questions.spelling import alias_flags
 from tests.cli.test_main import run, run_json
 
 LLAMA = ("predict", "--model", "llama-3.1-8b", "--cluster", "dgx-h100")
@@ -132,8 +133,8 @@ def test_other_words_lead_to_options_that_exist() -> None:
         parser = build_parser([verb])
         sub = parser._subparsers._group_actions[0].choices[verb.name]  # type: ignore[union-attr, index]
         own |= {option for action in sub._actions for option in action.option_strings}
-    for ours in {*OTHER.values(), *(option for option, _ in MEANT.values())}:
+    for ours in {*other_names().values(), *(option for option, _ in alias_flags().values())}:
         assert f"--{ours}" in own, ours
     assert set(VERBS.values()) <= {verb.name for verb in OWN_VERBS}
     assert not set(VERBS) & {verb.name for verb in OWN_VERBS}
-    assert not set(OTHER) & set(MEANT)
+    assert not set(other_names()) & set(alias_flags())

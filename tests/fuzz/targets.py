@@ -117,11 +117,11 @@ def _reads(name: str) -> Callable[[bytes], Any]:
 
 def _described() -> Iterator[Target]:
     """TOML descriptions, and what else is found by its path."""
-    from stepcast.cli.calibrations import load_calibration
     from stepcast.frameworks.catalog import load_profile
     from stepcast.hardware import load_cluster, load_gpu
     from stepcast.hardware.background import read_background
     from stepcast.models.catalog import load_model
+    from stepcast.questions.settle import load_calibration
 
     def files(folder: str, *names: str) -> tuple[bytes, ...]:
         return tuple((DATA / folder / f"{name}.toml").read_bytes() for name in names)

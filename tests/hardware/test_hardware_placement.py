@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from stepcast import Layout, Options, Place, Strategy, load_cluster, load_model, predict
 from stepcast.cli.main import main
-from stepcast.cli.place import PLACES as WORDS
 from stepcast.hardware import group_path, placed
 from stepcast.hardware.placement import FILLED, PLACES
 from stepcast.ir.ranks import RankGrid
 from stepcast.ir.step import StepReport
+from stepcast.questions.question import PLACES as WORDS
 
 RACKS = load_cluster("gb200-nvl72")
 HOSTS = load_cluster("dgx-h100")

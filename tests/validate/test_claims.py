@@ -6,13 +6,13 @@ from dataclasses import replace
 from importlib.resources import files
 
 import pytest
+from msgspec import structs
 
 import stepcast
+from stepcast.cli.forecasting import question_of
 from stepcast.cli.main import build_parser
-from stepcast.cli.strategy import given_by, layout_of, optimizer_of, strategy_of
-from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
+from stepcast.questions.settle import settle
 from stepcast.validate.h200 import measure_folder, row_framework, row_model, row_strategy, shipped
 from tests.shared import ROOT
 
@@ -63,16 +63,10 @@ def test_the_command_line_can_say_it() -> None:
     words = (
         f"predict --model llama-3.2-1b --cluster hgx-h200 --gpus 1 {batch} {PLAIN_BF16} --zero-gradients 1"
     )
-    args, model, profile = (
-        build_parser().parse_args(words.split()),
-        row_model(row),
-        load_profile("megatron-core"),
-    )
-    layout = layout_of(args, profile, model, "h200")
-    usual = settle(profile, model, "h200", layout, {}).framework.optimizer
-    settled = settle(profile, model, "h200", layout, {**given_by(args), **optimizer_of(args, usual)})
-    assert strategy_of(args, model, layout, settled, profile.defaults.seq, []) == row_strategy(row)
-    assert replace(settled.framework, name="pytorch") == row_framework(row)
+    question = question_of(build_parser().parse_args(words.split()))
+    run = settle(structs.replace(question, model=row_model(row)))
+    assert run.strategy == row_strategy(row)
+    assert replace(run.framework, name="pytorch") == row_framework(row)
     text = (ROOT / "docs" / "predict.md").read_text(encoding="utf-8")
     assert PLAIN_BF16 in " ".join(text.replace("\\\n", " ").split())
 

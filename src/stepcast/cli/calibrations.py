@@ -1,4 +1,4 @@
-"""Calibrations: read for pricing, and as facts for ``show``."""
+"""Calibrations as facts and text for ``show``."""
 
 import re
 from typing import TYPE_CHECKING, Any
@@ -11,23 +11,6 @@ if TYPE_CHECKING:
 
 Facts = dict[str, Any]
 CLASS = re.compile(r'^\[(?:class\."?[\w.-]+"?|constants)\]', re.MULTILINE)
-
-
-def load_calibration(path: str) -> "Calibration":
-    """A user's measurements of a GPU, as ``profile`` and ``calibrate`` write them."""
-    from stepcast.cost.calibration import calibration
-    from stepcast.inputs.toml import read_toml
-
-    return calibration(read_toml(path), path)
-
-
-def check_gpu(calibration: "Calibration", path: str, gpu: str) -> None:
-    """Corrections hold for the GPU they were measured on."""
-    if calibration.gpu != gpu:
-        raise ValueError(
-            f"{path} was measured on {calibration.gpu}, not on {gpu}: leave --calibration out, or measure "
-            "that GPU with 'stepcast profile'"
-        )
 
 
 def looks_like_calibration(head: str) -> bool:

@@ -3,14 +3,11 @@
 import argparse
 from typing import Any
 
-from stepcast.cli.background import with_background
-from stepcast.cli.calibrations import check_gpu, load_calibration
-from stepcast.cli.engine import engine_of
+from stepcast.cli.forecasting import cluster_question
 from stepcast.cli.options import option_of
-from stepcast.cli.place import has_racks
 from stepcast.cli.progress import open_source
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
-from stepcast.forecast.options import Options
+from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
 from stepcast.forecast.simulate import Prediction
 from stepcast.generate.written import recorded
@@ -18,6 +15,7 @@ from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.captured import Captured
 from stepcast.ir.workload import Workload
+from stepcast.questions.settle import add_background, check_gpu, load_calibration
 
 # Options of predict that act on a captured program; what it computes, and in which software, is in the file.
 ACTING = frozenset((
@@ -68,12 +66,13 @@ def predicted(captured: Captured, args: argparse.Namespace) -> tuple[Prediction,
     if path := getattr(args, "calibration", None):
         calibration = load_calibration(path)
         check_gpu(calibration, path, cluster.gpu.name)
-    if "place" in args.given and not has_racks(args):
+    if "place" in args.given and cluster.topology.scale_up_nodes == 1:
         raise ValueError(
             "--place has no effect: no rack of this cluster is one NVLink domain of several nodes"
         )
-    options = Options(place=Place(getattr(args, "place", Place.EVEN)), engine=engine_of(args))
-    options = with_background(options, args, cluster, spread.layout.gpus)
+    question = cluster_question(args)
+    options = Options(place=Place(question.place), engine=Engine(question.engine))
+    options = add_background(options, question, cluster, spread.layout.gpus)
     prediction = predict_captured(captured, cluster, spread, calibration, options)
     asked = {
         "model": captured.name,

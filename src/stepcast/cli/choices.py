@@ -4,8 +4,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.numbers import MOST_LAYERS, MOST_SEQUENCES, count, gpu_count
-from stepcast.cli.strategy_options import PRECISIONS, SCHEDULES
+from stepcast.questions.numbers import MOST_LAYERS, MOST_SEQUENCES, count, gpu_count
+from stepcast.questions.question import PRECISIONS, SCHEDULES
 from stepcast.report.search import row_words as row_words
 
 if TYPE_CHECKING:

@@ -6,50 +6,28 @@ What a file says stands before the words of the command line, so that those win.
 import argparse
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.options import option_of
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.inputs.configs.keys import RunConfig
+    from stepcast.questions.settle import SettledRun
 
 TABLE = "predict"
 CONFIGS = (".toml", ".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".args", ".txt")
-# Options that say what to do with the answer, which a saved run leaves to those who run it again.
-ABOUT_ANSWERS = ("json", "save", "config", "run", "html", "trace", "gantt", "critical_path", "explain_memory")
-ANSWER_OPTIONS = (
-    *ABOUT_ANSWERS,
-    "ignore_unknown",
-    "to_workload",
-    "require_fit",
-    "jitter",
-    "runs",
-    "seed",
-    "tokens",
-    "price",
-    "currency",
-)
 MOST_OPTIONS = 1_000
-REPEATED = ("set", "what-if", "stage", "allow", "fix")
-# Options that say the same in other words: one that is typed wins over the others in a file.
-SYNONYMS = ({"gpus", "nodes", "dp"}, {"global_batch", "accumulation"}, {"shard", "replicate"})
 
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What a file says: words for the command line, and how much of it was understood."""
+    """What a file says: choices of a question, and how much of it was understood."""
 
-    words: tuple[str, ...]
+    choices: Mapping[str, Any]
     file: str
     config: "RunConfig | None" = None
-
-    def words_beside(self, typed: Collection[str]) -> list[str]:
-        """Return the words of the file without options that *typed* ones replace under another name."""
-        gone = {option_of(name) for names in SYNONYMS if names & set(typed) for name in names}
-        return [word for word in self.words if word.partition("=")[0] not in gone]
 
     def facts(self, command: str) -> dict[str, Any] | None:
         """Return what became of each key, and the *command* that asks for the same without the file."""
@@ -97,7 +75,7 @@ def described(args: argparse.Namespace) -> Described | None:
     if args.model is not None and not _is_run(run):
         raise ValueError(f"{run}: --model names the model already; leave one of them out")
     if not _is_run(run) or (getattr(args, "workloads", False) and is_workload(run)):
-        return Described(("--model", run), run)
+        return Described({"model": run}, run)
     return _saved(run) if _is_saved(run) else _of_config(run, leaves_out)
 
 
@@ -147,8 +125,16 @@ def _saved(name: str) -> Described:
     table = read_toml(name)[TABLE]
     if len(table) > MOST_OPTIONS:
         raise ValueError(f"{name}: more than {MOST_OPTIONS:,} options; is it a run that --save wrote?")
-    words = [word for key, value in table.items() for word in words_for(key, value)]
-    return Described(tuple(words), name)
+    return Described(_read_table(table, name), name)
+
+
+def _read_table(table: Mapping[str, Any], file: str) -> dict[str, Any]:
+    from stepcast.questions.spelling import read_choices
+
+    try:
+        return read_choices(table)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {error}") from None
 
 
 def _of_config(name: str, leaves_out_unknown: bool) -> Described:
@@ -160,14 +146,12 @@ def _of_config(name: str, leaves_out_unknown: bool) -> Described:
     config = read_config(name)
     if config.unknown and not leaves_out_unknown:
         raise ValueError(f"{name}: {_unrecognised(config)}; --ignore-unknown leaves it out")
-    words = ["--framework", config.framework]
+    choices = {"framework": config.framework, **config.options}
     stem = os.path.basename(name).partition(".")[0]
     seq = config.options.get("seq", 0)
     if model := model_words(config.sizes, [config.model, stem], int(seq)):
-        words += ["--model", model]
-    for option, value in config.options.items():
-        words += words_for(option, value)
-    return Described(tuple(words), name, config)
+        choices = {"model": model, **choices}
+    return Described(_read_table(choices, name), name, config)
 
 
 def _unrecognised(config: "RunConfig") -> str:
@@ -186,54 +170,32 @@ def _is_toml_run(name: str) -> bool:
     return name.endswith(".toml") and os.path.isfile(name) and _is_saved(name)
 
 
-def words_for(name: str, value: Any) -> list[str]:
-    """An option and its value as words: flags, lists, and everything else as text."""
-    plain = name.rstrip("_").replace("_", "-")
-    if value is True:
-        return [f"--{plain}"]
-    if value is False:
-        return [f"--no-{plain}"]
-    if isinstance(value, list | tuple) and plain in REPEATED:
-        return [f"--{plain}={each}" for each in value]
-    if isinstance(value, list | tuple):
-        return [f"--{plain}={','.join(map(str, value))}"]
-    return [f"--{plain}={value}"]
-
-
-def equivalent_command(args: argparse.Namespace) -> str:
+def equivalent_command(run: "SettledRun", verb: str = "predict") -> str:
     """Return the command that asks for the same run without its file."""
-    table = {**_options(args, args.own), "nodes": None, "dp": None}
-    words = [word for name, value in table.items() if value is not None for word in words_for(name, value)]
-    return shlex.join(["stepcast", args.verb, *words])
+    from stepcast.questions.spelling import spell_choices
+
+    choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
+    return shlex.join(["stepcast", verb, *spell_choices(choices)])
 
 
-def saved_run(args: argparse.Namespace, parser: argparse.ArgumentParser, settled: Mapping[str, Any]) -> bytes:
-    """What was said, and what was *settled* of it, as a file that ``stepcast predict FILE`` runs again."""
+def save_run(run: "SettledRun") -> bytes:
+    """Return the run as a file that ``stepcast predict FILE`` runs again, with the defaults used."""
+    strategy = run.strategy
+    settled = {
+        "gpus": strategy.layout.gpus,
+        "seq": strategy.seq,
+        "global_batch": strategy.global_batch,
+        "framework": run.question.framework or run.framework.name,
+    }
+    choices = {name: value for name, value in run.question.choices.items() if name not in ("nodes", "dp")}
     lines = [
         "# Run it again with 'stepcast predict FILE'; options on the command line win.",
         f"stepcast = {_toml(__version__)}",
         "",
         f"[{TABLE}]",
     ]
-    table = {**_options(args, parser), **settled}
-    lines += [f"{name} = {_toml(value)}" for name, value in table.items() if value is not None]
+    lines += [f"{name.replace('_', '-')} = {_toml(value)}" for name, value in {**choices, **settled}.items()]
     return ("\n".join(lines) + "\n").encode()
-
-
-def _options(args: argparse.Namespace, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return the options that were set, by name, without those about the answer."""
-    table: dict[str, Any] = {}
-    told = set(ANSWER_OPTIONS)
-    for action in parser._actions:
-        value = getattr(args, action.dest, None)
-        if not action.option_strings or action.dest in told or value == action.default:
-            continue
-        told.add(action.dest)
-        option = action.option_strings[0].removeprefix("--")
-        if option.startswith("no-") and isinstance(value, bool):
-            option, value = option.removeprefix("no-"), not value
-        table[option] = value
-    return table
 
 
 def _toml(value: Any) -> str:

@@ -156,7 +156,7 @@ def _run(arguments: list[str]) -> int:
         parser.parse_args(arguments)  # prints help, the version, or what is wrong with the verb
         return 2
     words = [word for word in arguments if word != "--debug"]
-    args = with_files(parser, words, words.index(named[0].name) + 1)
+    args = with_files(parser, words)
     args.command = shlex.join(["stepcast", *(word for word in arguments if word != "--debug")])
     from stepcast.cli.output import check_files
 
@@ -177,19 +177,35 @@ def _help(words: Sequence[str]) -> int:
     return 0
 
 
-def with_files(parser: argparse.ArgumentParser, words: Sequence[str], at: int = 0) -> Any:
-    """*words* as arguments; what files that they name say of a run is read as if it stood before them."""
+def with_files(parser: argparse.ArgumentParser, words: Sequence[str]) -> Any:
+    """Read *words* as arguments; the choices of a file that they name are defaults for them."""
     args = parser.parse_args(words)
-    forecasts = hasattr(args, "described")  # other verbs have words of their own for files
-    if not forecasts or (args.config is None and getattr(args, "run", None) is None):
+    if not hasattr(args, "described"):  # other verbs have words of their own for files
         return args
-    from stepcast.cli.configured import described
+    found = None
+    if args.config is not None or getattr(args, "run", None) is not None:
+        from stepcast.cli.configured import described
 
-    found = described(args)
+        found = described(args)
+    if args.ignore_unknown and (found is None or found.config is None):
+        raise ValueError(
+            "--ignore-unknown has no effect: it is for keys of a configuration; give --config as well, or "
+            "leave it out"
+        )
     if found is None:
         return args
-    typed = args.given
-    args = parser.parse_args([*words[:at], *found.words_beside(typed), *words[at:]])
+    from stepcast.questions.spelling import replaced_names
+
+    typed, own = args.given, args.own
+    if missing := [name for name in found.choices if not hasattr(args, name)]:
+        raise ValueError(f"{found.file}: {missing[0]} is not a choice of 'stepcast {args.verb}'")
+    filed = {name: value for name, value in found.choices.items() if name not in replaced_names(typed)}
+    defaults = {name: own.get_default(name) for name in filed}
+    own.set_defaults(**filed)  # so that typed options win over them
+    try:
+        args = parser.parse_args(words)
+    finally:
+        own.set_defaults(**defaults)
     args.described, args.given = found, typed  # what a file says in vain is no mistake of the user's
     if getattr(args, "verb", "predict") not in ("predict", "plan"):  # these have warnings in their answers
         from stepcast.cli.output import print_warnings

@@ -1,6 +1,5 @@
 """What one choice made otherwise does to a predicted step: the same command with one option changed."""
 
-import argparse
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -9,20 +8,20 @@ from stepcast.cli.options import option_of
 from stepcast.ir.facts import ChangeFacts
 
 if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Asked
+    from stepcast.questions.settle import SettledRun
 
 RECOMPUTES = ("none", "selective", "full")
 Change = Mapping[str, Any]
 
 
 def neighbours(
-    args: argparse.Namespace, found: "Asked", command: str, rest: Callable[[], None] | None = None
+    found: "SettledRun", command: str, rest: Callable[[], None] | None = None
 ) -> list[ChangeFacts]:
-    """Predictions of the steps next to *found*, which *args* describe; what is not legal is left out.
+    """Predict the steps next to *found*; what is not legal is left out.
 
     *rest* is called between them.
     """
-    from stepcast.cli.forecasting import asked_by, tried
+    from stepcast.questions.settle import settle
 
     strategy, rows = found.strategy, []
     held = {"global_batch": strategy.global_batch, "seq": strategy.seq}
@@ -30,7 +29,7 @@ def neighbours(
         if rest is not None:
             rest()
         try:
-            prediction = asked_by(tried(args, change, held)).prediction
+            prediction = settle(found.question.change({**held, **change})).prediction
         except ValueError:
             continue
         most = max((stage.total for stage in prediction.memory), default=None)
@@ -46,7 +45,7 @@ def neighbours(
     return rows
 
 
-def _changes(found: "Asked") -> Iterator[Change]:
+def _changes(found: "SettledRun") -> Iterator[Change]:
     strategy, layout = found.strategy, found.strategy.layout
     for name in ("tp", "pp"):
         ways = getattr(layout, name)

@@ -4,12 +4,11 @@ import argparse
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.background import with_background
 from stepcast.cli.configured import is_workload
-from stepcast.cli.forecasting import add_forecast_arguments, asked_by
-from stepcast.cli.numbers import count
+from stepcast.cli.forecasting import add_forecast_arguments, cluster_question, question_of, run_facts
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.pages import print_view, write_view
+from stepcast.questions.numbers import count
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
@@ -68,11 +67,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_model(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
+    from stepcast.cli.output import print_notes
     from stepcast.forecast.options import Engine
+    from stepcast.questions.settle import settle
 
-    asked = asked_by(args)
-    shared = replace(asked, options=replace(asked.options, engine=Engine.FLUID)).prediction
-    return shared.noting(asked.assumptions), asked.prediction.simulated_s, asked.facts()
+    run = settle(question_of(args).change({"engine": "fluid"}))
+    print_notes(run.notes)
+    fast = replace(run, options=replace(run.options, engine=Engine.FAST)).prediction
+    return run.prediction.noting(run.assumptions), fast.simulated_s, run_facts(run)
 
 
 def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str, Any]]":
@@ -81,6 +83,7 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
     from stepcast.forecast.simulate import simulate
     from stepcast.hardware import Place, load_cluster
     from stepcast.inputs.table import read
+    from stepcast.questions.settle import add_background
 
     for name in sorted(args.given - WITH_WORKLOAD):
         raise ValueError(f"{option_of(name)} has no effect: a workload file says it itself; leave it out")
@@ -90,7 +93,7 @@ def _of_workload(args: argparse.Namespace) -> "tuple[Prediction, float, dict[str
     options = Options(gpus=args.gpus, place=Place(args.place))
     workload = read(args.model)
     fast = simulate(workload, cluster, options)
-    options = with_background(options, args, cluster, fast.workload.layout.gpus)
+    options = add_background(options, cluster_question(args), cluster, fast.workload.layout.gpus)
     shared = simulate(workload, cluster, replace(options, engine=Engine.FLUID))
     return shared, fast.simulated_s, asked_facts([args.model], fast)
 

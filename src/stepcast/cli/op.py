@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.applicable import check_applicable
-from stepcast.cli.calibrations import check_gpu, load_calibration
-from stepcast.cli.numbers import MOST_ELEMENTS, count
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
 from stepcast.cli.rules import sizes_of
@@ -14,6 +12,8 @@ from stepcast.ir.doubts import doubts
 from stepcast.ir.dtype import DType
 from stepcast.ir.kernels import cast, usual_kernel
 from stepcast.ir.work import Attention, Elementwise, ElementwiseKind, GroupedMatmul, Matmul
+from stepcast.questions.numbers import MOST_ELEMENTS, count
+from stepcast.questions.settle import check_gpu, load_calibration
 from stepcast.report.text import facts, table
 from stepcast.units import TFLOPS, format_percent, format_rate, format_seconds
 

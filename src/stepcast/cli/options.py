@@ -11,88 +11,59 @@ from collections.abc import Callable, Iterator, Mapping
 from textwrap import dedent
 from typing import Any
 
-from stepcast.cli import words
-from stepcast.cli.engine import ENGINES
-from stepcast.cli.engine import HELP as ENGINE
-from stepcast.cli.numbers import (
-    BINARY,
-    MOST_LAYERS,
-    MOST_RUNS,
-    MOST_SEQUENCES,
-    MOST_TOKENS,
-    amount,
-    count,
-    currency,
-    gpu_count,
-    positive,
-    price,
-    rate,
-    share,
-)
 from stepcast.cli.output import new_file
-from stepcast.cli.place import PLACES
-from stepcast.ir.limits import MICRO_BATCHES, STEPS
+from stepcast.ir.limits import STEPS
+from stepcast.questions.choices import option_of as option_of
+from stepcast.questions.numbers import MOST_LAYERS, MOST_RUNS, amount, count, gpu_count, positive, rate, share
+from stepcast.questions.question import CHOICES, DEFAULTS
 from stepcast.units import parse_count, parse_size_bytes
 
-MOST_FURTHER_TOKENS = 64
 ROW = re.compile(
     r"(?P<names>-\S+(?:, -\S+)*|[a-z_]+)(?: (?P<word>\S+))?(?P<often> \.\.\.)?(?:  +(?P<help>.+))?"
 )
 TYPES: Mapping[str, Callable[[str], Any]] = {
-    name: kind
-    for names, kind in (
-        ("output trace html save to-file to-workload", new_file),
-        ("gpus nodes dp tp cp ep pp expert-tp shard replicate gpus-per-server nics-per-server", gpu_count),
-        ("ranks ranks-per-node ranks-per-thread", gpu_count),
-        ("vpp repeat-layers", count(1, MOST_LAYERS)),
-        ("wide-layers", count(0, MOST_LAYERS)),
-        ("micro-batch global-batch", count(1, MOST_SEQUENCES, BINARY)),
-        ("seq", count(1, MOST_TOKENS, BINARY)),
-        ("lora-rank", count(0, MOST_TOKENS)),
-        ("further-tokens", count(0, MOST_FURTHER_TOKENS)),
-        ("deferred-gradients", count(0, MICRO_BATCHES.most)),
-        ("accumulation", count(1, MICRO_BATCHES.most)),
-        ("steps", count(1, STEPS.most)),
-        ("runs", count(1, MOST_RUNS)),
-        ("seed", count(0, 2**63)),
-        ("tokens tokens-per-batch", positive(parse_count)),
-        ("max-memory checkpoint-size", positive(parse_size_bytes)),
-        ("bucket-mb expert-capacity expert-imbalance imbalance zero-gradients host-power", amount),
-        ("memory-reserve", share),
-        ("nvlink-gb-per-s nic-gb-per-s step-s", rate),
-        ("jitter backward-factor", float),
-        ("price", price),
-        ("currency", currency),
-        ("precision gradients", words.meaning(words.PRECISIONS)),
-        ("sharding", words.sharding_word),
-        ("recompute", words.recompute_text),
-    )
-    for name in names.split()
+    **{name.replace("_", "-"): choice.read for name, choice in CHOICES.items() if choice.read is not str},
+    **{
+        name: kind
+        for names, kind in (
+            ("output trace html save to-file to-workload", new_file),
+            ("gpus-per-server nics-per-server ranks ranks-per-node ranks-per-thread", gpu_count),
+            ("repeat-layers", count(1, MOST_LAYERS)),
+            ("steps", count(1, STEPS.most)),
+            ("runs", count(1, MOST_RUNS)),
+            ("seed", count(0, 2**63)),
+            ("tokens-per-batch", positive(parse_count)),
+            ("max-memory checkpoint-size", positive(parse_size_bytes)),
+            ("imbalance host-power", amount),
+            ("memory-reserve", share),
+            ("nvlink-gb-per-s nic-gb-per-s step-s", rate),
+            ("jitter backward-factor", float),
+        )
+        for name in names.split()
+    },
 }
 
-# Rows that several verbs have, with what argparse is to know of them; in a table their names suffice.
-SHARED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "--html": ("--html FILE  write the answer as a page: one file, without a network", {}),
-    "--json": ("--json  print one JSON object", {}),
-    "--set": ("--set KEY=VALUE ...  change the cluster, as node.nics=4", {}),
-    "--place": (
-        "--place  racks that are one NVLink domain: whole nodes and groups in equal parts, or fill each in "
-        "turn",
-        {"choices": PLACES, "default": "even"},
-    ),
-    "--engine": (f"--engine  {ENGINE} (default: fast)", {"choices": ENGINES, "default": "fast"}),
-    "--currency": ("--currency C  currency of --price, a symbol or a code (default $)", {"default": "$"}),
-    "--background": (
-        "--background JOB.toml  other jobs, or plain flows, that share the network meanwhile (by the fluid "
-        "engine)",
-        {},
-    ),
+# Rows that several verbs have; in a table their names suffice, as do those of the choices of a question.
+SHARED: Mapping[str, str] = {
+    "--html": "--html FILE  write the answer as a page: one file, without a network",
+    "--json": "--json  print one JSON object",
 }
 
 
-def option_of(name: str) -> str:
-    """How an argument is typed."""
-    return f"--{name.replace('_', '-')}"
+def add_choice(parser: "argparse.ArgumentParser | argparse._ArgumentGroup", name: str) -> None:
+    """Add the option of a choice of a question."""
+    choice, default = CHOICES[name], DEFAULTS[name]
+    known: dict[str, Any] = {"help": choice.help or None, "default": default}
+    if choice.deniable:
+        known["action"] = argparse.BooleanOptionalAction
+    elif default is False:
+        known["action"] = "store_true"
+    else:
+        known |= {"metavar": choice.metavar} if choice.metavar else {}
+        known |= {"choices": choice.values} if choice.values else {}
+        known |= {"type": choice.read} if choice.read is not str else {}
+        known |= {"action": "append", "default": []} if default == () else {}
+    parser.add_argument(option_of(name), **known)
 
 
 def add_options(
@@ -102,11 +73,13 @@ def add_options(
     mapping what argparse is to know.
     """
     for row in _rows(table):
-        text, usual = SHARED.get(row, (row, {}))
-        found = ROW.fullmatch(text)
+        if row not in SHARED and row[2:].replace("-", "_") in CHOICES.keys() - further.keys():
+            add_choice(parser, row[2:].replace("-", "_"))
+            continue
+        found = ROW.fullmatch(SHARED.get(row, row))
         assert found, f"no option: {row!r}"
         names = found["names"].replace("[no-]", "").split(", ")
-        known = {**usual, **_settings(further.pop(names[-1].lstrip("-").replace("-", "_"), {}))}
+        known = _settings(further.pop(names[-1].lstrip("-").replace("-", "_"), {}))
         if found["word"]:
             known.setdefault("metavar", found["word"])
         if found["often"]:

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.forecasting import Asked, add_forecast_arguments, forecast
-from stepcast.cli.numbers import amount, check_multiple, count
+from stepcast.cli.forecasting import add_forecast_arguments, forecast, run_facts
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
 from stepcast.cli.pages import told_page, write_page
@@ -17,6 +16,7 @@ from stepcast.cli.remedies import remedies
 from stepcast.ir.doubts import doubts
 from stepcast.ir.limits import STEPS
 from stepcast.outputs.rows import table_bytes
+from stepcast.questions.numbers import amount, check_multiple, count
 from stepcast.report.asked import asked_pairs
 from stepcast.report.step import memory_words, remedy_pairs
 from stepcast.report.text import facts as facts_text
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Phase, Plan
     from stepcast.ir.step import StepReport
+    from stepcast.questions.settle import SettledRun
 
 MOST_STEPS = STEPS.most
 SPARES = (0, 1, 2, 4, 8, 16)
@@ -137,7 +138,7 @@ def planned(args: argparse.Namespace) -> Planned:
         raise ValueError(f"--currency {args.currency} has no effect: give --price as well")
     stages = [_stage(args, text) for text in args.stage] or [args]
     forecasts = [forecast(each) if each.step_s is None else None for each in stages]
-    unfit = _check_memory(stages, forecasts, args.allow_oom)
+    unfit = _check_memory(forecasts, args.allow_oom)
     assumptions = list(dict.fromkeys(note for each in forecasts if each for note in each.assumptions))
     operation = _operation(args, forecasts[-1], assumptions)
     phases = [_phase(each, found, operation) for each, found in zip(stages, forecasts, strict=True)]
@@ -148,7 +149,7 @@ def planned(args: argparse.Namespace) -> Planned:
         )
     spares = sorted({*SPARES, args.spares}) if args.spares is not None else ()
     facts = made.facts()
-    asked = forecasts[0].facts() if forecasts[0] else {}
+    asked = run_facts(forecasts[0]) if forecasts[0] else {}
     found = {
         **asked,
         **facts,
@@ -174,20 +175,18 @@ def planned(args: argparse.Namespace) -> Planned:
     return Planned(made, found)
 
 
-def _check_memory(
-    stages: list[argparse.Namespace], forecasts: list[Asked | None], allowed: bool
-) -> list[str]:
+def _check_memory(forecasts: "list[SettledRun | None]", allowed: bool) -> list[str]:
     """Return a warning for each stage that does not fit; unless that is *allowed*, refuse the first one."""
     warnings = []
-    for number, (args, found) in enumerate(zip(stages, forecasts, strict=True), 1):
+    for number, found in enumerate(forecasts, 1):
         if found is None or found.prediction.fits:
             continue
-        which = f"stage {number} of the run" if len(stages) > 1 else "the run"
+        which = f"stage {number} of the run" if len(forecasts) > 1 else "the run"
         memory = found.prediction.report.memory_bytes
         assert memory is not None
         told = f"{which} does not fit into GPU memory ({memory_words(memory).partition(':')[0]})"
         if not allowed:
-            remedied = {"remedies": remedies(args, found, found.prediction.step_s)}
+            remedied = {"remedies": remedies(found, found.prediction.step_s)}
             fixes = "; ".join(f"{name}: {text}" for name, text in remedy_pairs(remedied))
             raise DoesNotFitError(f"{told}; {fixes}; --allow-oom plans it as it is")
         warnings.append(told)
@@ -217,7 +216,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _band_days(
-    median: float, forecasts: list[Asked | None], phases: list["Phase"]
+    median: float, forecasts: "list[SettledRun | None]", phases: list["Phase"]
 ) -> dict[str, float] | None:
     """The median with every step at the low and at the high end of its range."""
     reports = [found.prediction.report for found in forecasts if found]
@@ -233,7 +232,7 @@ def _band_days(
     }
 
 
-def _mfu(forecasts: list[Asked | None], phases: list["Phase"]) -> float | None:
+def _mfu(forecasts: "list[SettledRun | None]", phases: list["Phase"]) -> float | None:
     """Return the MFU of the steps, weighted by GPU time; None if one was measured."""
     reached = [found.prediction.report.throughput if found else None for found in forecasts]
     if None in reached:
@@ -263,7 +262,7 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
     return found
 
 
-def _phase(args: argparse.Namespace, found: Asked | None, operation: "Operation") -> "Phase":
+def _phase(args: argparse.Namespace, found: "SettledRun | None", operation: "Operation") -> "Phase":
     from stepcast.goodput.plan import Phase
     from stepcast.goodput.power import idle_node_watts, node_watts
 
@@ -272,12 +271,12 @@ def _phase(args: argparse.Namespace, found: Asked | None, operation: "Operation"
         phase = Phase(0, args.step_s, tokens, args.gpus, replicas=_measured_replicas(args) or 1)
     else:
         node, report, layout = found.cluster.node, found.prediction.report, found.strategy.layout
-        gpus = min(node.gpus, args.gpus)
+        gpus = min(node.gpus, layout.gpus)
         phase = Phase(
             0,
             report.step_s,
             found.strategy.tokens,
-            args.gpus,
+            layout.gpus,
             gpus_per_node=gpus,
             links_per_node=node.nics,
             replicas=layout.dp,
@@ -331,7 +330,7 @@ def _seconds_until(args: argparse.Namespace) -> float:
     return float(seconds)
 
 
-def _operation(args: argparse.Namespace, found: Asked | None, assumptions: list[str]) -> "Operation":
+def _operation(args: argparse.Namespace, found: "SettledRun | None", assumptions: list[str]) -> "Operation":
     from stepcast.goodput.catalog import load_failures
     from stepcast.goodput.operation import Failures, Operation, Pause, Stragglers
     from stepcast.goodput.process import Shortage
@@ -385,7 +384,9 @@ def _operation(args: argparse.Namespace, found: Asked | None, assumptions: list[
     )
 
 
-def _saving(args: argparse.Namespace, found: Asked | None, failing: bool, assumptions: list[str]) -> Any:
+def _saving(
+    args: argparse.Namespace, found: "SettledRun | None", failing: bool, assumptions: list[str]
+) -> Any:
     from stepcast.goodput.operation import Saving
 
     size = args.checkpoint_size
@@ -405,7 +406,7 @@ def _saving(args: argparse.Namespace, found: Asked | None, failing: bool, assump
     )
 
 
-def _interval_s(args: argparse.Namespace, found: Asked | None) -> float | None:
+def _interval_s(args: argparse.Namespace, found: "SettledRun | None") -> float | None:
     text = args.checkpoint_every
     if text is None:
         return None

@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stepcast.cli.numbers import amount, positive
+from stepcast.questions.numbers import amount, positive
 
 
 def pairs(option: str, text: str, known: Mapping[str, Callable[[str], Any]]) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.configured import equivalent_command
-from stepcast.cli.forecasting import add_forecast_arguments, forecast
+from stepcast.cli.applicable import check_applicable
+from stepcast.cli.configured import equivalent_command, save_run
+from stepcast.cli.forecasting import add_forecast_arguments, forecast, run_facts
 from stepcast.cli.neighbours import neighbours
 from stepcast.cli.options import add_options
 from stepcast.cli.output import terminal_width, write_file, write_files
@@ -19,10 +20,11 @@ DOES_NOT_FIT = 1  # exit status
 SAME_STEP = 0.01  # of a step: an exported workload that differs by more is reported
 
 if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Asked
     from stepcast.ir.strategy import Strategy
     from stepcast.ir.work import Work
     from stepcast.ir.workload import Workload
+    from stepcast.questions.question import PredictQuestion
+    from stepcast.questions.settle import SettledRun
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,8 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         --save FILE.toml    write the run, to predict it again from the file
         --to-workload FILE  also write the workload: SimAI text, or Chakra, a file per rank, if it ends in .et
                             (.gz compresses)
-        --tokens N          also tell days and GPU-hours for so many, as 15T
-        --price X           price per GPU-hour (with --tokens)
+        --tokens
+        --price
         --currency
         --explain-memory    what fills the GPUs of each stage
         --require-fit       exit with status 1 where the memory does not suffice
@@ -59,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         return _run_captured(args)
     from stepcast.ir.framework import Execution
 
-    found = forecast(args)
+    check_applicable(args)
+    found = forecast(args, training=True)
     described = getattr(args, "described", None)
     warnings = described.warnings if described else []
     if args.to_workload:
@@ -67,18 +70,20 @@ def run(args: argparse.Namespace) -> int:
         if found.framework.execution is not Execution.GRAPHS:
             warnings += [f"{args.to_workload} holds no host: read back, it runs as captured graphs do"]
     if args.save:
-        _save(args, found)
+        if not args.save.endswith(".toml"):
+            raise ValueError(f"--save {args.save}: name a file that ends in .toml")
+        write_file(args.save, save_run(found))
     prediction = found.prediction.noting(found.assumptions, warnings)
     report = prediction.report
     unfit = not prediction.fits
     show_prediction(
         prediction,
         args,
-        found.facts(),
-        lambda: neighbours(args, found, args.command),
+        run_facts(found),
+        lambda: neighbours(found, args.command),
         training=training(args, found.strategy, prediction.step_s),
-        remedies=remedies(args, found, prediction.step_s) if unfit else None,
-        config=described.facts(equivalent_command(args)) if described else None,
+        remedies=remedies(found, prediction.step_s) if unfit else None,
+        config=described.facts(equivalent_command(found)) if described else None,
     )
     if args.explain_memory and not args.json and report.memory_bytes is not None:
         from stepcast.report.step import memory_text
@@ -101,25 +106,11 @@ def _run_captured(args: argparse.Namespace) -> int:
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 
-def _save(args: argparse.Namespace, found: "Asked") -> None:
-    from stepcast.cli.configured import saved_run
-
-    if not args.save.endswith(".toml"):
-        raise ValueError(f"--save {args.save}: name a file that ends in .toml")
-    strategy = found.strategy
-    settled = {
-        "gpus": strategy.layout.gpus,
-        "seq": strategy.seq,
-        "global-batch": strategy.global_batch,
-        "framework": args.framework or found.framework.name,
-    }
-    dropped = {"nodes": None, "dp": None}
-    write_file(args.save, saved_run(args, args.own, {**settled, **dropped}))
-
-
-def training(args: argparse.Namespace, strategy: "Strategy", step_s: float) -> dict[str, Any] | None:
+def training(
+    asked: "PredictQuestion | argparse.Namespace", strategy: "Strategy", step_s: float
+) -> dict[str, Any] | None:
     """Return what training on ``--tokens`` takes without interruptions; ``stepcast plan`` includes those."""
-    tokens, gpu_hour = args.tokens, args.price
+    tokens, gpu_hour = asked.tokens, asked.price
     if tokens is None:
         return None
     steps = math.ceil(tokens / strategy.tokens)
@@ -131,11 +122,11 @@ def training(args: argparse.Namespace, strategy: "Strategy", step_s: float) -> d
         "days": seconds / DAY,
         "gpu_hours": hours,
         "cost": None if gpu_hour is None else hours * gpu_hour,
-        "currency": None if gpu_hour is None else args.currency,
+        "currency": None if gpu_hour is None else asked.currency,
     }
 
 
-def _write_workload(path: Path, found: "Asked") -> list[str]:
+def _write_workload(path: Path, found: "SettledRun") -> list[str]:
     """Write the generated workload with its estimated times, for other simulators; return warnings."""
     from stepcast.forecast.predict import compute_pricer, manner_of
     from stepcast.generate.aicb import aicb_workload
@@ -172,7 +163,7 @@ def _write_workload(path: Path, found: "Asked") -> list[str]:
     return _aicb_warnings(path, written, found)
 
 
-def _aicb_warnings(path: Path, written: "Workload", found: "Asked") -> list[str]:
+def _aicb_warnings(path: Path, written: "Workload", found: "SettledRun") -> list[str]:
     """Say by how much the step changes in AICB's form, which cannot hold all of it."""
     from stepcast.forecast.simulate import simulate
 

@@ -5,7 +5,6 @@ cost is what a user gets who types it. The GPUs and the global batch stay, and n
 framework's software does not have.
 """
 
-import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.options import option_of
 
 if TYPE_CHECKING:
-    from stepcast.cli.forecasting import Asked
     from stepcast.cost.memory import Verdict
+    from stepcast.questions.settle import SettledRun
 
 SHOWN = 2
 # So many combinations that fit are predicted, in the order of COSTS.
@@ -29,14 +28,14 @@ Change = Mapping[str, Any]
 Levels = dict[str, int]  # axis -> how far along it, from 1
 
 
-def remedies(args: argparse.Namespace, asked: "Asked", step_s: float) -> list[dict[str, Any]]:
-    """Return the *SHOWN* fastest changes with which the step of *args* fits; *step_s* is without them."""
+def remedies(asked: "SettledRun", step_s: float) -> list[dict[str, Any]]:
+    """Return the *SHOWN* fastest changes with which the run fits; *step_s* is without them."""
     rows: list[dict[str, Any]] = []
-    for change, run, verdict in _Remedies(args, asked).fitting()[:MOST_PREDICTED]:
+    for change, run, verdict in _Remedies(asked).fitting()[:MOST_PREDICTED]:
         prediction = run.prediction
         rows.append(
             {
-                "options": _words(change, args),
+                "options": _words(change, asked),
                 "step_s": prediction.step_s,
                 "slower": prediction.step_s / step_s - 1 if step_s else 0.0,
                 "memory_bytes": max(stage.total for stage in prediction.memory),
@@ -49,12 +48,12 @@ def remedies(args: argparse.Namespace, asked: "Asked", step_s: float) -> list[di
 class _Remedies:
     """Combinations of changes along axes, each axis ordered from the mildest change to the strongest."""
 
-    def __init__(self, args: argparse.Namespace, asked: "Asked") -> None:
-        self.args, self.asked = args, asked
+    def __init__(self, asked: "SettledRun") -> None:
+        self.asked = asked
         self.axes = {name: values for name, values in _axes(asked).items() if values}
-        self.known: dict[tuple[tuple[str, int], ...], tuple[Asked, Verdict] | None] = {}
+        self.known: dict[tuple[tuple[str, int], ...], tuple[SettledRun, Verdict] | None] = {}
 
-    def fitting(self) -> list[tuple[Change, "Asked", "Verdict"]]:
+    def fitting(self) -> list[tuple[Change, "SettledRun", "Verdict"]]:
         """Return the mildest combinations that fit, the cheapest first. Offloading, and combinations that are
         tight, come into it only where nothing else fits.
         """
@@ -100,23 +99,21 @@ class _Remedies:
                     mildest.append(each)
         return mildest
 
-    def _answer(self, levels: Levels) -> "tuple[Asked, Verdict] | None":
+    def _answer(self, levels: Levels) -> "tuple[SettledRun, Verdict] | None":
         """The run so changed and its verdict; None where it cannot run."""
         key = tuple(sorted(levels.items()))
         if key not in self.known:
             self.known[key] = self._tried(self._change(levels))
         return self.known[key]
 
-    def _tried(self, change: Change) -> "tuple[Asked, Verdict] | None":
-        from stepcast.cli.forecasting import asked_by, tried
+    def _tried(self, change: Change) -> "tuple[SettledRun, Verdict] | None":
         from stepcast.cost.memory import memory, verdict_of
         from stepcast.ir.legality import is_legal
+        from stepcast.questions.settle import settle
 
-        other = tried(self.args, change)
-        other.dp = other.nodes = None
-        other.gpus = self.asked.strategy.layout.gpus
+        gpus = {"dp": None, "nodes": None, "gpus": self.asked.strategy.layout.gpus}
         try:
-            run = asked_by(other)
+            run = settle(self.asked.question.change({**gpus, **change}))
             lacks_software = set(run.missing) - set(self.asked.missing)
             if lacks_software or not is_legal(run.model, run.strategy, run.framework):
                 return None
@@ -133,7 +130,7 @@ class _Remedies:
         return change
 
 
-def _axes(asked: "Asked") -> dict[str, list[Any]]:
+def _axes(asked: "SettledRun") -> dict[str, list[Any]]:
     """What may be changed, without what is on already."""
     strategy, layout = asked.strategy, asked.strategy.layout
     sharding, recompute = str(strategy.sharding), str(strategy.recompute.kind)
@@ -177,7 +174,7 @@ def _cost(levels: Levels) -> float:
     return sum(COSTS[name] * level for name, level in levels.items())
 
 
-def _words(change: Change, args: argparse.Namespace) -> str:
-    """As one types it; the batch too where it was assumed, since it would be assumed otherwise."""
-    changed = {name: value for name, value in change.items() if getattr(args, name) != value}
+def _words(change: Change, asked: "SettledRun") -> str:
+    """Return a change as one types it; the batch too where it was assumed, since it would be assumed anew."""
+    changed = {name: value for name, value in change.items() if getattr(asked.question, name) != value}
     return " ".join(f"{option_of(name)} {value}" for name, value in changed.items())

@@ -1,23 +1,6 @@
 """What options need to have an effect: of measured runs, collectives and operators, and what verbs share."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
-
-Facts = Mapping[str, Any]
-"""The verb's arguments by name, and what it found out about its input."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Options that have an effect only where *needs* holds."""
-
-    options: tuple[str, ...]
-    needs: Callable[[Facts], bool]
-    # Why there is none and what to do; names of facts stand in braces.
-    otherwise: str
-    harmless: bool = False
-
+from stepcast.questions.rules import CORRECTIONS, PLACE, Rule
 
 # ---- what several verbs share ------------------------------------------------------------------------
 
@@ -37,27 +20,10 @@ EDITS = Rule(
     lambda f: "Workload" in f["kinds"],
     "it changes a workload, and {file} says what happened; leave it out",
 )
-CORRECTIONS = Rule(
-    ("calibration",),
-    lambda f: f["corrects"],
-    "{calibration} holds constants of runs and corrects no operator; 'stepcast calibrate' on operator times, "
-    "profiler or Megatron traces, or 'stepcast profile', writes one that does",
-)
 CLUSTER_CHANGES = Rule(
     ("set",),
     lambda f: f["cluster"] is not None,
     "it changes a cluster, and none is named; give --cluster as well",
-)
-BACKGROUND = Rule(
-    ("background",),
-    lambda f: f["engine"] == "fluid",
-    "only --engine fluid shares links with others; give that as well, or leave it out",
-)
-PLACE = Rule(
-    ("place",),
-    lambda f: f["racks"],
-    "nodes of {cluster} form no racks with one scale-up domain; ranks fill them in order",
-    harmless=True,
 )
 
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.documents import read_document
 from stepcast.cli.forecasting import add_forecast_arguments
-from stepcast.cli.numbers import count, gpu_count
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file, write_trace
+from stepcast.questions.numbers import count, gpu_count
 from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ def _predicted(args: argparse.Namespace) -> tuple["Prediction", dict[str, Any]]:
     if (args.file is None) == (args.model is None):
         raise ValueError("give a workload file, or --model with --cluster and --gpus: what is to be run")
     if args.model is not None:
-        from stepcast.cli.forecasting import forecast
+        from stepcast.cli.forecasting import forecast, run_facts
 
         if missing := [f"--{name}" for name in ("cluster", "gpus") if getattr(args, name) is None]:
             raise ValueError(f"--model needs {' and '.join(missing)} too")
         found = forecast(args)
-        return found.prediction, found.facts()
+        return found.prediction, run_facts(found)
     from stepcast.cli.captured import place_of, predicted
     from stepcast.forecast.simulate import simulate
     from stepcast.ir.captured import Captured

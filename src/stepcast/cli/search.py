@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.choices import GIVEN, gpu_counts
 from stepcast.cli.interrupts import INTERRUPTED
-from stepcast.cli.numbers import count, positive
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, terminal_width, write_file
 from stepcast.cli.pages import told_page, write_page
+from stepcast.questions.numbers import count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 from stepcast.version import __version__
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepcast.cli.choices import allowed
-from stepcast.cli.forecasting import check_named
 from stepcast.cli.progress import moving_text
 from stepcast.cli.streams import show_status
 from stepcast.frameworks.catalog import load_profile
@@ -20,6 +19,8 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
+from stepcast.questions.question import PredictQuestion
+from stepcast.questions.settle import name_cluster
 from stepcast.searching.best import (
     MEMORY_RESERVE,
     Counts,
@@ -171,7 +172,8 @@ def question_of(args: argparse.Namespace) -> Question:
         if args.model is not None:
             raise ValueError(f"{args.name}: --model names the model already; leave one of them out")
         args.model = args.name
-    check_named(args)
+    gpu = getattr(args, "gpu", None)
+    args.cluster = name_cluster(PredictQuestion(model=args.model, cluster=args.cluster, gpu=gpu))
     model = load_model(args.model) if isinstance(args.model, str) else args.model
     cluster = load_cluster(args.cluster, args.set) if isinstance(args.cluster, str) else args.cluster
     profile, assumptions = load_profile(args.framework), []

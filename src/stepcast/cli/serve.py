@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepcast.cli.loaded import loaded
-from stepcast.cli.numbers import count
 from stepcast.cli.options import add_options
+from stepcast.questions.numbers import count
 
 PORT = 8321
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -8,9 +8,9 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from stepcast.analyze.compare import compare
-from stepcast.cli import predict, search
+from stepcast.cli import search
 from stepcast.cli.analyze import ANALYSES
-from stepcast.cli.forecasting import forecast
+from stepcast.cli.forecasting import run_facts
 from stepcast.cli.main import Parser
 from stepcast.cli.neighbours import neighbours
 from stepcast.cli.remedies import remedies
@@ -25,6 +25,8 @@ from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.pages.document import About
 from stepcast.pages.step import layout_words, step_page, subject
+from stepcast.questions.settle import SettledRun, settle
+from stepcast.questions.spelling import build_question
 from stepcast.searching.best import Counts, Found
 from stepcast.serve.app import MISTAKES, Answer, Rest, Told
 from stepcast.serve.fields import PREDICT, command_words
@@ -55,24 +57,18 @@ class Verbs:
         self.predict(command_words("predict", PREDICT, {each.name: each.usual for each in PREDICT}), None)
 
     @cached_property
-    def predicting(self) -> argparse.ArgumentParser:
-        parser = _Words(prog="stepcast predict")
-        predict.add_arguments(parser)
-        return parser
-
-    @cached_property
     def searching(self) -> argparse.ArgumentParser:
         parser = _Words(prog="stepcast search")
         search.add_arguments(parser)
         return parser
 
     def predict(self, words: Sequence[str], rest: Rest | None) -> Answer:
-        args, found, facts = self._predicted(words)
-        about = About("predict", args.command, __version__)
+        found, facts = self._predicted(words)
+        about = About("predict", facts["command"], __version__)
         if rest is not None:
             if not found.prediction.fits:
-                facts["remedies"] = remedies(args, found, facts["step_s"])
-            changes = neighbours(args, found, args.command, rest)
+                facts["remedies"] = remedies(found, facts["step_s"])
+            changes = neighbours(found, facts["command"], rest)
             page = step_page(facts, about, found.prediction.drawn, roofline(found.prediction), changes)
         else:
             page = step_page(facts, about, None, roofline(found.prediction))
@@ -85,20 +81,15 @@ class Verbs:
             {"title": title, "words": f"{layout_words(facts['run'])}; {said}", "step_s": facts["step_s"]},
         )
 
-    def _predicted(self, words: Sequence[str]) -> tuple[argparse.Namespace, Any, dict[str, Any]]:
-
-        args = self.predicting.parse_args(list(words[1:]))
-        args.command, args.quiet, args.verb = shlex.join(["stepcast", *words]), True, "predict"
-        found = forecast(args)
-        report = found.prediction.noting(found.assumptions).report
-        return (
-            args,
-            found,
-            {**found.facts(), "command": args.command, "version": __version__, **report.facts()},
-        )
+    def _predicted(self, words: Sequence[str]) -> tuple[SettledRun, dict[str, Any]]:
+        names = [option.removeprefix("--") for option in words[1::2]]
+        run = settle(build_question(dict(zip(names, words[2::2], strict=True))))
+        report = run.prediction.noting(run.assumptions).report
+        command = shlex.join(["stepcast", *words])
+        return run, {**run_facts(run), "command": command, "version": __version__, **report.facts()}
 
     def compare(self, first: Sequence[str], second: Sequence[str]) -> Answer:
-        sides = [self._predicted(words)[2] for words in (first, second)]
+        sides = [self._predicted(words)[1] for words in (first, second)]
         names = tuple(f"{subject(side)}, {layout_words(side['run'])}" for side in sides)
         if names[0] == names[1]:
             names = (f"{names[0]} (first)", f"{names[1]} (second)")

@@ -28,7 +28,7 @@ CALIBRATION = Format("calibration", "calibration of a GPU (TOML)", "calibration"
 DESCRIBED = {
     CLUSTER.name: loaded("hardware:load_cluster"),
     FRAMEWORK.name: loaded("frameworks.catalog:load_profile"),
-    CALIBRATION.name: loaded("cli.calibrations:load_calibration"),
+    CALIBRATION.name: loaded("questions.settle:load_calibration"),
 }
 
 

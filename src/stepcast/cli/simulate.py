@@ -6,20 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable
-from stepcast.cli.background import with_background
+from stepcast.cli.applicable import check_applicable, has_racks
 from stepcast.cli.documents import add_edit_arguments, read_document
-from stepcast.cli.engine import ENGINES as STEP_ENGINES
-from stepcast.cli.engine import HELP as ENGINE_HELP
-from stepcast.cli.engine import engine_of
-from stepcast.cli.numbers import check_multiple
+from stepcast.cli.forecasting import cluster_question
 from stepcast.cli.options import add_options
-from stepcast.cli.place import has_racks
 from stepcast.cli.results import add_result_arguments, show_prediction
-from stepcast.cli.strategy_options import SCHEDULES
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload
+from stepcast.questions.numbers import check_multiple
+from stepcast.questions.question import ENGINE_HELP, SCHEDULES
+from stepcast.questions.question import ENGINES as STEP_ENGINES
 
 if TYPE_CHECKING:
     from stepcast.forecast.options import Options
@@ -99,11 +96,12 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError("--cluster is needed: a name from 'stepcast list clusters' or a TOML file")
     from stepcast.forecast.simulate import simulate
     from stepcast.hardware import load_cluster
+    from stepcast.questions.settle import add_background
 
     options = _options(args)
     slow_ranks = {_count(name, "--slow-rank"): x for name, x in _factors(args.slow_rank, "--slow-rank")}
     cluster = load_cluster(args.cluster, args.set)
-    options = with_background(options, args, cluster, args.gpus or workload.layout.gpus)
+    options = add_background(options, cluster_question(args), cluster, args.gpus or workload.layout.gpus)
     prediction = simulate(workload, cluster, options, slow_ranks=slow_ranks)
     show_prediction(prediction, args, asked_facts(args.files, prediction))
     return 0
@@ -155,7 +153,7 @@ def _exchanges(workload: Workload, gpus: int | None) -> set[Collective | Transfe
 
 def _options(args: argparse.Namespace) -> "Options":
     from stepcast.cost.collectives import Algorithm
-    from stepcast.forecast.options import Options
+    from stepcast.forecast.options import Engine, Options
     from stepcast.hardware import Place
     from stepcast.simulation.chunks import Body
     from stepcast.simulation.messages import Send
@@ -175,7 +173,7 @@ def _options(args: argparse.Namespace) -> "Options":
         ideal_communication=args.ideal_communication,
         conditions=Conditions(stages, groups),
         place=Place(args.place),
-        engine=engine_of(args),
+        engine=Engine(args.engine),
     )
 
 

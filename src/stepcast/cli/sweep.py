@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.interrupts import Interruptible
-from stepcast.cli.numbers import count
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_notes, terminal_width, write_file
 from stepcast.cli.pages import write_page
 from stepcast.cli.streams import show_status
+from stepcast.questions.numbers import count
 
 if TYPE_CHECKING:
     from stepcast.sweep.run import Progress

@@ -11,7 +11,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from stepcast.cli.forecasting import Asked, asked_by
 from stepcast.cli.main import VERBS, build_parser
 from stepcast.cli.options import option_of
 from stepcast.cli.plan import planned
@@ -22,6 +21,9 @@ from stepcast.forecast.predict import predict_many, throughput
 from stepcast.frameworks.catalog import load_profile
 from stepcast.hardware import load_cluster
 from stepcast.models.catalog import load_model
+from stepcast.questions.question import CHOICES
+from stepcast.questions.settle import SettledRun, settle
+from stepcast.questions.spelling import build_question
 from stepcast.sweep.chunks import Answers
 from stepcast.sweep.spec import Spec, Words
 from stepcast.sweep.summary import OUT_OF_TIME
@@ -52,8 +54,7 @@ def check_words(spec: Spec) -> None:
     """A ValueError where a word is no option of what is asked."""
     from difflib import get_close_matches
 
-    known = sorted(set(_options(spec.ask)) - set(ASIDE))
-    known += [BREAKDOWN] if spec.ask == "predict" else []
+    known = _options(spec.ask)
     for name in spec.names:
         if name not in known:
             near = get_close_matches(name, known, n=1)
@@ -133,13 +134,17 @@ def _parser(verb: str) -> argparse.ArgumentParser:
 
 
 @cache
-def _options(verb: str) -> tuple[str, ...]:
+def _options(verb: str) -> list[str]:
+    """Return the names of what a point can say."""
+    if verb == "predict":
+        denied = [f"no_{name}" for name, choice in CHOICES.items() if choice.deniable]
+        return sorted([*CHOICES, *denied, BREAKDOWN])
     from importlib import import_module
 
     parser = argparse.ArgumentParser(add_help=False)
     import_module(f"stepcast.cli.{verb}").add_arguments(parser)
-    words = [word for action in parser._actions for word in action.option_strings]
-    return tuple(word.lstrip("-").replace("-", "_") for word in words)
+    words = {word for action in parser._actions for word in action.option_strings}
+    return sorted({word.lstrip("-").replace("-", "_") for word in words} - set(ASIDE))
 
 
 def _arguments(words: Words) -> list[str]:
@@ -171,33 +176,32 @@ def parsed(verb: str, words: Words) -> argparse.Namespace:
 
 def _predicted(points: Sequence[Words]) -> Answers:
     found: Answers = [{} for _ in points]
-    asked: list[tuple[int, Asked, argparse.Namespace]] = []
+    asked: list[tuple[int, SettledRun]] = []
     for place, words in enumerate(points):
         given = {name: value for name, value in words.items() if name != BREAKDOWN}
         try:
-            args = parsed("predict", given)
-            asked.append((place, asked_by(args), args))
+            asked.append((place, settle(build_question(given))))
         except Exception as error:
             found[place] = _failed(error)
     for _, group in groupby(asked, key=lambda each: _shared(each[1])):
         several = list(group)
-        predictions = _predictions([each for _, each, _ in several])
-        for (place, each, args), prediction in zip(several, predictions, strict=True):
-            found[place] = _row(each, args, prediction, bool(points[place].get(BREAKDOWN)))
+        predictions = _predictions([each for _, each in several])
+        for (place, each), prediction in zip(several, predictions, strict=True):
+            found[place] = _row(each, prediction, bool(points[place].get(BREAKDOWN)))
     return found
 
 
-def _shared(asked: Asked) -> tuple[Any, ...]:
+def _shared(asked: SettledRun) -> tuple[Any, ...]:
     options = asked.options
     values = asked.model, id(asked.cluster), asked.framework, id(asked.calibration)
     return (*values, options.place, options.residual, options.engine)
 
 
-def _predictions(asked: Sequence[Asked]) -> list[Any]:
+def _predictions(asked: Sequence[SettledRun]) -> list[Any]:
     """Predictions of what differs in its strategy alone; an error stands for those that have none."""
     first = asked[0]
 
-    def predicted(some: Sequence[Asked]) -> list[Any]:
+    def predicted(some: Sequence[SettledRun]) -> list[Any]:
         strategies = [each.strategy for each in some]
         values = first.model, first.cluster, strategies, first.framework
         return list(predict_many(*values, first.options, first.calibration))
@@ -211,13 +215,13 @@ def _predictions(asked: Sequence[Asked]) -> list[Any]:
     return [*_predictions(asked[:middle]), *_predictions(asked[middle:])]
 
 
-def _row(asked: Asked, args: argparse.Namespace, prediction: Any, breakdown: bool) -> dict[str, Any]:
+def _row(asked: SettledRun, prediction: Any, breakdown: bool) -> dict[str, Any]:
     if isinstance(prediction, Exception):
         return _failed(prediction)
     try:
         step_s = prediction.step_s
         fast = throughput(asked.model, asked.cluster, asked.strategy, step_s)
-        run = training(args, asked.strategy, step_s) or {}
+        run = training(asked.question, asked.strategy, step_s) or {}
         low_s, high_s = prediction.band.around(step_s) if prediction.band else (None, None)
         row = {
             "step_s": step_s,

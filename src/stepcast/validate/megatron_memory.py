@@ -11,7 +11,6 @@ from typing import Any
 
 from stepcast.cost.memory import memory
 from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.command import UnsaidError, predict_words
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.hardware import load_cluster
 from stepcast.ir.dtype import DType
@@ -23,6 +22,7 @@ from stepcast.ir.schedules import usual_kind
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.ir.watched import watched
 from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
+from stepcast.questions.command import UnsaidError, predict_words
 from stepcast.validate.published.setup import MODULES
 from stepcast.validate.scoreboard import Measurements, Row, columns
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from stepcast.frameworks.catalog import load_profile
-from stepcast.frameworks.command import UnsaidError, predict_words
 from stepcast.frameworks.profile import Profile, settle
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.ir.dtype import DType
@@ -31,6 +30,7 @@ from stepcast.ir.strategy import (
     TrainingKind,
 )
 from stepcast.models.catalog import load_model, model_of_columns, words_of
+from stepcast.questions.command import UnsaidError, predict_words
 from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, run_of
 
 # The cluster a published run was measured on, from the words of its row.

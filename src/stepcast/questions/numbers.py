@@ -1,4 +1,7 @@
-"""Numbers on the command line: whole ones within limits, and finite ones."""
+"""Readers of numbers: whole ones within limits, shares, prices and other finite ones.
+
+A reader takes the text of a command line or a file, or a Python value, and raises a ValueSpellingError.
+"""
 
 import argparse
 import math
@@ -6,6 +9,11 @@ import re
 from collections.abc import Callable, Sequence
 
 from stepcast.ir.limits import ELEMENTS, GPUS, LAYERS, RUNS, SEQUENCES, TOKENS
+
+
+class ValueSpellingError(argparse.ArgumentTypeError, ValueError):
+    """A value that cannot be read; a ValueError whose message argparse shows as it is."""
+
 
 MOST_SEQUENCES = SEQUENCES.most
 MOST_TOKENS = TOKENS.most
@@ -15,7 +23,7 @@ MOST_ELEMENTS = ELEMENTS.most
 
 
 def count(least: int, most: int, kilo: int = 0) -> Callable[[str], int]:
-    """A whole number from *least* to *most*, as an argparse type; ``16,384`` is one.
+    """A whole number from *least* to *most*; ``16,384`` is one.
 
     With *kilo* a k behind it stands for so many and an m for their square: 8k tokens are 8,192.
     """
@@ -27,9 +35,7 @@ def count(least: int, most: int, kilo: int = 0) -> Callable[[str], int]:
             number = float(found[1].replace(",", "").replace("_", "")) * sizes[found[2]]
             value = int(number) if number.is_integer() else value
         if not least <= value <= most:
-            raise argparse.ArgumentTypeError(
-                f"expected a whole number from {least:,} to {most:,}, not {text!r}"
-            )
+            raise ValueSpellingError(f"expected a whole number from {least:,} to {most:,}, not {text!r}")
         return value
 
     return parse
@@ -42,37 +48,37 @@ gpu_count = count(1, GPUS.most, BINARY)
 
 
 def rate(text: str) -> float:
-    """A finite number above zero, as an argparse type."""
+    """A finite number above zero."""
     value = amount(text)
     if not value:
-        raise argparse.ArgumentTypeError(f"expected a number above zero, not {text!r}")
+        raise ValueSpellingError(f"expected a number above zero, not {text!r}")
     return value
 
 
 def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
-    """*meaning*, which raises ValueErrors, as an argparse type of values above zero."""
+    """*meaning*, which raises ValueErrors of values above zero."""
 
     def read(text: str) -> float:
         try:
             value = meaning(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            raise ValueSpellingError(str(error)) from None
         if not value > 0:
-            raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
+            raise ValueSpellingError(f"{text!r} is not above zero")
         return value
 
     return read
 
 
 def share(text: str) -> float:
-    """A share from 0 to below 1, as ``10%`` or ``0.1``, as an argparse type."""
+    """A share from 0 to below 1, as ``10%`` or ``0.1``."""
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         value = float(number) / (100 if percent else 1)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share; expected such as 10% or 0.1") from None
+        raise ValueSpellingError(f"{text!r} is not a share; expected such as 10% or 0.1") from None
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to below 1, such as 10% or 0.1")
+        raise ValueSpellingError(f"{text!r} is not a share from 0 to below 1, such as 10% or 0.1")
     return value
 
 
@@ -82,17 +88,17 @@ FOREIGN = re.compile(r"eur|gbp|\u20ac|\u00a3")
 
 
 def price(text: str) -> float:
-    """Of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``, as an argparse type."""
+    """Of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``."""
     if found := FOREIGN.search(text.lower()):
-        raise argparse.ArgumentTypeError(f"{text!r}: give the number here and --currency {found[0].upper()}")
+        raise ValueSpellingError(f"{text!r}: give the number here and --currency {found[0].upper()}")
     return amount(PRICED.sub("", text.strip().lower().lstrip("$")))
 
 
 def currency(text: str) -> str:
-    """A symbol or a short code, such as ``$`` or ``EUR``, as an argparse type."""
+    """A symbol or a short code, such as ``$`` or ``EUR``."""
     name = text.strip()
     if not 0 < len(name) <= LONGEST_CURRENCY or re.search(r"[\d\s]", name):
-        raise argparse.ArgumentTypeError(f"expected a symbol or a code, such as $ or EUR, not {text!r}")
+        raise ValueSpellingError(f"expected a symbol or a code, such as $ or EUR, not {text!r}")
     return name
 
 
@@ -110,11 +116,11 @@ def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), split
 
 
 def amount(text: str) -> float:
-    """A finite number, zero or more, as an argparse type."""
+    """A finite number, zero or more."""
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"expected a number, zero or more, not {text!r}")
+        raise ValueSpellingError(f"expected a number, zero or more, not {text!r}")
     return value

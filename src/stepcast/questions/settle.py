@@ -1,0 +1,445 @@
+"""Settle a question: the one place where defaults are filled in and rules about choices are applied."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import gcd, prod
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stepcast.cost.calibration import Calibration, calibration
+from stepcast.forecast.options import Engine, Options
+from stepcast.frameworks.catalog import framework_names, load_profile, profile_of
+from stepcast.frameworks.profile import Profile, Settled, missing_features
+from stepcast.frameworks.profile import settle as settle_profile
+from stepcast.frameworks.words import recompute_word
+from stepcast.hardware import Cluster, Place, load_cluster
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.toml import read_toml
+from stepcast.ir.dtype import DType
+from stepcast.ir.framework import Execution, Framework
+from stepcast.ir.layout import Layout
+from stepcast.ir.legality import recomputable
+from stepcast.ir.limits import MICRO_BATCHES
+from stepcast.ir.model import Model
+from stepcast.ir.model_parts import Mixer
+from stepcast.ir.optimizer import Optimizer, optimizer_named
+from stepcast.ir.schedules import usual_kind
+from stepcast.ir.strategy import Strategy, TrainingKind
+from stepcast.models.catalog import load_model
+from stepcast.questions.numbers import check_multiple
+from stepcast.questions.question import AUTOCASTS, CHOICES, DEFAULT_FRAMEWORK, DEFAULTS, PredictQuestion
+from stepcast.questions.rules import PREDICT, Facts, check_rules
+from stepcast.questions.spelling import build_question
+
+if TYPE_CHECKING:
+    from stepcast.forecast.background import Others
+    from stepcast.forecast.simulate import Prediction
+
+# Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
+MICRO_BATCHES_PER_STAGE = 8
+# Choices whose words have an effect each.
+LISTS = ("overlap", "recompute")
+
+
+@dataclass(frozen=True)
+class SettledRun:
+    """The run that a question means; *assumptions* are the defaults that were used."""
+
+    question: PredictQuestion
+    """The question with its GPUs and its cluster settled, without choices of a file that have no effect."""
+    model: Model
+    cluster: Cluster
+    strategy: Strategy
+    framework: Framework
+    calibration: Calibration | None
+    options: Options
+    assumptions: tuple[str, ...]
+    missing: tuple[str, ...] = ()
+    """What the run uses that its software does not have, a sentence each."""
+    notes: tuple[str, ...] = ()
+    """Choices that have no effect and do no harm, a sentence each."""
+
+    @cached_property
+    def prediction(self) -> "Prediction":
+        from stepcast.forecast.predict import predict
+
+        values = self.model, self.cluster, self.strategy, self.framework
+        prediction = predict(*values, self.options, self.calibration)
+        return prediction.noting(warnings=self.missing) if self.missing else prediction
+
+
+def settle(question: PredictQuestion) -> SettledRun:
+    """Return the run that *question* means; the framework and the model fill what it leaves open."""
+    assumptions: list[str] = []
+    question = msgspec.structs.replace(question, cluster=name_cluster(question))
+    model = load_model(question.model) if isinstance(question.model, str) else question.model
+    cluster = question.cluster
+    cluster = load_cluster(cluster, question.set) if isinstance(cluster, str) else cluster
+    assert model is not None
+    assert cluster is not None
+    gpus = _count_gpus(question, cluster, assumptions)
+    question = msgspec.structs.replace(question, gpus=gpus)
+    corrections = question.calibration
+    if isinstance(corrections, str):
+        corrections = load_calibration(corrections)
+    profile = _load_software(question.framework or DEFAULT_FRAMEWORK, assumptions)
+    gpu = cluster.gpu.name
+    layout = lay_out(question, profile, model, gpu)
+    usual = describe_settled(settle_profile(profile, model, gpu, layout, {}))
+    settled = settle_framework(question, profile, model, gpu, layout)
+    # A choice that states what the framework does anyway need not have an effect of its own.
+    stated = (name for name in question.given if getattr(question, name) == usual.get(name, object()))
+    question = question.leave_unchecked(frozenset(stated))
+    residual = profile.residual(cluster.gpu.generation, model.experts is not None)
+    modules = recomputable(model)
+    facts: Facts = {
+        **msgspec.structs.asdict(question),
+        **describe_settled(settled),
+        "vpp": layout.vpp,
+        "experts": model.experts is not None,
+        "modules": modules,
+        "module_list": ", ".join(sorted(modules)) or "none",
+        "predicts_further": model.next_token_layers > 0,
+        "mamba": any(block.mixer is Mixer.MAMBA for block in model.blocks),
+        "corrects": corrections is not None and bool(corrections.corrections),
+        "residual_known": residual is not None,
+        "generation": cluster.gpu.generation,
+        "racks": cluster.topology.scale_up_nodes > 1,
+        "model": model.name,
+        "framework": profile.name,
+    }
+    notes = check_rules(PREDICT, question.given, facts)
+    if question.file and (left := _drop_idle(question, facts)):
+        question = msgspec.structs.replace(question, **left)
+        settled = settle_framework(question, profile, model, gpu, layout)
+    if corrections is not None:
+        check_gpu(corrections, str(question.calibration), gpu)
+    strategy = build_strategy(question, model, layout, settled, profile.defaults.seq, assumptions)
+    if question.framework is None:
+        assumptions.append(_describe_software(settled.framework))
+    options = Options(
+        place=Place(question.place),
+        residual=residual if question.residual else None,
+        engine=Engine(question.engine),
+    )
+    options = add_background(options, question, cluster, strategy.layout.gpus)
+    missing = tuple(missing_features(profile, strategy, settled.framework))
+    values = model, cluster, strategy, settled.framework, corrections, options
+    return SettledRun(question, *values, tuple(assumptions), missing, notes)
+
+
+# ---- models, clusters and measurements by name ---------------------------------------------------------
+
+
+def name_cluster(question: PredictQuestion) -> Cluster | str:
+    """Return the cluster of a question, which must name a model too; a GPU is one node of it."""
+    if question.model is None:
+        if question.file:
+            raise ValueError(f"{question.file} names no model that is known; give --model as well")
+        raise ValueError("which model? name one of 'stepcast list models', or give a config.json")
+    if question.gpu is not None and question.cluster not in (None, question.gpu):
+        raise ValueError("--gpu is for a run without a cluster; leave it or --cluster out")
+    cluster = question.gpu if question.gpu is not None else question.cluster
+    if cluster is None:
+        raise ValueError("where? give --cluster, a name from 'stepcast list clusters', or --gpu for one GPU")
+    return cluster
+
+
+def load_calibration(path: str) -> Calibration:
+    """Read a user's measurements of a GPU, as ``profile`` and ``calibrate`` write them."""
+    return calibration(read_toml(path), path)
+
+
+def check_gpu(corrections: Calibration, path: str, gpu: str) -> None:
+    """Raise a ValueError if the corrections were measured on another GPU."""
+    if corrections.gpu != gpu:
+        raise ValueError(
+            f"{path} was measured on {corrections.gpu}, not on {gpu}: leave --calibration out, or measure "
+            "that GPU with 'stepcast profile'"
+        )
+
+
+def _load_software(software: "Framework | str", assumptions: list[str]) -> Profile:
+    if isinstance(software, str):
+        return load_profile(software)
+    if software.name not in framework_names():
+        assumptions.append(f"framework {software.name!r} is not in the catalogue: general defaults are used")
+    return profile_of(software)
+
+
+def _describe_software(framework: Framework) -> str:
+    """Describe the software that is assumed; it decides as much as the layout does."""
+    issued = "as captured graphs" if framework.execution is Execution.GRAPHS else "one by one"
+    return (
+        f"the software is {framework.name}, its {framework.kernels} kernels issued {issued} (--framework; "
+        "plain eager PyTorch is pytorch or transformers, and slower)"
+    )
+
+
+# ---- the layout ----------------------------------------------------------------------------------------
+
+
+def lay_out(question: PredictQuestion, profile: Profile, model: Model, gpu: str) -> Layout:
+    """Return how the GPUs are split; interleaved schedules take the framework's chunks if none are given."""
+    assert question.gpus is not None
+    model_gpus = question.tp * question.cp * question.pp
+    check_multiple(question.gpus, model_gpus, _other_ways(question, model), model.heads % question.tp == 0)
+    layout = Layout(
+        tp=question.tp,
+        cp=question.cp,
+        ep=question.ep,
+        dp=question.gpus // model_gpus,
+        pp=question.pp,
+        vpp=question.vpp or 1,
+        expert_tp=question.expert_tp,
+        shard=question.shard or _shard(question.replicate, question.gpus // (question.tp * question.pp)),
+    )
+    if question.vpp is None and question.schedule == "interleaved" and question.pp > 1:
+        layout = replace(layout, vpp=profile.chunks(model, gpu, layout)[0] or 1)
+    return layout
+
+
+def _shard(copies: int, ranks: int) -> int:
+    """Return the ranks that share one of ``--replicate`` copies of the states; 0 where it is not given."""
+    if copies and ranks % copies:
+        near = max(ways for ways in range(1, min(copies, ranks) + 1) if ranks % ways == 0)
+        raise ValueError(f"--replicate {copies} does not divide dp x cp = {ranks:,}: use {near}")
+    return ranks // copies if copies else 0
+
+
+def _count_gpus(question: PredictQuestion, cluster: Cluster, assumptions: list[str]) -> int:
+    """Return how many GPUs are meant: given as a number, as nodes or as replicas."""
+    model_gpus = question.tp * question.cp * question.pp
+    meant = {
+        "--gpus": question.gpus,
+        "--nodes": question.nodes and question.nodes * cluster.node.gpus,
+        "--dp": question.dp and question.dp * model_gpus,
+    }
+    counts = {option: number for option, number in meant.items() if number}
+    if len(set(counts.values())) > 1:
+        means = " and ".join(f"{option} means {number:,}" for option, number in counts.items())
+        raise ValueError(f"{means} GPUs, with tp x cp x pp = {model_gpus:,}: leave one of them out")
+    if counts:
+        gpus = next(iter(counts.values()))
+    elif question.gpu is not None:
+        gpus = model_gpus
+    elif cluster.gpus is not None:
+        gpus = cluster.gpus // model_gpus * model_gpus or model_gpus
+        assumptions.append(f"all {gpus:,} GPUs of {cluster.name} (--gpus)")
+    else:
+        raise ValueError(
+            f"say how many GPUs of {cluster.name}: --gpus 64, --nodes 8, or --dp with the ways of the model"
+        )
+    if cluster.gpus is not None and gpus > cluster.gpus:
+        raise ValueError(
+            f"{gpus:,} GPUs are more than the {cluster.gpus:,} of {cluster.name}{_larger(cluster)}"
+        )
+    return gpus
+
+
+def _larger(cluster: Cluster) -> str:
+    from stepcast.hardware.catalog import clusters_of
+
+    others = [name for name in clusters_of(cluster.gpu.name) if name not in (cluster.name, "pcie-node")]
+    described = f", which is {cluster.description}" if cluster.name == cluster.gpu.name else ""
+    return f"{described}; as many as you like: --cluster {' or '.join(others[:2])}" if others else described
+
+
+def _other_ways(question: PredictQuestion, model: Model) -> list[str]:
+    """Return ways to split the model that are near the given ones and divide the GPUs."""
+    gpus = question.gpus or 1
+    options = []
+    ways = {"tp": question.tp, "cp": question.cp, "pp": question.pp}
+    most = {"tp": model.heads, "cp": gpus, "pp": model.layers}
+    for name, wanted in ways.items():
+        rest = prod(ways.values()) // wanted
+        if wanted == 1 or gpus % rest:
+            continue
+        ranks = gcd(gpus // rest, most[name]) if name == "tp" else gpus // rest
+        legal = [number for number in range(1, min(ranks, most[name]) + 1) if ranks % number == 0]
+        below = [number for number in legal if number < wanted]
+        above = [number for number in legal if number > wanted]
+        if near := [*below[-1:], *above[:1]]:
+            options.append(f"--{name} {' or '.join(map(str, near))}")
+    return options
+
+
+# ---- the framework and the strategy --------------------------------------------------------------------
+
+
+def settle_framework(
+    question: PredictQuestion, profile: Profile, model: Model, gpu: str, layout: Layout
+) -> Settled:
+    """Return the framework and the choices of the strategy that the profile and the question make."""
+    given = choose_fields(question)
+    # Formats of moments follow that of training, so the optimizer that is changed is the one of these.
+    formats = {name: value for name, value in given.items() if name in ("precision", "autocast")}
+    trained = settle_profile(profile, model, gpu, layout, formats).framework
+    given |= choose_optimizer(question, trained.optimizer)
+    return settle_profile(profile, model, gpu, layout, given)
+
+
+def choose_fields(question: PredictQuestion) -> dict[str, Any]:
+    """Return the fields of a Strategy or a Framework that the question itself sets."""
+    fields = {
+        choice.sets: choice.means(getattr(question, name))
+        for name, choice in CHOICES.items()
+        if choice.sets and getattr(question, name) != DEFAULTS[name]
+    }
+    if question.precision is not None:
+        fields["precision"] = DType(question.precision.removeprefix("autocast-"))
+        fields["autocast"] = question.precision in AUTOCASTS
+    return fields
+
+
+def choose_optimizer(question: PredictQuestion, usual: Optimizer) -> dict[str, Optimizer]:
+    """Return the optimizer if the question changes it; the rest of it is as *usual*."""
+    master, clips = question.master_weights, question.clipping
+    if question.optimizer is None and master is None and clips is None:
+        return {}
+    chosen = usual
+    if question.optimizer is not None:
+        named = optimizer_named(question.optimizer, usual.master_weights, usual.clips)
+        chosen = replace(named, fused=usual.fused)
+    master = chosen.master_weights if master is None else master
+    clips = chosen.clips if clips is None else clips
+    return {"optimizer": replace(chosen, master_weights=master, clips=clips)}
+
+
+def describe_settled(settled: Settled) -> dict[str, Any]:
+    """Return what rules need to know, in the words of the choices."""
+    choices, framework = settled.choices, settled.framework
+    autocast = "autocast-" if choices.get("autocast") else ""
+    return {
+        "precision": f"{autocast}{choices['precision']}",
+        "sharding": str(choices["sharding"]),
+        "context": str(choices["context"]),
+        "gradients": str(framework.gradient_dtype),
+        "dispatcher": str(framework.dispatcher),
+        "recompute": recompute_word(choices["recompute"]),
+        "kernels": str(framework.kernels),
+        "execution": str(framework.execution),
+        "fused_experts": framework.fused_experts,
+        "dropout": framework.dropout,
+        "further_tokens": choices["further_tokens"],
+        "selective": str(framework.selective),
+    }
+
+
+def _drop_idle(question: PredictQuestion, facts: Facts) -> dict[str, Any]:
+    """Return the choices of a file that have no effect, each with what is left of it: the words of a list
+    that have one, else its default. What a file asks for in vain is no mistake of the user's.
+    """
+    left: dict[str, Any] = {}
+    for name in sorted({name for rule in PREDICT for name in rule.options} - question.given):
+        rules = [rule for rule in PREDICT if name in rule.options and not rule.harmless]
+        value, default = getattr(question, name), DEFAULTS[name]
+        if value == default or all(rule.needs(facts) for rule in rules):
+            continue
+        kind, colon, words = str(value).rpartition(":")
+        applying = [
+            word
+            for word in words.split(",")
+            if all(rule.needs({**facts, name: f"{kind}{colon}{word}"}) for rule in rules)
+        ]
+        words = f"{kind}{colon}{','.join(applying)}" if applying else "none"
+        left[name] = words if name in LISTS else default
+    return left
+
+
+def build_strategy(
+    question: PredictQuestion,
+    model: Model,
+    layout: Layout,
+    settled: Settled,
+    usual_seq: int,
+    assumptions: list[str],
+) -> Strategy:
+    """Return the Strategy of a question; what it leaves open is assumed and noted."""
+    seq, global_batch = _settle_batch(question, model, layout, usual_seq, assumptions)
+    choices = {
+        **settled.choices,
+        "schedule": settled.choices.get("schedule", usual_kind(layout.vpp)),
+        "training": TrainingKind.LORA if question.lora_rank else TrainingKind.FULL,
+    }
+    strategy = replace(settled, choices=choices).strategy(layout, question.micro_batch, global_batch, seq)
+    if strategy.micro_batches > MICRO_BATCHES.most:
+        raise ValueError(
+            f"{strategy.micro_batches:,} micro-batches in a step are more than {MICRO_BATCHES.most:,}: "
+            "lower --global-batch, or raise --micro-batch or --gpus"
+        )
+    split = layout.dp * layout.cp > 1 and strategy.sharding.splits_parameters
+    if split and layout.pp > 1 and strategy.reshard is None:
+        assumptions.append(
+            "stages keep gathered weights and whole gradients through the step (--reshard frees them)"
+        )
+    return strategy
+
+
+def _settle_batch(
+    question: PredictQuestion, model: Model, layout: Layout, usual_seq: int, assumptions: list[str]
+) -> tuple[int, int]:
+    """Return the tokens of a sequence and the sequences of a step."""
+    seq, global_batch = question.seq, question.global_batch
+    if seq is None:
+        seq = min(model.max_seq, usual_seq)
+        assumptions.append(f"sequences of {seq} tokens (--seq)")
+    if question.accumulation is not None:
+        accumulated = layout.dp * question.micro_batch * question.accumulation
+        if global_batch not in (None, accumulated):
+            raise ValueError(
+                f"--accumulation {question.accumulation} means a global batch of {accumulated:,} "
+                f"(micro-batch x accumulation x dp), and --global-batch is {global_batch:,}: leave one of "
+                "them out"
+            )
+        global_batch = accumulated
+    if global_batch is None:
+        global_batch = layout.dp * question.micro_batch * MICRO_BATCHES_PER_STAGE * layout.pp
+        assumptions.append(f"a global batch of {global_batch} sequences (--global-batch)")
+    return seq, global_batch
+
+
+# ---- other jobs on the network -------------------------------------------------------------------------
+
+
+def add_background(options: Options, question: PredictQuestion, cluster: Cluster, gpus: int) -> Options:
+    """Return *options* with the other jobs that the question's file describes, next to a run of *gpus*."""
+    path = question.background
+    if path is None:
+        return options
+    from stepcast.forecast.background import beside
+
+    try:
+        others, nodes = beside(cluster, gpus, _read_others(path, cluster, question))
+    except FormatError:
+        raise
+    except ValueError as error:
+        raise FormatError(str(error), path) from None
+    return replace(options, others=others, network_nodes=nodes)
+
+
+def _read_others(path: str, cluster: Cluster, question: PredictQuestion) -> "Others":
+    """Return the jobs and flows of the file at *path*; jobs run on the same *cluster*."""
+    from stepcast.forecast.background import Neighbour
+    from stepcast.hardware.background import read_background
+    from stepcast.ir.background import OtherJob, Pattern
+
+    others: list[Neighbour | Pattern] = []
+    for other in read_background(path):
+        if not isinstance(other, OtherJob):
+            others.append(other)
+            continue
+        usual = {
+            "cluster": question.cluster,
+            "set": question.set,
+            "gpus": len(other.nodes) * cluster.node.gpus,
+        }
+        try:
+            prediction = settle(build_question({**usual, **other.words})).prediction
+        except (TypeError, ValueError) as error:
+            raise FormatError(f"{other.name}: {error}", path) from None
+        if prediction.cluster.node != cluster.node or prediction.cluster.topology != cluster.topology:
+            raise FormatError(f"{other.name}: runs on another cluster; leave its cluster out", path)
+        others.append(Neighbour(other.name, other.nodes, prediction, other.start_s))
+    return others
