@@ -6,7 +6,6 @@ from typing import NamedTuple
 import pytest
 
 import stepcast
-from stepcast.cli import strategy_options as options
 from stepcast.cost.memory import StageMemory, memory
 from stepcast.generate.workload import generate
 from stepcast.hardware import load_cluster
@@ -19,6 +18,7 @@ from stepcast.ir.strategy import Sharding, Strategy, StrategyError, TrainingKind
 from stepcast.ir.work import Collective, Elementwise, Matmul
 from stepcast.ir.workload import Layer
 from stepcast.models.catalog import load_model
+from stepcast.questions import question as options
 from tests.cli.test_main import run, run_json
 
 LLAMA = load_model("llama-3.1-8b")
