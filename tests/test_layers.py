@@ -34,6 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation", "views"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "views"},
+    "questions": {"units", "ir", "hardware", "inputs", "models", "frameworks", "cost", "forecast"},
     "sweep": {"units", "ir", "inputs", "outputs"},
     "optimus": {"units", "ir", "hardware", "inputs", "models", "cost", "simulation", "analyze", "views"},
     "validate": {
