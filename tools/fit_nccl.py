@@ -2,7 +2,7 @@
 
     python tools/fit_nccl.py FOLDER [--leave-one-out]
 
-Seven constants (``validate/nccl_folds.py``): in the cluster's TOML the launch and channel overheads, the
+Seven constants (``validate/nccl_tests.py``): in the cluster's TOML the launch and channel overheads, the
 NIC's latency, and the efficiency of NVLink and of the NIC; in data/fits/collectives.toml what a ring starts
 with in LL and in LL128. Everything else is NCCL's or a datasheet's. The loss is the mean absolute error
 below 1 MiB plus that from there on, over all logs together; the search is Nelder and Mead's simplex from
@@ -20,14 +20,16 @@ from stepcast.cost.collectives import Route, collective_s
 from stepcast.cost.collectives.sweep import measured_time_s, sweep_route
 from stepcast.frameworks.catalog import DATA
 from stepcast.hardware import Cluster, load_cluster
+from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.table import folder_files, read
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
-from stepcast.validate.nccl_tests import NAMES, with_constants
+from stepcast.validate.nccl_tests import with_constants
 
 Vector = NDArray[np.float64]
 
 START = np.array([4.0, 1.5, 10.0, 0.8, 0.7, 6.6, 13.0])
+NAMES: list[str] = load_fit("nccl_folds")["names"]
 FOLDS = DATA / "fits" / "nccl_folds.toml"
 SEED, STARTS, ROUNDS, STEPS = 0, 4, 3, 200
 
@@ -60,7 +62,7 @@ def main() -> None:
     if args.leave_one_out:
         print("left out, fitted on the others:")
         lines = [
-            "# Constants without one log: written by tools/fit_nccl.py, read by stepcast.validate.nccl_folds."
+            "# Constants without one log: written by tools/fit_nccl.py, read by stepcast.validate.nccl_tests."
         ]
         lines += [f'cluster = "{cluster.name}"', f"names = [{', '.join(map(repr, NAMES))}]".replace("'", '"')]
         for log in logs:

@@ -10,9 +10,9 @@ from stepcast.ir.work import CollectiveKind
 from stepcast.units import MIB
 from stepcast.validate.nccl_tests import (
     MeasuredCollective,
-    compare_folder,
     compare_sweep,
     mean_abs_error,
+    read_sweep,
 )
 from tests.shared import DATA, needs_data
 
@@ -30,9 +30,10 @@ def sweep(
 
 @pytest.fixture(scope="module")
 def rows() -> tuple[MeasuredCollective, ...]:
-    compared, skipped = compare_folder(str(FOLDER), load_cluster(CLUSTER))
-    assert skipped == ()
-    return compared
+    cluster = load_cluster(CLUSTER)
+    return tuple(
+        row for path in folder_files(str(FOLDER)) for row in compare_sweep(read_sweep(path), cluster)
+    )
 
 
 @needs_data("nccl-tests")

@@ -4,7 +4,6 @@ import math
 import os
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +19,7 @@ from stepcast.hardware.catalog import load_fit
 from stepcast.inputs.collective_table import TableRow, read_rows
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
-from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each
 
 # Rows of public tables of collectives, on the hardware they ran on and by the host that ran them.
 
@@ -253,16 +252,13 @@ DECADE = 16  # sizes by powers of 16, from 64 KiB on
 def measure_folder(folder: str) -> Measurements:
     """Every row of the table in *folder*, or of that file, priced on the hardware that it names."""
     path = os.path.join(folder, FILE) if os.path.isdir(folder) else folder
-    skipped: Counter[str] = Counter()
-    found: list[tuple[TableRow, PricedRow]] = []
-    for row in read_rows(path):
-        if reason := left_out(row):
-            skipped[reason] += 1
-            continue
-        try:
-            found.append((row, priced_row(row, row_route(row))))
-        except ValueError as error:
-            skipped[f"{row.table}: {error}"] += 1
+    rows = read_rows(path)
+    reasons = [left_out(row) for row in rows]
+    comparable = [row for row, reason in zip(rows, reasons, strict=True) if reason is None]
+    found, skipped = compare_each(
+        comparable, lambda row: (row, priced_row(row, row_route(row))), lambda row: row.table
+    )
+    skipped.update(reason for reason in reasons if reason is not None)
     sizes = np.array([row.size_bytes for row, _ in found], dtype=np.float64)
     return Measurements(
         columns([_row(row, priced) for row, priced in found]),

@@ -6,13 +6,25 @@ at a time and writes what it found to ``data/fits/folds.toml``. The digest there
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from stepcast.cost.compute import Load, compute_price
 from stepcast.cost.compute_fit import ComputeFit, compute_fit
 from stepcast.cost.fits import merged
 from stepcast.hardware.catalog import load_fit
+from stepcast.hardware.gpu import Gpu
+from stepcast.ir.work import Compute
+
+# Lists of kernels, priced.
+
+
+def priced(kernels: Sequence[Compute], gpu: Gpu, fit: ComputeFit, load: Load) -> list[float]:
+    """Seconds of each kernel; equal kernels are priced once."""
+    seconds = {work: compute_price(work, gpu, fit, load).seconds for work in set(kernels)}
+    return [seconds[work] for work in kernels]
+
 
 Family = tuple[int, ...]
 STALE = (

@@ -39,8 +39,7 @@ from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
 from stepcast.ir.work import Compute
 from stepcast.ir.workload import Op
 from stepcast.models.catalog import model_of
-from stepcast.validate.folds import Family, load_folds
-from stepcast.validate.priced import priced
+from stepcast.validate.folds import Family, load_folds, priced
 from stepcast.validate.scoreboard import (
     PHASES,
     Columns,

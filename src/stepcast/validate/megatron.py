@@ -10,11 +10,9 @@ from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.play import play
 from stepcast.analyze.recording import Recording
 from stepcast.analyze.whatif import reschedule
-from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import read
 from stepcast.ir.timeline import Timeline
-from stepcast.ir.watched import watched
-from stepcast.validate.scoreboard import Measurements, Row, columns, error_figures
+from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each, error_figures
 
 # A model of fewer layers was made to try the tracing out: its step is launch delays, not computation.
 REAL_LAYERS = 16
@@ -30,23 +28,19 @@ def measure_folder(folder: str) -> Measurements:
     contradictions between ranks; and runs laid out anew from what a micro-batch takes on each stage and a
     typical message, as a change of the schedule lays them out.
     """
-    replayed: list[Row] = []
     figured: dict[str, list[Row]] = {"as recorded": [], "laid out anew": []}
-    skipped: dict[str, int] = {}
-    for path in watched(_runs(folder)):
-        try:
-            recording = _recording(path)
-            row = _row(path, recording, from_durations(recording))
-        except ValueError as error:
-            reason = error.message if isinstance(error, FormatError) else str(error)
-            skipped[reason] = skipped.get(reason, 0) + 1
-            continue
-        replayed.append(row)
+
+    def compare(path: str) -> Row:
+        recording = _recording(path)
+        row = _row(path, recording, from_durations(recording))
         figured["as recorded"].append(_row(path, recording, recording))
         if recording.whole:
             again = reschedule(recording, recording.micro_batches)
             figured["laid out anew"].append(_row(path, recording, again))
-    table = columns(replayed)
+        return row
+
+    rows, skipped = compare_each(_runs(folder), compare)
+    table = columns(rows)
     sizes = table.tags.get(SIZE, np.zeros(0, dtype=np.str_))
     return Measurements(
         table,

@@ -3,7 +3,6 @@
 import csv
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +19,10 @@ from stepcast.ir.model import Model
 from stepcast.ir.optimizer import optimizer_named
 from stepcast.ir.schedules import usual_kind
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
-from stepcast.ir.watched import watched
 from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
 from stepcast.questions.command import UnsaidError, predict_words
 from stepcast.validate.published.setup import MODULES
-from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each
 
 TERM = re.compile(r"\[([01](?:,[01])*)\](?:\*(\d+))?")
 REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)")
@@ -315,13 +313,8 @@ NOTES = (
 
 def measure_folder(*folders: str) -> Measurements:
     """The tests in ``megatron_memory.csv`` of *folders*, or in these files."""
-    rows: list[Row] = []
-    skipped: Counter[str] = Counter()
-    for record in watched(record for folder in folders for record in _records(Path(folder))):
-        try:
-            rows.append(_row(Case(record)))
-        except (ValueError, KeyError) as error:
-            skipped[str(error)] += 1
+    records = (record for folder in folders for record in _records(Path(folder)))
+    rows, skipped = compare_each(records, lambda record: _row(Case(record)))
     table = columns(rows)
     large = {"hidden 2048 and more": table.tags["size"] == "large"} if rows else {}
     return Measurements(table, skipped, large, notes=NOTES, details=(COMMAND, "size"), unit="bytes")

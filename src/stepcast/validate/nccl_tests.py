@@ -3,7 +3,6 @@
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +16,7 @@ from stepcast.inputs.table import folder_files, read
 from stepcast.ir.sweep import CollectiveSweep
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
-from stepcast.validate.scoreboard import Measurements, Row, columns
+from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +38,16 @@ class MeasuredCollective:
         return self.predicted_s / self.measured_s - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    source: str
-    reason: str
-
-
-def compare_folder(
-    folder: str, cluster: Cluster
-) -> tuple[tuple[MeasuredCollective, ...], tuple[Skipped, ...]]:
-    """Every row of every log in *folder*, priced on *cluster*; and what could not be compared."""
-    compared: list[MeasuredCollective] = []
-    skipped: list[Skipped] = []
-    for path in folder_files(folder):
-        try:
-            sweep = read(path)
-        except FormatError as error:
-            skipped.append(Skipped(path, str(error)))
-            continue
-        if not isinstance(sweep, CollectiveSweep):
-            skipped.append(Skipped(path, "is no nccl-tests log"))
-        elif sweep.kind is None:
-            skipped.append(Skipped(path, "does not say which collective it timed"))
-        elif sweep.ranks < 2:
-            skipped.append(Skipped(path, "a single rank does not communicate"))
-        else:
-            compared += compare_sweep(sweep, cluster)
-    return tuple(compared), tuple(skipped)
+def read_sweep(path: str) -> CollectiveSweep:
+    """Read a log that can be compared; a ValueError says why another cannot."""
+    sweep = read(path)
+    if not isinstance(sweep, CollectiveSweep):
+        raise FormatError("is no nccl-tests log", path)
+    if sweep.kind is None:
+        raise FormatError("does not say which collective it timed", path)
+    if sweep.ranks < 2:
+        raise FormatError("a single rank does not communicate", path)
+    return sweep
 
 
 def compare_sweep(sweep: CollectiveSweep, cluster: Cluster) -> list[MeasuredCollective]:
@@ -158,35 +140,20 @@ def measure_folder(folder: str, cluster: str = CLUSTER) -> Measurements:
     described = load_cluster(cluster)
     skipped: Counter[str] = Counter()
     if os.path.isdir(folder):
-        found, left_out = compare_folder(folder, described)
-        for one in left_out:
-            skipped[f"{os.path.basename(one.source)}: {one.reason}"] += 1
+        sweeps, skipped = compare_each(folder_files(folder), read_sweep, os.path.basename)
     else:
-        sweep = read(folder)
-        if not isinstance(sweep, CollectiveSweep):
-            raise FormatError("is no nccl-tests log", folder)
-        found = tuple(compare_sweep(sweep, described))
+        sweeps = [read_sweep(folder)]
+    found = [one for sweep in sweeps for one in compare_sweep(sweep, described)]
     table = columns([_row(one) for one in found])
     sizes = np.array([one.size_bytes for one in found], dtype=np.float64)
     return Measurements(
         table,
         skipped,
         {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
-        figures=dict(left_out_errors(_sweeps(folder), described)),
+        figures=dict(left_out_errors(sweeps, described)),
         notes=(f"priced on {cluster}",),
         orders={"size": ORDER},
     )
-
-
-def _sweeps(folder: str) -> list[CollectiveSweep]:
-    """The logs that were compared."""
-    found = []
-    for path in folder_files(folder) if os.path.isdir(folder) else [folder]:
-        with suppress(FormatError):
-            sweep = read(path)
-            if isinstance(sweep, CollectiveSweep) and sweep.kind is not None and sweep.ranks > 1:
-                found.append(sweep)
-    return found
 
 
 def _row(one: MeasuredCollective) -> Row:

@@ -23,8 +23,7 @@ from stepcast.inputs.source import Source
 from stepcast.ir.arrays import FloatArray
 from stepcast.ir.dtype import DType
 from stepcast.ir.work import Elementwise, ElementwiseKind, Matmul
-from stepcast.validate.folds import GpuFold, load_folds
-from stepcast.validate.priced import priced
+from stepcast.validate.folds import GpuFold, load_folds, priced
 from stepcast.validate.scoreboard import Columns, Measurements, Row, columns
 
 MATRIX = ("linear", "bmm")

@@ -6,16 +6,22 @@ of the measured time; a positive error is a prediction that is too slow.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
 from stepcast.forecast.simulate import Prediction
+from stepcast.inputs.errors import FormatError
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model import Model
+from stepcast.ir.watched import watched
 
+Item = TypeVar("Item")
+Compared = TypeVar("Compared")
 WORST = 10
 # Measured times: launches decide the first, the hardware the last.
 TIME_EDGES_S = (20e-6, 50e-6, 1e-3, 10e-3)
@@ -124,6 +130,25 @@ class Scoreboard:
     figures: Mapping[str, float]
     notes: tuple[str, ...]
     unit: str = "s"
+
+
+def compare_each(
+    items: Iterable[Item], compare: Callable[[Item], Compared], where: Callable[[Item], str] | None = None
+) -> tuple[list[Compared], Counter[str]]:
+    """Compare every item with its prediction, and count why the others could not be compared.
+
+    *compare* raises a ValueError (or a KeyError for a column that is not there) for an item that it has no
+    prediction for; *where* names the file that the reason is put after.
+    """
+    compared: list[Compared] = []
+    skipped: Counter[str] = Counter()
+    for item in watched(items):
+        try:
+            compared.append(compare(item))
+        except (ValueError, KeyError) as error:
+            reason = error.message if isinstance(error, FormatError) else str(error)
+            skipped[f"{where(item)}: {reason}" if where else reason] += 1
+    return compared, skipped
 
 
 def columns(rows: Sequence[Row]) -> Columns:

@@ -6,9 +6,9 @@ profile that these words mean. ``tools/measure_hf_steps.py`` measured them.
 
 import csv
 import shlex
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from statistics import median
 from types import MappingProxyType
@@ -29,13 +29,13 @@ from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
 from stepcast.ir.optimizer import Optimizer
 from stepcast.ir.strategy import Recompute, RecomputeKind, Strategy
-from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model
 from stepcast.validate.scoreboard import (
     PHASES,
     Measurements,
     Row,
     columns,
+    compare_each,
     error_figures,
     phases_s,
     unseen_share,
@@ -136,15 +136,14 @@ def measure_folder(folder: str, calibration: str = "") -> Measurements:
     """
     files, own = step_files(folder), _loaded(calibration)
     further = ("--calibration", calibration) if calibration else ()
-    rows: list[Row] = []
-    skipped: Counter[str] = Counter()
     peaks: list[Peak] = []
-    for file, record in watched(visited(files)):
-        try:
-            rows += _rows(record, Setting(record, file.parent), peaks, own, further)
-        except ValueError as error:
-            skipped[f"{file.name}: {error}"] += 1
-    return measurements_of(rows, skipped, peaks, NOTES)
+
+    def compare(visit: tuple[Path, Record]) -> list[Row]:
+        file, record = visit
+        return list(_rows(record, Setting(record, file.parent), peaks, own, further))
+
+    rows, skipped = compare_each(visited(files), compare, lambda visit: visit[0].name)
+    return measurements_of(list(chain.from_iterable(rows)), skipped, peaks, NOTES)
 
 
 def measurements_of(

@@ -1,6 +1,5 @@
 """Published training runs: step times, and peak memory where it was published, against predictions."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
-from stepcast.ir.watched import watched
 from stepcast.units import GIB
 from stepcast.validate import residual
 from stepcast.validate.published.rows import (
@@ -28,10 +26,9 @@ from stepcast.validate.published.rows import (
     corrections,
 )
 from stepcast.validate.published.setup import Setup, completed, setup_of
-from stepcast.validate.scoreboard import Measurements, Row, columns, error_figures
+from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each, error_figures
 
 FILE = "training_runs.csv"
-Skipped = Counter[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,27 +113,24 @@ def records_of(*paths: str) -> list[Record]:
 
 
 def measure(records: Iterable[Record]) -> Found:
-    times: list[Row] = []
     memories: list[MemoryRow] = []
-    skipped: Skipped = Counter()
     predicted: dict[tuple[Model, Strategy, Framework, Cluster], Predicted] = {}
     records = list(corrected(records, corrections()))
-    for record in watched(completed(records)):
-        try:
-            setup = setup_of(record)
-            if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
-                memories.append(_memory_row(setup))
-            if setup.run.out_of_memory:
-                skipped["ran out of memory: compared for memory alone"] += 1
-                continue
-            key = (setup.model, setup.strategy, setup.framework, setup.cluster)
-            measured_s = measured_step_s(setup)
-            if key not in predicted:
-                predicted[key] = predicted_step(setup)
-            one = predicted[key]
-            times.append(Row(_label(setup), measured_s, one.step_s, _tags(setup), one.ends))
-        except ValueError as error:
-            skipped[str(error)] += 1
+
+    def compare(record: Record) -> Row:
+        setup = setup_of(record)
+        if setup.run.out_of_memory or setup.run.peak_memory_gib is not None:
+            memories.append(_memory_row(setup))
+        if setup.run.out_of_memory:
+            raise NotComparableError("ran out of memory: compared for memory alone")
+        key = (setup.model, setup.strategy, setup.framework, setup.cluster)
+        measured_s = measured_step_s(setup)
+        if key not in predicted:
+            predicted[key] = predicted_step(setup)
+        one = predicted[key]
+        return Row(_label(setup), measured_s, one.step_s, _tags(setup), one.ends)
+
+    times, skipped = compare_each(completed(records), compare)
     left_out = sum(record.get("status") == LEFT_OUT for record in records)
     changed = sum(bool(record.get(CORRECTED)) for record in records) - left_out
     return Found(tuple(times), tuple(memories), skipped, changed, left_out)
