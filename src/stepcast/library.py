@@ -6,8 +6,11 @@ that were made by hand (Model, Cluster, Strategy, Framework) are taken as they a
 """
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib import import_module
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
@@ -26,10 +29,13 @@ if TYPE_CHECKING:
     from stepcast.ir.framework import Framework
     from stepcast.ir.model import Model
     from stepcast.ir.strategy import Strategy
+    from stepcast.questions.keywords import AnalyzeChoices, PlanChoices, ReplayChoices, SearchChoices
     from stepcast.questions.question import PredictChoices
-    from stepcast.searching.best import Result
+    from stepcast.searching.best import Result, Watch
 
 Path = str | PathLike[str]
+# An option in a message, and the blank before a number that it is given.
+OPTION = re.compile(r"(?<!\w)--([a-z][a-z0-9-]*)( (?=[0-9]))?")
 REPEATED = ("set", "what-if", "stage", "allow", "fix")  # options that may be given several times
 
 
@@ -37,7 +43,7 @@ class _Words(Parser):
     """Raises what is wrong instead of ending the program."""
 
     def error(self, message: str) -> NoReturn:
-        raise ValueError(message.removeprefix("argument "))
+        raise ValueError(re.sub(r"^argument (?:-\w, |-\w/)?", "", message))
 
 
 def predict(
@@ -78,12 +84,13 @@ def predict(
     elif ignore_unknown:
         raise ValueError("ignore_unknown has no effect without config")
     if file is None:
-        run = settle(PredictQuestion(**given))
+        question = PredictQuestion(**given)
     else:
         gone = {*given, *replaced_names(given)} - {"set"}
         filed = {name: value for name, value in file.choices.items() if name not in gone}
         both = {"set": (*filed.get("set", ()), *given.get("set", ()))}
         question = PredictQuestion(**{**filed, **given, **both}, file=file.file, unchecked=frozenset(filed))
+    with _python_words():
         run = settle(question)
     prediction = run.prediction.noting(run.assumptions, file.warnings if file else [])
     return replace(prediction, asked=run_facts(run))
@@ -129,7 +136,9 @@ def search(
     *,
     axes: Mapping[str, Sequence[Any]] | None = None,
     top: int = 10,
-    **choices: Any,
+    most_bytes: float | None = None,
+    watch: "Watch | None" = None,
+    **choices: "Unpack[SearchChoices]",
 ) -> "Result":
     """The *top* best strategies, as ``stepcast search`` finds them; *choices* are its options (``tp=8`` fixes
     one, ``max_memory="70GiB"``, ``objective="cost"``), and *axes* restrict them by name: ``{"tp": (4, 8)}``.
@@ -142,28 +151,44 @@ def search(
 
         if global_batch is None or not isinstance(seq, int) or isinstance(gpus, str):
             raise ValueError("a Framework made by hand needs numbers: gpus, global_batch and seq")
-        values = (_model(model), _cluster(cluster), gpus, global_batch, seq, framework)
-        return run(*values, axes=axes, top=top, **choices)
-    counts, watch = (
-        gpus if isinstance(gpus, int | str) else ",".join(map(str, gpus)),
-        choices.pop("watch", None),
-    )
-    allow = [f"{name.replace('_', '-')}={','.join(map(str, each))}" for name, each in (axes or {}).items()]
-    args = _args(
-        "search",
-        model=model,
-        cluster=cluster,
-        gpus=counts,
-        global_batch=global_batch,
-        seq=seq,
-        framework=framework,
-        top=top,
-        allow=[*allow, *choices.pop("allow", [])],
-        **choices,
-    )
+        objective, workers = choices.pop("objective", None) or "step", int(choices.pop("workers", None) or 1)
+        if choices:
+            raise TypeError(f"{_first(choices)}: a Framework made by hand is searched as it is; give axes")
+        return run(
+            _model(model),
+            _cluster(cluster),
+            gpus,
+            global_batch,
+            seq,
+            framework,
+            axes=axes,
+            objective=objective,
+            top=top,
+            most_bytes=most_bytes,
+            watch=watch,
+            workers=workers,
+        )
+    counts = gpus if isinstance(gpus, int | str) else ",".join(map(str, gpus))
+    if most_bytes is not None:
+        raise ValueError("most_bytes is for a Framework made by hand: give max_memory instead")
+    allow = choices.pop("allow", None) or []
+    words = {
+        "model": model,
+        "cluster": cluster,
+        "gpus": counts,
+        "global_batch": global_batch,
+        "seq": seq,
+        "framework": framework,
+        "top": top,
+        "allow": [
+            *(f"{name.replace('_', '-')}={','.join(map(str, each))}" for name, each in (axes or {}).items()),
+            *([allow] if isinstance(allow, str) else allow),
+        ],
+    }
     from stepcast.cli.search_question import question_of
 
-    return question_of(args).answer(watch=watch)
+    with _python_words():
+        return question_of(_args("search", (), {**words, **choices})).answer(watch=watch)
 
 
 def plan(
@@ -174,7 +199,7 @@ def plan(
     runs: int = 1000,
     seed: int = 0,
     currency: str = DEFAULT_CURRENCY,
-    **choices: Any,
+    **choices: "Unpack[PlanChoices]",
 ) -> "Plan":
     """A whole run: of *phases* under an *operation*, or by the options of ``stepcast plan``, such as
     ``model="llama-3.1-8b", cluster="dgx-h100", gpus=64, tokens="15T"``.
@@ -192,24 +217,27 @@ def plan(
         raise ValueError("phases and an operation go together")
     from stepcast.cli.plan import planned
 
-    priced = choices.pop("price", price_per_gpu_hour)
-    words = {"price": priced, "pue": pue, "runs": runs, "seed": seed, "currency": currency, **choices}
-    return planned(_args("plan", **words)).plan
+    price = choices.pop("price", price_per_gpu_hour)
+    words = {"price": price, "pue": pue, "runs": runs, "seed": seed, "currency": currency, **choices}
+    with _python_words():
+        return planned(_args("plan", (), words)).plan
 
 
-def analyze(*files: Path, **choices: Any) -> dict[str, Any]:
+def analyze(*files: Path, **choices: "Unpack[AnalyzeChoices]") -> dict[str, Any]:
     """Where a measured run's time went: what ``stepcast analyze FILE... --json`` prints."""
     from stepcast.cli.analyze import analysed
 
-    return analysed(_args("analyze", *files, **choices))[0]
+    return analysed(_args("analyze", files, choices))[0]
 
 
-def replay(*files: Path, what_if: str | Sequence[str] = (), **choices: Any) -> dict[str, Any]:
+def replay(
+    *files: Path, what_if: str | Sequence[str] = (), **choices: "Unpack[ReplayChoices]"
+) -> dict[str, Any]:
     """A measured run under changed conditions: what ``stepcast replay --json`` prints."""
     from stepcast.cli.replay import replayed
 
     changes = [what_if] if isinstance(what_if, str) else list(what_if)
-    return dict(replayed(_args("replay", *files, what_if=changes, **choices)).facts)
+    return dict(replayed(_args("replay", files, {"what_if": changes, **choices})).facts)
 
 
 def compare(predicted: Any, measured: Any) -> "Comparison":
@@ -281,10 +309,37 @@ def _first(choices: Mapping[str, Any]) -> str:
     return next(iter(choices))
 
 
-def _args(verb: str, *files: Path, **choices: Any) -> argparse.Namespace:
-    """The arguments that *choices* spell, read and checked as the command line's are."""
+@contextmanager
+def _python_words() -> Iterator[None]:
+    """Name keywords instead of options in what is wrong: ``tp=2`` for ``--tp 2``."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError or "--" not in str(error):
+            raise
+        raise ValueError(OPTION.sub(_keyword, str(error))) from None
+
+
+def _keyword(option: "re.Match[str]") -> str:
+    return option[1].replace("-", "_") + ("=" if option[2] else "")
+
+
+def _args(verb: str, files: Sequence[Path], choices: Mapping[str, Any]) -> argparse.Namespace:
+    """Return the arguments that *choices* spell, read and checked as the command line's are."""
+    from stepcast.cli.words import FIX, SEARCHED, other_names
+    from stepcast.questions.spelling import alias_flags
+
     parser = _Words(prog=f"stepcast.{verb}", add_help=False)
     import_module(f"stepcast.cli.{verb}").add_arguments(parser)
+    options = {word for action in parser._actions for word in action.option_strings}
+    options |= {f"--{name}" for name in (*SEARCHED, "precision")} if FIX in options else set()
+    for name in choices:
+        plain = name.rstrip("_").replace("_", "-")
+        meant = other_names().get(plain) or alias_flags().get(plain, (plain, ""))[0]
+        if not {f"--{plain}", f"--{meant}"} & options:
+            near = get_close_matches(f"--{plain}", options, n=1)
+            hint = f"; did you mean {near[0][2:].replace('-', '_')}?" if near else ""
+            raise TypeError(f"{verb}() got an unexpected keyword argument {name!r}{hint}")
     words = [fspath(file) for file in files]
     nouns = ("model", "cluster", "framework")
     made = {name: value for name, value in choices.items() if name in nouns and _made(value)}

@@ -3,13 +3,16 @@
 import argparse
 import inspect
 import shlex
-from typing import Any
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
 import pytest
 
 import stepcast
 from stepcast.cli.forecasting import add_forecast_arguments, question_of
 from stepcast.cli.main import VERBS, build_parser
+from stepcast.cli.words import SEARCHED
+from stepcast.questions.keywords import AnalyzeChoices, PlanChoices, ReplayChoices, SearchChoices
 from stepcast.questions.question import CHOICES, DEFAULTS, NOUNS, PredictChoices, PredictQuestion
 from stepcast.questions.rules import PREDICT
 from stepcast.questions.settle import settle
@@ -26,7 +29,36 @@ def ask(*words: str) -> PredictQuestion:
 def test_the_keywords_of_predict_are_the_choices_of_a_question() -> None:
     named = set(inspect.signature(stepcast.predict).parameters) & set(CHOICES)
     assert named == set(NOUNS)
-    assert set(PredictChoices.__annotations__) == set(CHOICES) - set(NOUNS)
+    assert set(get_type_hints(PredictChoices)) == set(CHOICES) - set(NOUNS)
+
+
+# Options of verbs that write or print, and choices that functions name themselves.
+PRINTED = {"html", "json", "output", "verbose", "debug", "plain", "help", "no_causal"}
+
+
+@pytest.mark.parametrize(
+    ("function", "keywords"),
+    [
+        (stepcast.search, SearchChoices),
+        (stepcast.plan, PlanChoices),
+        (stepcast.analyze, AnalyzeChoices),
+        (stepcast.replay, ReplayChoices),
+    ],
+)
+def test_the_keywords_of_a_function_are_the_options_of_its_verb(
+    function: Callable[..., Any], keywords: type
+) -> None:
+    verb = function.__name__
+    parser = build_parser([each for each in VERBS if each.name == verb])._subparsers
+    options = {
+        option[2:].replace("-", "_")
+        for action in parser._group_actions[0].choices[verb]._actions  # type: ignore[union-attr,index]
+        for option in action.option_strings
+        if option.startswith("--") and not option.startswith("--no-")
+    }
+    searched = {name.replace("-", "_") for name in (*SEARCHED, "precision")} if verb == "search" else set()
+    named = {name.rstrip("_") for name in get_type_hints(keywords)}
+    assert named == (options | searched) - PRINTED - set(inspect.signature(function).parameters)
 
 
 def test_every_choice_has_an_option_and_rules_name_choices() -> None:
@@ -94,6 +126,8 @@ def test_names_of_other_tools_are_read() -> None:
         ({"dropout": "yes"}, ValueError, "^dropout: expected True or False, not 'yes'"),
         ({"precision": "bf15"}, ValueError, "^precision: 'bf15' is not known; did you mean bf16"),
         ({"micro_batch": 1.5}, ValueError, "^micro_batch: expected a whole number"),
+        ({"tp": 3}, ValueError, "use tp=2 or 4$"),
+        ({"global_batch": 64, "accumulation": 3}, ValueError, "^accumulation=3 means a global batch of 192"),
     ],
 )
 def test_mistakes_are_told_in_the_words_of_python(
@@ -116,3 +150,20 @@ def test_settling_fills_in_defaults_and_changes_nothing() -> None:
         settle(ask(*shlex.split("--model llama-3.1-8b --cluster dgx-h100 --nodes 8 --tp 8"))).strategy
         == run.strategy
     )
+
+
+@pytest.mark.parametrize(
+    ("function", "choices", "error", "problem"),
+    [
+        (stepcast.search, {"global_batch": 32, "tpp": 2}, TypeError, "unexpected keyword argument 'tpp'"),
+        (stepcast.plan, {"chekpoint_size": "1TB"}, TypeError, "did you mean checkpoint_size?"),
+        (stepcast.plan, {"tokens": "many"}, ValueError, "^tokens: "),
+        (stepcast.plan, {}, ValueError, "one of tokens=15T, steps=100000 or until=2027-01-31"),
+        (stepcast.analyze, {}, TypeError, "unexpected keyword argument 'model'"),
+    ],
+)
+def test_other_functions_tell_mistakes_in_the_words_of_python(
+    function: Callable[..., object], choices: dict[str, Any], error: type[Exception], problem: str
+) -> None:
+    with pytest.raises(error, match=problem):
+        function(**LLAMA, **choices)

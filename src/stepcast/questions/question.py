@@ -326,8 +326,8 @@ DEFAULTS: Mapping[str, Any] = {
 NOUNS = ("model", "cluster", "framework", "calibration")
 
 
-class PredictChoices(TypedDict, total=False):
-    """The choices of a question as keywords of Python functions; text is read as on the command line."""
+class StepChoices(TypedDict, total=False):
+    """The choices of a step as keywords of Python functions; text is read as on the command line."""
 
     gpu: str | None
     set: list[str] | tuple[str, ...] | str | None
@@ -381,6 +381,11 @@ class PredictChoices(TypedDict, total=False):
     ssm_kernels: str | None
     execution: str | None
     residual: bool | None
+
+
+class PredictChoices(StepChoices, total=False):
+    """The choices of a question as keywords of Python functions."""
+
     engine: str | None
     background: str | os.PathLike[str] | None
     tokens: float | str | None
