@@ -51,7 +51,14 @@ def test_a_mistake_in_a_table_is_seen_when_it_is_read(table: str) -> None:
 def test_names_that_several_verbs_have_are_read_by_one_type() -> None:
     """But for those that a verb reads in its own way, which it says."""
     own = {"search --gpus", "capture --global-batch", "capture --seq", "capture --sharding", "run --steps"}
-    own |= {"op --seq", "record --steps", "run --repeat-layers", "sweep --output", "demo --output"}
+    own |= {
+        "simulate --schedule",
+        "op --seq",
+        "record --steps",
+        "run --repeat-layers",
+        "sweep --output",
+        "demo --output",
+    }
     other = set()
     for verb in VERBS:
         chosen = build_parser([verb])._subparsers._group_actions[0].choices[verb.name]  # type: ignore[union-attr,index]

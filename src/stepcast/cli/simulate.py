@@ -54,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         """,
         files={"nargs": "+"},
         engine={"choices": ENGINES, "default": "fast"},
+        schedule={"type": str},  # a file may be named in capitals
         body={"choices": ("stage", "model"), "default": "stage"},
         messages=SENDS,
         all_reduce=ALGORITHMS,
