@@ -14,16 +14,17 @@ from pathlib import Path
 
 import numpy as np
 
-from stepcast.inputs.collective_table import TableRow, read_rows
 from stepcast.units import MIB
 from stepcast.validate.collective_tables import (
     CONSTANTS,
     FILE,
     Constant,
+    TableRow,
     changed_route,
     left_out,
     matched,
     priced_row,
+    read_rows,
 )
 
 SMALL_WEIGHT, PULL = 0.35, 0.0015

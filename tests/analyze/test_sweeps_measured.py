@@ -7,10 +7,9 @@ import pytest
 from stepcast.analyze.faults import findings
 from stepcast.analyze.sweeps import MeasuredSweep
 from stepcast.calibrate.collectives import fit_collectives
-from stepcast.inputs.collective_table import TableRow, read_rows
 from stepcast.ir.sweep import CollectiveSweep, SweepRow
 from stepcast.ir.work import CollectiveKind
-from stepcast.validate.collective_tables import matched, row_route
+from stepcast.validate.collective_tables import TableRow, matched, read_rows, row_route
 from tests.shared import DATA, needs_data
 
 # What its source says is wrong with a table, as far as stepcast can see it: sockets; a ring where the switch

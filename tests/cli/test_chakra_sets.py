@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stepcast import read
+from stepcast.inputs.chakra.nodes import decode
 from stepcast.inputs.chakra.protobuf import Kind, attribute
-from stepcast.inputs.chakra.walk import decode
 from tests.cli.test_main import run
 from tests.inputs.test_chakra import COLL, COMP, METADATA, RECV, SEND, coll, node, peers
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stepcast.cost.host import copy_price, host_of, update_price
 from stepcast.hardware import Link, load_cluster
-from stepcast.hardware.node import Host
+from stepcast.hardware.cluster import Host
 from stepcast.ir.group import HostWay
 from stepcast.ir.optimizer import ADAM, LISTED, OptimizerKind
 from stepcast.ir.work import HostCopy, HostUpdate

@@ -5,8 +5,8 @@ import pytest
 from stepcast.forecast.predict import predict
 from stepcast.forecast.simulate import simulate
 from stepcast.hardware import load_cluster
+from stepcast.inputs import simai
 from stepcast.inputs.chakra import reader as chakra
-from stepcast.inputs.simai import reader as simai
 from stepcast.inputs.source import Source
 from stepcast.ir.layout import Layout
 from stepcast.ir.role import Role

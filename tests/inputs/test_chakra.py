@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.inputs.chakra import reader as chakra
-from stepcast.inputs.chakra.nodes import KNOWN_ATTRIBUTES, read_node
+from stepcast.inputs.chakra.nodes import KNOWN_ATTRIBUTES, decode, decode_together, read_node
 from stepcast.inputs.chakra.protobuf import (
     Kind,
     WireError,
@@ -27,7 +27,6 @@ from stepcast.inputs.chakra.protobuf import (
     varint,
 )
 from stepcast.inputs.chakra.record import encode_workload, write_head
-from stepcast.inputs.chakra.walk import decode, decode_together
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import recognise

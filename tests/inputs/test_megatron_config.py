@@ -8,8 +8,7 @@ import pytest
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.config import infer
-from stepcast.inputs.megatron.evidence import RankEvidence
-from stepcast.inputs.megatron.lines import file_name_hints
+from stepcast.inputs.megatron.lines import RankEvidence, file_name_hints
 from stepcast.inputs.megatron.reader import read_run
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.simai.header import POLICIES, parse_header
-from stepcast.inputs.simai.reader import read
+from stepcast.inputs.simai import POLICIES, parse_header, read
 from stepcast.inputs.source import Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind

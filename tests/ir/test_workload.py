@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.inputs.folding import fold_layers, fold_micro_batches
+from stepcast.inputs.simai import fold_layers, fold_micro_batches
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Collective, CollectiveKind, Matmul, Recorded

@@ -12,8 +12,7 @@ from stepcast.ir.runlog import RunLog
 from stepcast.models.catalog import load_model
 from stepcast.optimus.analysis import analyze_optimus
 from stepcast.optimus.calibration import FITTED, Observation, fit, observe, shuffled_length
-from stepcast.optimus.cost import Constants, efficiency_of, matmul_s, slowest_of, stage_work
-from stepcast.optimus.machine import Machine
+from stepcast.optimus.cost import Constants, Machine, efficiency_of, matmul_s, slowest_of, stage_work
 from stepcast.optimus.plan import OptimusPlan, plan, plan_of_log
 from stepcast.optimus.program import PARTS, predict_step, step_s
 from stepcast.views.terminal import render_text

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stepcast.inputs import simai
 from stepcast.inputs.chakra import reader as chakra
-from stepcast.inputs.chakra.nodes import NodeType
+from stepcast.inputs.chakra.nodes import NodeType, decode
 from stepcast.inputs.chakra.record import encode_workload
-from stepcast.inputs.chakra.walk import decode
-from stepcast.inputs.simai import reader as simai
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import stepcast
 from stepcast.cost.pricing import Pricer, recorded_price
-from stepcast.inputs.simai.reader import read
+from stepcast.inputs.simai import read
 from stepcast.inputs.source import Source
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind

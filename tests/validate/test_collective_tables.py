@@ -11,18 +11,20 @@ from hypothesis import strategies as st
 
 from stepcast.cli.main import main
 from stepcast.cost.collectives import Route
-from stepcast.inputs.collective_table import COLUMNS, TableRow, read_rows
 from stepcast.inputs.errors import FormatError
 from stepcast.units import GB, US
 from stepcast.validate.collective_tables import (
+    COLUMNS,
     CONSTANTS,
     FILE,
+    TableRow,
     changed_route,
     folds,
     left_out,
     matched,
     measure_folder,
     priced_row,
+    read_rows,
     row_route,
 )
 from stepcast.validate.scoreboard import Scoreboard, scoreboard

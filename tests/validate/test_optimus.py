@@ -15,7 +15,7 @@ from stepcast.inputs.table import read
 from stepcast.ir.layout import Layout
 from stepcast.ir.runlog import RunLog
 from stepcast.optimus.calibration import calibrated_of, fit, lengths_of, model_with, observed, shipped
-from stepcast.optimus.machine import machine_of
+from stepcast.optimus.cost import machine_of
 from stepcast.optimus.program import step_s
 from stepcast.validate.optimus import measure_folder
 from stepcast.validate.optimus import rows as left_out

@@ -9,7 +9,7 @@ from stepcast.hardware import Cluster, load_cluster
 from stepcast.inputs.optimus.beside import read_logs
 from stepcast.models.catalog import load_model
 from stepcast.optimus.calibration import CLUSTER, TITLES, Fit, Observation, fit, lengths_of, observed
-from stepcast.optimus.machine import machine_of
+from stepcast.optimus.cost import machine_of
 
 Facts = dict[str, Any]
 

@@ -9,7 +9,7 @@ from stepcast.ir.limits import DESCRIPTION
 from stepcast.ir.runlog import RunLog
 from stepcast.optimus.analysis import analyze_optimus
 from stepcast.optimus.calibration import CLUSTER, calibrated_of, lengths_of, planned, shipped
-from stepcast.optimus.machine import machine_of
+from stepcast.optimus.cost import machine_of
 
 
 def optimus_facts(log: RunLog, args: argparse.Namespace) -> dict[str, Any]:

@@ -312,7 +312,7 @@ def _steps(args: argparse.Namespace, phase: "Phase", operation: "Operation") -> 
     if args.steps is not None:
         return int(args.steps)
     if args.until is not None:
-        from stepcast.goodput.until import steps_within
+        from stepcast.goodput.plan import steps_within
 
         return int(steps_within(phase, operation, _seconds_until(args)))
     if not phase.tokens_per_step:

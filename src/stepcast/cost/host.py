@@ -6,7 +6,7 @@ the memory.
 
 from stepcast.cost.price import Bound, Price, PriceSource
 from stepcast.hardware import Cluster
-from stepcast.hardware.node import Host
+from stepcast.hardware.cluster import Host
 from stepcast.ir.work import HostCopy, HostUpdate
 
 # Of the memory's peak, what an update on the host moves. DeepSpeed's CPU-Adam updates 4 and 10 billion

@@ -10,8 +10,8 @@ import numpy as np
 from stepcast.cost.collectives.flows import collective_flows, message_flows, transfer_flows
 from stepcast.cost.pricing import Pricer, crossing_share
 from stepcast.hardware import Cluster
+from stepcast.hardware.cluster import NetworkKind
 from stepcast.hardware.graph import Network, network_of, seats_of
-from stepcast.hardware.topology import NetworkKind
 from stepcast.ir.flows import FlowSet, Ints, Repeating
 from stepcast.ir.group import Group
 from stepcast.ir.ranks import grid_of

@@ -1,14 +1,235 @@
 """A cluster: one kind of node, the network between them, and the constants of its collective library."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from itertools import pairwise
 from math import prod
 
-from stepcast.hardware.check import require_amount, require_count
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.node import FabricKind, Node
-from stepcast.hardware.topology import NetworkKind, Topology
+from stepcast.ir.check import require_amounts, require_counts, require_positive
 from stepcast.units import US
+
+# How nodes are joined.
+
+
+class NetworkKind(StrEnum):
+    RAIL_OPTIMISED = "rail-optimised"  # NIC i of every node on leaf switch i, leaves joined by spines
+    FAT_TREE = "fat-tree"  # all NICs of a node on the same leaf switch, leaves joined by spines
+    RAIL_ONLY = "rail-only"  # one network per rail, nothing joins them
+    TORUS = "torus"  # nodes joined to their neighbours directly
+    DRAGONFLY = "dragonfly"  # leaf switches of a pod joined to each other, and each two pods
+
+
+class Routing(StrEnum):
+    """How a message finds its way where there are several."""
+
+    SPRAY = "spray"  # packet by packet, evenly over all ways
+    ECMP = "ecmp"  # each queue pair over one way, which a hash chooses
+    ADAPTIVE = "adaptive"  # each queue pair over the way that carries least when it starts
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """The network between nodes. ``scale_up_nodes`` of them may share one NVLink domain, as in an NVL72.
+
+    A pod is a part of the cluster whose leaves have spines of their own, joined to those of other pods by
+    core switches; of a dragonfly it is a group.
+    """
+
+    kind: NetworkKind
+    switch_latency_s: float = 0.0
+    leaf_nodes: int | None = None  # nodes that reach each other through one switch; None: all of them
+    oversubscription: float = 1.0  # bandwidth into a leaf over bandwidth from the leaf to the spines
+    scale_up_nodes: int = 1
+    shape: tuple[int, ...] = ()  # of a torus, in scale-up domains
+    in_network_reduction: bool = False  # the switches add (SHARP)
+    pod_nodes: int | None = None  # None: all of them
+    pod_oversubscription: float = 1.0  # bandwidth into a pod's spines over bandwidth from there to the cores
+    spines: int | None = None  # ways up from a leaf; None: as many links of a NIC's rate as its share needs
+    cores: int | None = None  # ways up from a spine; None: likewise
+    routing: Routing = Routing.SPRAY
+    queue_pairs: int = 1  # that each two NICs share their messages among
+    seed: int = 0  # of the hash
+    failed: tuple[str, ...] = ()  # links, by their names or patterns of them
+    slow: tuple[str, ...] = ()  # the same with the share that is left, such as "node 3 NIC 2 up: 0.5"
+
+    @property
+    def doubts(self) -> list[str]:
+        """What prices of collectives one by one leave out, as a warning; flows over the links know it."""
+        said = {"routing": self.routing is not Routing.SPRAY, "failed": self.failed, "slow": self.slow}
+        names = " and ".join(f"network.{name}" for name, given in said.items() if given)
+        return (
+            [f"{names}: the fast engine leaves it out of account; --engine fluid does not"] if names else []
+        )
+
+    def __post_init__(self) -> None:
+        require_amounts(self, "switch_latency_s")
+        require_positive(self, "oversubscription")
+        require_counts(self, 1, "scale_up_nodes")
+        if self.leaf_nodes is not None:
+            require_counts(self, 1, "leaf_nodes")
+        if self.oversubscription < 1:
+            raise ValueError(f"oversubscription must be at least 1, not {self.oversubscription!r}")
+        self._check_tiers()
+        if (self.kind is NetworkKind.TORUS) != bool(self.shape):
+            raise ValueError("shape is for a torus, and a torus needs one, such as [4, 4, 4]")
+        if any(type(size) is not int or size < 1 for size in self.shape):
+            raise ValueError(f"shape must be whole numbers of at least 1, not {list(self.shape)!r}")
+
+    def _check_tiers(self) -> None:
+        for name in ("pod_nodes", "spines", "cores"):
+            if getattr(self, name) is not None:
+                require_counts(self, 1, name)
+        require_positive(self, "pod_oversubscription")
+        require_counts(self, 1, "queue_pairs")
+        if self.pod_oversubscription < 1:
+            raise ValueError(f"pod_oversubscription must be at least 1, not {self.pod_oversubscription!r}")
+        if self.kind is NetworkKind.TORUS and self.in_network_reduction:
+            raise ValueError("in_network_reduction needs switches between nodes, which a torus has not")
+        if self.kind is NetworkKind.DRAGONFLY and self.leaf_nodes is None:
+            raise ValueError("leaf_nodes is missing: a dragonfly needs the nodes of one of its switches")
+        if self.pod_nodes is None:
+            return
+        if self.kind is NetworkKind.TORUS:
+            raise ValueError("pod_nodes is for trees of switches and dragonflies, not for a torus")
+        if self.leaf_nodes is None or self.pod_nodes % self.leaf_nodes:
+            raise ValueError(
+                f"pod_nodes ({self.pod_nodes}) must be whole leaves: a multiple of leaf_nodes "
+                f"({self.leaf_nodes or 'not given'})"
+            )
+        if self.pod_nodes % self.scale_up_nodes:
+            raise ValueError(
+                f"pod_nodes ({self.pod_nodes}) must hold whole scale-up domains of {self.scale_up_nodes}"
+            )
+
+
+# A host: its GPUs, the fabric that joins them and the NICs that leave it.
+
+# One direction of one connection.
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction: its line rate, the time of an empty message, and the share of the rate that data get."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    efficiency: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(self, "bandwidth_bytes_per_s", "efficiency")
+        require_amounts(self, "latency_s")
+        if self.efficiency > 1:
+            raise ValueError(f"efficiency must be at most 1, not {self.efficiency!r}")
+
+    @property
+    def effective_bytes_per_s(self) -> float:
+        """What a long transfer reaches."""
+        return self.bandwidth_bytes_per_s * self.efficiency
+
+    def scaled(self, factor: float) -> "Link":
+        """The same link with *factor* times the bandwidth: several side by side, or a share of one."""
+        return replace(self, bandwidth_bytes_per_s=self.bandwidth_bytes_per_s * factor)
+
+
+class FabricKind(StrEnum):
+    NVSWITCH = "nvswitch"  # every GPU reaches every other at its full rate
+    NVLINK_MESH = "nvlink-mesh"  # one link between each two GPUs (also AMD Infinity Fabric)
+    NVLINK_PAIRS = "nvlink-pairs"  # bridges join GPUs 2i and 2i+1, the rest goes over PCIe
+    PCIE = "pcie"
+
+
+@dataclass(frozen=True, slots=True)
+class Fabric:
+    """What joins the GPUs of a node.
+
+    ``link`` is one GPU's port on the switch, one edge of the mesh, one bridge, or one PCIe slot. GPUs that
+    share a socket but no bridge talk over ``host_link``, GPUs of different sockets over ``socket_link``.
+    """
+
+    kind: FabricKind
+    link: Link
+    host_link: Link | None = None
+    socket_link: Link | None = None
+    sockets: int = 1
+    in_switch_reduction: bool = False  # the switch adds (NVLink SHARP)
+    reduction_share: float = 1.0  # of a ring's rate that a port keeps while the switch adds
+    planes: int = 1  # switches side by side, each with its share of every GPU's links
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "sockets", "planes")
+        if self.kind is FabricKind.NVLINK_PAIRS and self.host_link is None:
+            raise ValueError("an nvlink-pairs fabric needs host_link, the way between GPUs without a bridge")
+        if self.in_switch_reduction and self.kind is not FabricKind.NVSWITCH:
+            raise ValueError(f"in_switch_reduction needs an nvswitch fabric, not {self.kind}")
+        if not 0 < self.reduction_share <= 1:
+            raise ValueError(
+                f"reduction_share must lie above 0 and be at most 1, not {self.reduction_share!r}"
+            )
+
+    def between(self, a: int, b: int, gpus: int) -> Link:
+        """The way from GPU *a* to GPU *b* of a node that has *gpus*."""
+        if self.kind in (FabricKind.NVSWITCH, FabricKind.NVLINK_MESH):
+            return self.link
+        if self.kind is FabricKind.NVLINK_PAIRS and a // 2 == b // 2:
+            return self.link
+        per_socket = max(1, gpus // self.sockets)
+        if self.socket_link is not None and a // per_socket != b // per_socket:
+            return self.socket_link
+        return self.host_link or self.link
+
+    def among(self, members: Sequence[int], gpus: int) -> Link:
+        """What each of *members* can send at while the group runs a ring inside the node.
+
+        In a full mesh the edges within the group carry disjoint rings side by side, so a GPU sends over
+        all of them. Elsewhere there is one way between neighbours and the slowest one sets the pace.
+        """
+        ring = sorted(members)
+        if len(ring) < 2:
+            return self.link
+        if self.kind is FabricKind.NVSWITCH:
+            return self.link
+        if self.kind is FabricKind.NVLINK_MESH:
+            return self.link.scaled(len(ring) - 1)
+        links = [self.between(a, b, gpus) for a, b in pairwise([*ring, ring[0]])]
+        slowest = min(links, key=lambda link: link.effective_bytes_per_s)
+        return Link(slowest.bandwidth_bytes_per_s, max(link.latency_s for link in links), slowest.efficiency)
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The processors of a node as GPUs see them: memory, and *links* to it that the GPUs share evenly."""
+
+    memory_bytes: float
+    memory_bandwidth_bytes_per_s: float  # of all sockets, reads and writes together
+    link: Link
+    links: int
+
+    def __post_init__(self) -> None:
+        require_positive(self, "memory_bytes", "memory_bandwidth_bytes_per_s")
+        require_counts(self, 1, "links")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    gpu: Gpu
+    gpus: int
+    fabric: Fabric
+    nics: int = 0  # that carry training traffic; storage and management NICs are not counted
+    nic: Link | None = None
+    transport: str = ""  # what the NICs speak, where it is told
+    host: Host | None = None  # where it is known
+
+    def __post_init__(self) -> None:
+        require_counts(self, 1, "gpus")
+        if type(self.nics) is not int or self.nics < 0:
+            raise ValueError(f"nics must be a whole number, not {self.nics!r}")
+        if (self.nics > 0) != (self.nic is not None):
+            raise ValueError("nics and the link of a nic go together: give both or neither")
+        if self.fabric.sockets > self.gpus:
+            raise ValueError(f"sockets ({self.fabric.sockets}) must not exceed gpus ({self.gpus})")
+
 
 # Small messages of 2 and 8 GPUs in one process, for each GPU: 3.9 and 4.4 us (NetX-lab/Echo and
 # microsoft/superbenchmark: A100), 3.3 to 5.3 (Azure/AI-benchmarking-guide: A100, H100).
@@ -35,7 +256,7 @@ class Communication:
     library: str = ""  # whose tables hold, such as "nccl-2.12"; none: the GPU maker's
 
     def __post_init__(self) -> None:
-        require_amount(self, "launch_overhead_s", "channel_overhead_s")
+        require_amounts(self, "launch_overhead_s", "channel_overhead_s")
         if not 0 < self.exchange_share <= 1:
             raise ValueError(f"exchange_share must lie above 0 and be at most 1, not {self.exchange_share!r}")
         if self.expert_share == 0:
@@ -58,7 +279,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.nodes is not None:
-            require_count(self, "nodes")
+            require_counts(self, 1, "nodes")
         if self.other is not None and (self.nodes is None or self.other.nodes is None):
             raise ValueError("nodes of both kinds must be told: nodes, and other.nodes")
         if self.nodes != 1 and self.node.nic is None:

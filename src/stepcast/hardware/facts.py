@@ -3,10 +3,8 @@
 from typing import Any
 
 from stepcast.hardware.catalog import cluster_names, gpu_names, load_cluster, load_gpu
-from stepcast.hardware.cluster import Cluster
+from stepcast.hardware.cluster import Cluster, Host, Link, Routing, Topology
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.node import Host, Link
-from stepcast.hardware.topology import Routing, Topology
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.toml import parse_toml
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from stepcast.hardware.check import require_amount, require_count, require_positive
+from stepcast.ir.check import require_amounts, require_counts, require_positive
 
 # Where a format has no matrix units of its own, the work runs in the first of these the GPU has. bf16 on
 # a GPU that lacks it is converted to fp32, never to fp16, whose range is smaller. Scaled formats (fp8, mxfp8,
@@ -54,8 +54,8 @@ class Gpu:
             self, "memory_bytes", "memory_bandwidth_bytes_per_s", "l2_bytes", "clock_hz", "power_w"
         )
         require_positive(self, "shared_memory_per_sm_bytes")
-        require_amount(self, "launch_overhead_s")
-        require_count(self, "sms")
+        require_amounts(self, "launch_overhead_s")
+        require_counts(self, 1, "sms")
         for table in (self.matrix_flops, self.vector_flops):
             if "fp32" not in table:
                 raise ValueError(f"{self.name}: fp32 peak is missing")

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 
-from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.node import Link
+from stepcast.hardware.cluster import Cluster, Link, NetworkKind, Routing, Topology
 from stepcast.hardware.placement import FILLED, Place, Placement, Region, placed
-from stepcast.hardware.topology import NetworkKind, Routing, Topology
 from stepcast.ir.identity import ByIdentity
 from stepcast.ir.ranks import Copies, RankGrid
 

@@ -12,12 +12,10 @@ from functools import lru_cache
 from types import NoneType
 from typing import TypeVar, get_args, get_origin, get_type_hints
 
-from stepcast.hardware.cluster import Cluster, Communication
+from stepcast.hardware.cluster import Cluster, Communication, Link, Node, Topology
 from stepcast.hardware.described import CatalogError, nearest
 from stepcast.hardware.gpu import Gpu
-from stepcast.hardware.node import Link, Node
 from stepcast.hardware.quantity import Dimension, parse_quantity
-from stepcast.hardware.topology import Topology
 
 DTYPES = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "fp4", "nvfp4", "int8")
 UNITS = ("matrix", "vector", "reached")  # reached: the fastest matrix multiply that was published

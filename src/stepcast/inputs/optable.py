@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.rows import SlabTable, draft_of, open_table, parse_amount, parse_count, shorten
-from stepcast.inputs.simai.reader import KINDS
+from stepcast.inputs.simai import KINDS
 from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.edits import LAYER_BLOCK

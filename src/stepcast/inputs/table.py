@@ -54,7 +54,7 @@ FORMATS: tuple[Format, ...] = (
     Format("megatron-log", "Megatron-LM standard output", "step log", "megatron_log"),
     Format("torchtitan-log", "torchtitan standard output", "step log", "torchtitan_log"),
     Format("stragglers", "StragglerAnalysis trace (comma separated)", "worker steps", "stragglers"),
-    Format("simai", "SimAI / AICB workload text", "workload", "simai.reader"),
+    Format("simai", "SimAI / AICB workload text", "workload", "simai"),
     Format("optable", "operator table (tab or comma separated)", "workload", "optable"),
     Format("op-times", "measured operator times (tab or comma separated)", "operator times", "op_times"),
     Format("megatron", "Megatron-LM per-rank trace", "timeline", "megatron.reader", joins=True),

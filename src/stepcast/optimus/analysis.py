@@ -6,8 +6,7 @@ from typing import Any
 import numpy as np
 
 from stepcast.ir.runlog import FIRST_WARM_STEP, RunLog
-from stepcast.optimus.cost import Constants
-from stepcast.optimus.machine import Machine
+from stepcast.optimus.cost import Constants, Machine
 from stepcast.optimus.plan import OptimusPlan, batch_s
 from stepcast.optimus.program import PredictedStep, predict_step
 from stepcast.units import format_seconds

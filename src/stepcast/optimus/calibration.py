@@ -19,8 +19,7 @@ from stepcast.ir.check import require
 from stepcast.ir.model import Model
 from stepcast.ir.runlog import RunLog
 from stepcast.models.catalog import load_model, model_names
-from stepcast.optimus.cost import Constants, efficiency_of
-from stepcast.optimus.machine import Machine
+from stepcast.optimus.cost import Constants, Machine, efficiency_of
 from stepcast.optimus.plan import OptimusPlan, batch_s, plan_of_log
 from stepcast.optimus.program import step_s
 

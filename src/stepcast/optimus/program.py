@@ -18,12 +18,13 @@ import numpy as np
 from stepcast.analyze.intervals import union_of
 from stepcast.optimus.cost import (
     BUCKET_PASSES,
+    FP32_BYTES,
     Constants,
+    Machine,
     StageWork,
     Work,
     stage_work,
 )
-from stepcast.optimus.machine import FP32_BYTES, Machine
 from stepcast.optimus.plan import OptimusPlan
 from stepcast.simulation.arrays import Program, ProgramBuilder, Times
 from stepcast.simulation.engine import simulate, task_times

@@ -19,7 +19,7 @@ from stepcast.cost.memory import memory
 from stepcast.forecast.options import DEFAULTS
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster
-from stepcast.hardware.node import Link
+from stepcast.hardware.cluster import Link
 from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import SCHEDULES, Placement

@@ -1,5 +1,6 @@
 """The set of public tables of collectives: nccl-tests and rccl-tests on many machines."""
 
+import csv
 import math
 import os
 import re
@@ -16,10 +17,109 @@ import numpy as np
 from stepcast.cost.collectives import Algorithm, Route, price, route_of, send_receive_price
 from stepcast.hardware import Cluster, load_cluster, resolve
 from stepcast.hardware.catalog import load_fit
-from stepcast.inputs.collective_table import TableRow, read_rows
+from stepcast.inputs.errors import FormatError
 from stepcast.ir.work import CollectiveKind
 from stepcast.units import KIB, MIB, US, format_bytes
 from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each
+
+# Tables of measured collectives, gathered from many sources: one line for each size of each table (csv).
+
+COLUMNS = (
+    "id",
+    "source",
+    "gpu",
+    "nodes",
+    "ranks",
+    "network",
+    "ranks_per_thread",
+    "collective",
+    "algo",
+    "size_bytes",
+    "time_us",
+    "time_oop_us",
+    "time_ip_us",
+    "status",
+    "outlier",
+    "notes",
+    "ranks_per_node",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """One size of one table; None and 0 stand for what its source does not tell."""
+
+    table: str
+    source: str
+    gpu: str
+    nodes: int
+    ranks: int
+    network: str
+    ranks_per_thread: int
+    collective: str
+    algorithm: str
+    size_bytes: int
+    measured_s: float
+    out_of_place: bool
+    in_place: bool
+    problem: bool
+    outlier: bool
+    notes: str
+    ranks_per_node: int
+
+    @property
+    def system(self) -> str:
+        """The machine: one publisher's GPUs of one kind."""
+        return f"{self.source.strip().partition(' ')[0]} {self.gpu}"
+
+
+def read_rows(path: str) -> list[TableRow]:
+    try:
+        with open(path, encoding="utf-8", newline="") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise FormatError(f"is no table of collectives: no column {missing[0]}", path)
+            return [_row(line, f"{path}:{number}") for number, line in enumerate(reader, start=2)]
+    except UnicodeDecodeError:
+        raise FormatError("is not UTF-8 text", path) from None
+    except csv.Error as error:
+        raise FormatError(f"is not valid csv: {error}", path) from None
+
+
+def _row(line: dict[str, str], where: str) -> TableRow:
+    def count(name: str) -> int:
+        text = line[name] or "0"
+        if not (text.isascii() and text.isdigit()):
+            raise FormatError(f"{name}: {line[name]!r} is not a whole number", where)
+        return int(text)
+
+    try:
+        measured_s = float(line["time_us"] or "nan") * US
+    except ValueError:
+        raise FormatError(f"time_us: {line['time_us']!r} is not a number", where) from None
+    if any(line[name] is None for name in COLUMNS) or not line["source"]:
+        raise FormatError("ends early, or names no source", where)
+    return TableRow(
+        table=line["id"],
+        source=line["source"],
+        gpu=line["gpu"],
+        nodes=count("nodes"),
+        ranks=count("ranks"),
+        network=line["network"],
+        ranks_per_thread=count("ranks_per_thread"),
+        collective=line["collective"],
+        algorithm=line["algo"],
+        size_bytes=count("size_bytes"),
+        measured_s=measured_s,
+        out_of_place=bool(line["time_oop_us"]),
+        in_place=bool(line["time_ip_us"]),
+        problem=line["status"] == "problem",
+        outlier=bool(line["outlier"]),
+        notes=line["notes"],
+        ranks_per_node=count("ranks_per_node"),
+    )
+
 
 # Rows of public tables of collectives, on the hardware they ran on and by the host that ran them.
 
@@ -261,7 +361,7 @@ def measure_folder(folder: str) -> Measurements:
     skipped.update(reason for reason in reasons if reason is not None)
     sizes = np.array([row.size_bytes for row, _ in found], dtype=np.float64)
     return Measurements(
-        columns([_row(row, priced) for row, priced in found]),
+        columns([_collective_tables_row(row, priced) for row, priced in found]),
         skipped,
         {"1 MiB and more": sizes >= MIB, "below 1 MiB": sizes < MIB},
         figures=_left_out_figures(found),
@@ -310,7 +410,7 @@ def _decades() -> list[tuple[float, str]]:
     return [*zip(edges, names, strict=True), (math.inf, f"{format_bytes(edges[-1])} and more")]
 
 
-def _row(row: TableRow, priced: PricedRow) -> Row:
+def _collective_tables_row(row: TableRow, priced: PricedRow) -> Row:
     way = _way(priced)
     return Row(
         f"{row.table} {format_bytes(row.size_bytes)}",

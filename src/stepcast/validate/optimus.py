@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from stepcast.hardware import load_cluster
 from stepcast.hardware.gpu import Gpu
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.gpustat import read_gpustat
-from stepcast.inputs.optimus.beside import LOG_END, gpustat_beside, read_logs
+from stepcast.inputs.optimus.beside import LOG_END, gpustat_beside, read_gpustat, read_logs
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import folder_files
 from stepcast.ir.runlog import RunLog
 from stepcast.optimus.calibration import CLUSTER, Observation, fit, lengths_of, observed, planned, shipped
-from stepcast.optimus.machine import machine_of
+from stepcast.optimus.cost import machine_of
 from stepcast.optimus.memory import optimus_memory
 from stepcast.optimus.program import step_s
 from stepcast.validate.scoreboard import Measurements, Row, columns

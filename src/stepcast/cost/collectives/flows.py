@@ -21,10 +21,9 @@ from stepcast.cost.collectives.moves import (
     joined_moves,
     moved,
 )
+from stepcast.hardware.cluster import FabricKind, NetworkKind, Routing
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.graph.routes import Ways, all_of, check_working, entries, over_ports, routes, summed
-from stepcast.hardware.node import FabricKind
-from stepcast.hardware.topology import NetworkKind, Routing
 from stepcast.ir.flows import Floats, FlowSet, Ints
 from stepcast.ir.group import FAMILIES, PARTS
 from stepcast.ir.ranks import RankGrid

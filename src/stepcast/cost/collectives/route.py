@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from stepcast.cost.collectives.tuning import Tuning, library_tuning, tuning_of
-from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.node import FabricKind, Link
+from stepcast.hardware.cluster import Cluster, FabricKind, Link
 from stepcast.hardware.path import GroupPath
 from stepcast.hardware.placement import Place
 from stepcast.ir.work import Collective, CollectiveKind

@@ -13,9 +13,7 @@ from math import ceil, prod
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.hardware.cluster import Cluster
-from stepcast.hardware.node import FabricKind
-from stepcast.hardware.topology import NetworkKind, Routing, Topology
+from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, Routing, Topology
 from stepcast.ir.flows import Floats, Ints, Links
 
 # Links in blocks: as many as an array of some shape has places, so that a link's number is arithmetic.

@@ -6,11 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.hardware.cluster import Cluster
+from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, Routing
 from stepcast.hardware.graph.network import Network
-from stepcast.hardware.node import FabricKind
 from stepcast.hardware.placement import Place, placed
-from stepcast.hardware.topology import NetworkKind, Routing
 from stepcast.ir.flows import Floats, Ints
 from stepcast.ir.layout import Layout
 

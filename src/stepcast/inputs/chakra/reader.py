@@ -92,11 +92,9 @@ def read(source: Source) -> "Workload":
 def read_run(sources: Sequence[Source]) -> "Workload":
     """The workload in the traces of ranks: as it was written, if by stepcast, else their nodes in order."""
     # Here, so that recognising other formats does not load them.
-    from stepcast.inputs.chakra.foreign import foreign_workload, joined_workload
-    from stepcast.inputs.chakra.nodes import dependency_indices, execution_order
-    from stepcast.inputs.chakra.ranks import known_ranks
+    from stepcast.inputs.chakra.foreign import foreign_workload, joined_workload, known_ranks
+    from stepcast.inputs.chakra.nodes import decode_together, dependency_indices, execution_order
     from stepcast.inputs.chakra.record import RECORD
-    from stepcast.inputs.chakra.walk import decode_together
 
     groups: dict[str, tuple[int, ...]] = {}
     files: list[Source] = []

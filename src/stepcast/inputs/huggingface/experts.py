@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface.dense import llama, mistral, qwen2, qwen3
-from stepcast.inputs.huggingface.keys import Keys, shortest_period, shown
+from stepcast.inputs.huggingface.dense import Keys, llama, mistral, qwen2, qwen3, shortest_period, shown
 from stepcast.ir.architecture import MOST_LAYERS
 from stepcast.ir.model import Model
 from stepcast.ir.model_parts import (

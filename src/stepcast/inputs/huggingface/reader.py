@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepcast.inputs.errors import FormatError
-from stepcast.inputs.huggingface import dense, experts, hybrid, recurrent
-from stepcast.inputs.huggingface.keys import Keys, shown
+from stepcast.inputs.huggingface import dense, experts, hybrid
+from stepcast.inputs.huggingface import hybrid as recurrent
+from stepcast.inputs.huggingface.dense import Keys, shown
 from stepcast.inputs.source import Source
 from stepcast.ir.limits import CONFIG
 from stepcast.ir.model import Model

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.megatron.config import Config, infer
-from stepcast.inputs.megatron.evidence import RankEvidence
-from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, Row, TraceColumns
+from stepcast.inputs.megatron.lines import BUCKET, KINDS, TRANSFERS, RankEvidence, Row, TraceColumns
 from stepcast.inputs.source import Source
 from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dtype import DType

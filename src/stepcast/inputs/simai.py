@@ -1,0 +1,432 @@
+"""SimAI / AICB workload text.
+
+    POLICY key: value ...
+    number of layer lines
+    name depends  fwd ns, comm, bytes  ig ns, comm, bytes  wg ns, comm, bytes  process ns  [policy]
+
+The body between the once-per-step lines is written out for every micro-batch; it is folded here.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from stepcast.inputs.errors import FormatError
+from stepcast.inputs.rows import parse_amount, parse_count, shorten
+from stepcast.inputs.source import Source
+from stepcast.ir.group import Group
+from stepcast.ir.layout import Layout
+from stepcast.ir.limits import CHUNKS, GPUS, MICRO_BATCHES
+from stepcast.ir.role import Role
+from stepcast.ir.work import Collective, CollectiveKind, Recorded
+from stepcast.ir.workload import Block, Layer, Op, Stage, Variation, Workload
+from stepcast.units import NS
+
+# Finding repeats in a written-out list of layers, so that each is stored once with its count.
+
+# The longest run of layers looked for as one repeating unit, e.g. a mixture-of-experts layer of nine rows.
+LONGEST_UNIT = 64
+
+
+class MicroBatches(NamedTuple):
+    """One micro-batch that stands for *copies*, and the rows in which some of them differ from it."""
+
+    base: Sequence[Layer]
+    copies: int
+    variations: tuple[Variation, ...]
+
+
+def fold_micro_batches(body: Sequence[Layer], count: int) -> MicroBatches | None:
+    """*body* as *count* micro-batches, or None where the names of their rows do not repeat.
+
+    Rows may differ in what they hold: AICB writes other weight-gradient times for the first embedding. The
+    base has at each place the row that most micro-batches have.
+    """
+    if count < 1 or len(body) % count:
+        return None
+    period = len(body) // count
+    base = list(body[-period:])
+    if body[:-period] == body[period:]:
+        return MicroBatches(base, count, ())
+    ids = _ids(body)
+    variations: list[Variation] = []
+    for position in range(period):
+        column = ids[position::period]
+        if column.count(column[-1]) == count:
+            continue
+        if any(body[at].name != base[position].name for at in range(position, len(body), period)):
+            return None
+        # Of equally many the last one, which is no first micro-batch with extra work.
+        usual = max(reversed(column), key=Counter(column).__getitem__)
+        base[position] = body[position + column.index(usual) * period]
+        variations += [
+            Variation(micro_batch, position, body[position + micro_batch * period])
+            for micro_batch, number in enumerate(column)
+            if number != usual
+        ]
+    variations.sort(key=lambda variation: (variation.micro_batch, variation.position))
+    return MicroBatches(base, count, tuple(variations))
+
+
+def fold_layers(layers: Sequence[Layer]) -> tuple[Block, ...]:
+    """*layers* as blocks: at each place the repeating unit that covers most, else a plain run."""
+    ids = _ids(layers)
+    following = _next_same(ids)
+    blocks: list[Block] = []
+    plain_from = at = 0
+    while at < len(layers):
+        unit, count = _longest_repeat(ids, following, at)
+        if count == 1:
+            at += 1
+            continue
+        if plain_from < at:
+            blocks.append(Block(tuple(layers[plain_from:at])))
+        blocks.append(Block(tuple(layers[at : at + unit]), count))
+        at += unit * count
+        plain_from = at
+    if plain_from < at:
+        blocks.append(Block(tuple(layers[plain_from:])))
+    return tuple(blocks)
+
+
+def _ids(layers: Sequence[Layer]) -> list[int]:
+    """A number for each layer, equal where the layers are; readers share equal layers as one object."""
+    by_object: dict[int, int] = {}
+    by_value: dict[Layer, int] = {}
+    ids = []
+    for layer in layers:
+        number = by_object.get(id(layer))
+        if number is None:
+            number = by_object[id(layer)] = by_value.setdefault(layer, len(by_value))
+        ids.append(number)
+    return ids
+
+
+def _next_same(ids: list[int]) -> list[int]:
+    """For each place the next place with the same number, or the end."""
+    last: dict[int, int] = {}
+    following = [len(ids)] * len(ids)
+    for at in range(len(ids) - 1, -1, -1):
+        following[at] = last.get(ids[at], len(ids))
+        last[ids[at]] = at
+    return following
+
+
+def _longest_repeat(ids: list[int], following: list[int], at: int) -> tuple[int, int]:
+    """The unit length and count at *at* that cover the most layers; the shortest unit wins a tie."""
+    best_unit, best_count = 1, 1
+    second = following[at]
+    while second < len(ids) and (unit := second - at) <= LONGEST_UNIT:
+        pattern = ids[at:second]
+        count = 1
+        while ids[at + count * unit : at + (count + 1) * unit] == pattern:
+            count += 1
+        if count > 1 and count * unit > best_count * best_unit:
+            best_unit, best_count = unit, count
+        second = following[second]
+    return best_unit, best_count
+
+
+# The first line of a SimAI workload: policy, parallel layout and checkpoints.
+
+POLICIES = (
+    "DATA",
+    "MODEL",
+    "HYBRID_TRANSFORMER",
+    "HYBRID_TRANSFORMER_FWD_IN_BCKWD",
+    "HYBRID_DLRM",
+    "HYBRID_DLRM_ENHANCED",
+    "HYBRID_DATA_MODEL",
+    "HYBRID_MODEL_DATA",
+    "HYBRID_CUSTOMIZED",
+    "MICRO",
+    "DISTRIBUTED_INFERENCE",
+)
+COUNT_KEYS = {
+    "model_parallel_NPU_group": "tp",
+    "ep": "ep",
+    "pp": "pp",
+    "vpp": "vpp",
+    "ga": "micro_batches",
+    "all_gpus": "gpus",
+}
+MOST = {"pp": CHUNKS, "vpp": CHUNKS, "ga": MICRO_BATCHES}
+LIST_KEYS = ("checkpoints", "checkpoint_initiates")
+# pp_comm is written with and without its colon.
+KEY = re.compile(r"([A-Za-z_]\w*):|pp_comm")
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the first line says; degrees it leaves out are None."""
+
+    policy: str
+    tp: int | None = None
+    ep: int | None = None
+    pp: int | None = None
+    vpp: int | None = None
+    micro_batches: int | None = None
+    gpus: int | None = None
+    boundary_bytes: int | None = None
+    checkpoints: tuple[int, ...] = ()
+    checkpoint_initiates: tuple[int, ...] = ()
+    unknown_keys: tuple[str, ...] = ()
+
+    @property
+    def layout(self) -> Layout:
+        """Degrees with defaults; data parallelism takes the GPUs that are left, by whole division."""
+        tp, pp = self.tp or 1, self.pp or 1
+        dp = 1 if self.gpus is None else self.gpus // (tp * pp)
+        try:
+            return Layout(tp=tp, ep=self.ep or 1, pp=pp, vpp=self.vpp or 1, dp=dp)
+        except ValueError as error:
+            raise FormatError(str(error), line=1) from None
+
+
+def parse_header(line: str) -> Header:
+    """``POLICY key: value ...``; keys in any order, the last one wins."""
+    tokens = line.split()
+    if not tokens or tokens[0] not in POLICIES:
+        found = shorten(tokens[0]) if tokens else "an empty line"
+        raise FormatError(f"unknown policy {found}; expected one of {', '.join(POLICIES)}", line=1)
+    values: dict[str, object] = {}
+    unknown: list[str] = []
+    at = 1
+    while at < len(tokens):
+        match = KEY.fullmatch(tokens[at])
+        if match is None:
+            raise FormatError(f"{shorten(tokens[at])} where a header key such as 'pp:' was expected", line=1)
+        key = match[1] or match[0]
+        at += 1
+        if key in LIST_KEYS:
+            values[key], at = _parse_list(tokens, at, key)
+            continue
+        if at >= len(tokens):
+            raise FormatError(f"header ends after {key!r}; expected its value", line=1)
+        if key in COUNT_KEYS:
+            values[COUNT_KEYS[key]] = _parse_degree(tokens[at], key)
+        elif key == "pp_comm":
+            values["boundary_bytes"] = round(parse_amount(tokens[at], key, 1))
+        else:
+            unknown.append(key)
+        at += 1
+    header = Header(tokens[0], unknown_keys=tuple(unknown), **values)  # type: ignore[arg-type]
+    _check_gpus(header)
+    return header
+
+
+def _parse_degree(token: str, key: str) -> int:
+    count, limit = parse_count(token, key, 1, at_least=1), MOST.get(key, GPUS)
+    if count > limit.most:
+        raise FormatError(f"{key} is {token}; {limit.said}", line=1)
+    return count
+
+
+def _parse_list(tokens: list[str], at: int, key: str) -> tuple[tuple[int, ...], int]:
+    """``N i1 .. iN`` at *at*; the indices and where the list ends."""
+    if at >= len(tokens):
+        raise FormatError(f"header ends after {key!r}; expected a count and that many layer numbers", line=1)
+    count = parse_count(tokens[at], key, 1)
+    listed = tokens[at + 1 : at + 1 + count]
+    if len(listed) < count:
+        raise FormatError(f"{key} announces {count} layers but lists {len(listed)}", line=1)
+    return tuple(parse_count(token, key, 1) for token in listed), at + 1 + count
+
+
+def _check_gpus(header: Header) -> None:
+    model_gpus = (header.tp or 1) * (header.pp or 1)
+    if header.gpus is not None and header.gpus < model_gpus:
+        raise FormatError(
+            f"all_gpus is {header.gpus}, fewer than tp x pp = {model_gpus}; expected a multiple of it", line=1
+        )
+
+
+KINDS = {
+    "ALLREDUCE": CollectiveKind.ALL_REDUCE,
+    "ALLGATHER": CollectiveKind.ALL_GATHER,
+    "REDUCESCATTER": CollectiveKind.REDUCE_SCATTER,
+    "ALLTOALL": CollectiveKind.ALL_TO_ALL,
+    "BROADCAST": CollectiveKind.BROADCAST,
+}
+SUFFIXES = {"EP": Group.EP, "DP_EP": Group.EXPERT_DP}
+# Group of a collective word without a suffix, per column: forward, input gradient, weight gradient.
+BARE_GROUPS = (Group.TP, Group.TP, Group.DP)
+COLUMNS = ("forward", "input gradient", "weight gradient")
+
+# Lines that AICB writes once per step, before and after the micro-batches.
+PROLOGUE_NAMES = frozenset(
+    {
+        "norm",
+        "grad_norm",
+        "layernorm",
+        "grad_gather",
+        "grad_param_comm",
+        "grad_param_compute",
+        "embedding_grads",
+        "moe_grad_norm1",
+        "moe_grad_norm2",
+    }
+)
+OPTIMIZER_NAMES = frozenset(f"optimizer{index}" for index in (1, 2, 3, 4))
+EPILOGUE_NAMES = frozenset(
+    {"embedding_norm"} | {f"cross_entropy{index}" for index in (1, 2, 3)} | OPTIMIZER_NAMES
+)
+# First line of each micro-batch.
+MICRO_BATCH_START = "embedding_layer"
+
+
+# Columns as written: equal ones become one object.
+OpsKey = tuple[str, str, str, int]
+
+
+def looks_like(head: str) -> bool:
+    words = head.split(maxsplit=1)
+    return bool(words) and words[0] in POLICIES
+
+
+def read(source: Source) -> Workload:
+    """The workload in *source*, micro-batches and layers folded."""
+    lines = enumerate(source.each_line(), 1)
+    header_line = next(lines, (1, ""))[1]
+    header = parse_header(header_line)
+    count_line = next(lines, None)
+    if count_line is None:
+        raise FormatError("file ends after its header; expected the number of layer lines", line=1)
+    declared = parse_count(count_line[1].strip(), "number of layer lines", 2)
+    layers = _parse_layers(lines, 13 if header.policy == "HYBRID_CUSTOMIZED" else 12)
+    if len(layers) != declared:
+        raise FormatError(f"declares {declared} layer lines but holds {len(layers)}", line=2)
+    if not layers:
+        raise FormatError("holds no layer lines; expected at least one", line=2)
+    for index in header.checkpoints + header.checkpoint_initiates:
+        if index >= len(layers):
+            raise FormatError(f"checkpoint names layer {index}, but the file has {len(layers)}", line=1)
+    return _assemble(header, layers, header_line, source.path)
+
+
+def _parse_layers(lines: Iterable[tuple[int, str]], columns: int) -> list[Layer]:
+    """Every layer line; equal lines become one object."""
+    known: dict[str, Layer] = {}
+    ops: dict[OpsKey, tuple[Op, ...]] = {}
+    layers: list[Layer] = []
+    for number, line in lines:
+        layer = known.get(line)
+        if layer is None:
+            tokens = line.split()
+            if not tokens:
+                continue
+            layer = known[line] = _parse_layer(tokens, columns, number, ops)
+        layers.append(layer)
+    return layers
+
+
+def _parse_layer(tokens: list[str], columns: int, line: int, known: dict[OpsKey, tuple[Op, ...]]) -> Layer:
+    if len(tokens) != columns:
+        raise FormatError(f"has {len(tokens)} columns; expected {columns}", line=line)
+    phases = []
+    for column, bare_group in enumerate(BARE_GROUPS):
+        compute, word, size = tokens[2 + 3 * column : 5 + 3 * column]
+        key = (compute, word, size, column)
+        if key not in known:
+            known[key] = _parse_ops(compute, word, size, bare_group, line=line, column=COLUMNS[column])
+        phases.append(known[key])
+    notes = []
+    if tokens[1] != "-1":
+        notes.append(("depends", tokens[1]))
+    if columns == 13:
+        if tokens[12] not in POLICIES:
+            raise FormatError(
+                f"unknown layer policy {shorten(tokens[12])}; expected one of {', '.join(POLICIES)}",
+                line=line,
+            )
+        notes.append(("policy", tokens[12]))
+    process_s = parse_amount(tokens[11], "process time", line) * NS
+    role = Role.OPTIMIZER if tokens[0] in OPTIMIZER_NAMES else None
+    return Layer(tokens[0], phases[0], phases[1], phases[2], process_s, tuple(notes), role=role)
+
+
+def _parse_ops(
+    compute: str, word: str, size: str, bare_group: Group, *, line: int, column: str
+) -> tuple[Op, ...]:
+    """The computation of one column, and its communication if there is one."""
+    computed = Op("", Recorded(parse_amount(compute, f"{column} compute time", line) * NS))
+    size_bytes = parse_count(size, f"{column} size", line)
+    if word == "NONE":
+        return (computed,)
+    kind, _, suffix = word.partition("_")
+    if kind not in KINDS or (suffix and suffix not in SUFFIXES):
+        expected = f"NONE, {', '.join(KINDS)}, bare or with _EP or _DP_EP"
+        raise FormatError(f"unknown collective {shorten(word)}; expected {expected}", line=line)
+    collective = Collective(KINDS[kind], size_bytes, SUFFIXES.get(suffix, bare_group))
+    return (computed, Op(collective.kind, collective))
+
+
+class _Sections(NamedTuple):
+    prologue: list[Layer]
+    body: list[Layer]
+    epilogue: list[Layer]
+
+
+def _split(layers: list[Layer]) -> _Sections:
+    """Once-per-step lines at both ends, the micro-batches between."""
+    start, end = 0, len(layers)
+    while start < end and layers[start].name in PROLOGUE_NAMES:
+        start += 1
+    while end > start and layers[end - 1].name in EPILOGUE_NAMES:
+        end -= 1
+    return _Sections(layers[:start], layers[start:end], layers[end:])
+
+
+def _assemble(header: Header, layers: list[Layer], header_line: str, path: str) -> Workload:
+    sections = _split(layers)
+    warnings = [f"header key {key!r} is not known and was left out" for key in header.unknown_keys]
+    declared = header.micro_batches or 1
+    folded = _fold_micro_batches(sections.body, declared)
+    written = folded.copies
+    micro_batches = declared
+    if written not in (1, declared):
+        micro_batches = written
+        warnings.append(
+            f"the header says ga: {declared} but {written} micro-batches are written out; {written} is used"
+        )
+    elif written == 1 and declared > 1:
+        warnings.append(f"one micro-batch is written out and stands for all {declared} of the header's ga")
+    layout = header.layout
+    if header.gpus is not None and layout.gpus != header.gpus:
+        warnings.append(f"all_gpus {header.gpus} is not a multiple of tp x pp; dp is taken as {layout.dp}")
+    stage = Stage(
+        body=fold_layers(folded.base),
+        prologue=tuple(sections.prologue),
+        epilogue=tuple(sections.epilogue),
+        variations=folded.variations,
+    )
+    return Workload(
+        stages=(stage,),
+        layout=layout,
+        micro_batches=micro_batches,
+        boundary_bytes=header.boundary_bytes,
+        name=_file_stem(path),
+        source="simai",
+        notes=(
+            ("lines", str(len(layers))),
+            ("simai.header", header_line),
+            ("simai.policy", header.policy),
+            ("simai.written_micro_batches", str(written)),
+        ),
+        warnings=tuple(warnings),
+    )
+
+
+def _fold_micro_batches(body: Sequence[Layer], declared: int) -> MicroBatches:
+    """The micro-batches the body spells out: as many as declared, or as many as begin."""
+    starts = sum(layer.name == MICRO_BATCH_START for layer in body)
+    for count in (declared, starts):
+        if count > 1 and (folded := fold_micro_batches(body, count)):
+            return folded
+    return MicroBatches(body, 1, ())
+
+
+def _file_stem(path: str) -> str:
+    return path.replace("\\", "/").rsplit("/", 1)[-1].rsplit(".", 1)[0]

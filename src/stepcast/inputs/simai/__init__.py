@@ -1,1 +1,0 @@
-"""SimAI / AICB workload text. ``reader`` is what the table of formats loads."""
