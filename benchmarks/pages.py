@@ -7,7 +7,8 @@ from time import process_time
 import stepcast
 from stepcast.forecast.operators import roofline
 from stepcast.pages.document import About, render
-from stepcast.pages.step import step_page
+from stepcast.views.html import page_of
+from stepcast.views.step import step_view
 from tests.browser.conftest import FLAGS, chromium_path, many_slices
 from tests.browser.test_pages_in_browser import PAN
 
@@ -22,7 +23,9 @@ def run() -> None:
     _ = prediction.report, prediction.timeline
     began = process_time()
     page = render(
-        step_page(prediction.report.facts(), About("predict"), prediction.timeline, roofline(prediction))
+        page_of(
+            step_view(prediction.report.facts(), prediction.timeline, roofline(prediction)), About("predict")
+        )
     )
     took = process_time() - began
     size = f"{len(prediction.timeline):,} spans: {took * 1e3:.0f} ms, {len(page) / 1e3:.0f} kB"

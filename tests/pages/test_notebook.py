@@ -39,7 +39,7 @@ def test_a_prediction_is_short_to_print_and_whole_to_look_at(prediction: stepcas
     assert len(repr(prediction)) < 150
     assert "8 GPUs" in repr(prediction)
     page = assert_safe(page_of(prediction._repr_html_()))
-    assert "Where the step goes" in page.text
+    assert "Time breakdown" in page.text
     assert page.block("timeline-data")["count"] == len(prediction.timeline)
 
 
@@ -61,7 +61,7 @@ def test_a_prediction_of_very_many_micro_batches_travels_without_its_tasks() -> 
     there = pickle.loads(pickle.dumps(long))
     assert there.report == long.report
     assert there.drawn is None
-    assert "Where the step goes" in there._repr_html_()
+    assert "Time breakdown" in there._repr_html_()
     with pytest.raises(ValueError, match="predict it again"):
         _ = there.timeline
 

@@ -114,7 +114,7 @@ def test_an_answer_is_a_page_its_command_and_what_to_keep(server: Server) -> Non
         found["command"]
         == "stepcast predict --model llama-3.1-8b --cluster dgx-h100 --gpus 16 --tp 2 --global-batch 32 --seq 2048"
     )
-    assert "Where the step goes" in found["html"]
+    assert "Time breakdown" in found["html"]
     assert found["summary"]["step_s"] > 0
     whole = server.ask(f"/whole?{QUERY}").found["html"]
     assert "timeline-data" in whole

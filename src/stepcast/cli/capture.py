@@ -91,11 +91,12 @@ def run(args: argparse.Namespace) -> int:
         print_json(found)
         return 0
     from stepcast.report.captured import captured_text
-    from stepcast.report.step import step_text
+    from stepcast.views.step import step_view
+    from stepcast.views.terminal import render_text
 
     print(captured_text(found, terminal_width()))
     if args.predict:
-        print("\n" + step_text(found["prediction"], terminal_width()))
+        print("\n" + render_text(step_view(found["prediction"]), terminal_width()))
         print_warnings(found["prediction"]["warnings"])
     if args.output:
         print(f"\nwrote {visible(args.output)}: 'stepcast predict --captured' prices it on any GPU")

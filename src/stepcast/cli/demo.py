@@ -105,14 +105,15 @@ def _forecast(folder: Path, output: Path, width: int) -> tuple[Path, str]:
     from stepcast.forecast.simulate import simulate
     from stepcast.hardware import load_cluster
     from stepcast.report.gantt import gantt
-    from stepcast.report.step import step_text
+    from stepcast.views.step import step_view
+    from stepcast.views.terminal import render_text
 
     source = Source(folder / "simai-llama-405b.txt")
     prediction = simulate(read_sources([source], recognise(source)), load_cluster("dgx-h100"))
     path = output / "simai-llama-405b.perfetto.json"
     write_trace(prediction.timeline, str(path))
     found = prediction.report.facts() | {"stages": []}
-    return path, step_text(found, width) + "\n\n" + gantt(prediction.timeline, width)
+    return path, render_text(step_view(found), width) + "\n\n" + gantt(prediction.timeline, width)
 
 
 def _row(found: dict[str, Any]) -> tuple[str, str, str, str]:

@@ -11,7 +11,7 @@ from stepcast.cli.configured import equivalent_command, save_run
 from stepcast.cli.forecasting import add_forecast_arguments, forecast, run_facts
 from stepcast.cli.neighbours import neighbours
 from stepcast.cli.options import add_options
-from stepcast.cli.output import terminal_width, write_file, write_files
+from stepcast.cli.output import write_file, write_files
 from stepcast.cli.remedies import remedies
 from stepcast.cli.results import add_result_arguments, show_prediction
 from stepcast.units import DAY, HOUR, format_seconds
@@ -74,7 +74,6 @@ def run(args: argparse.Namespace) -> int:
             raise ValueError(f"--save {args.save}: name a file that ends in .toml")
         write_file(args.save, save_run(found))
     prediction = found.prediction.noting(found.assumptions, warnings)
-    report = prediction.report
     unfit = not prediction.fits
     show_prediction(
         prediction,
@@ -85,10 +84,6 @@ def run(args: argparse.Namespace) -> int:
         remedies=remedies(found, prediction.step_s) if unfit else None,
         config=described.facts(equivalent_command(found)) if described else None,
     )
-    if args.explain_memory and not args.json and report.memory_bytes is not None:
-        from stepcast.report.step import memory_text
-
-        print("\n" + memory_text(report.memory_bytes, terminal_width()))
     return DOES_NOT_FIT if unfit and args.require_fit else 0
 
 
@@ -99,10 +94,6 @@ def _run_captured(args: argparse.Namespace) -> int:
     check_captured_options(args)
     prediction, asked = predicted(read_captured(args.captured), args)
     show_prediction(prediction, args, asked)
-    if args.explain_memory and not args.json and prediction.report.memory_bytes is not None:
-        from stepcast.report.step import memory_text
-
-        print("\n" + memory_text(prediction.report.memory_bytes, terminal_width()))
     return DOES_NOT_FIT if args.require_fit and not prediction.fits else 0
 
 

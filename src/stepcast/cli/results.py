@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
-from stepcast.cli.pages import told_page, write_page
+from stepcast.cli.pages import told_page, write_view
 from stepcast.report.visible import visible
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
     from stepcast.forecast.simulate import Prediction
     from stepcast.ir.facts import ChangeFacts
-    from stepcast.pages.document import About, Page
+    from stepcast.views.view import View
 
 
 def add_result_arguments(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
@@ -58,19 +58,15 @@ def show_prediction(
     if args.trace:
         found["trace"] = args.trace
         write_trace(prediction.timeline, args.trace)
-    write_page(args, lambda about: _page(prediction, found, about, changes()))
+    view = _view(prediction, found, args, changes)
+    write_view(args, view)
     if args.json:
         print_json(found)
         return
-    from stepcast.report.step import path_text, step_text
+    from stepcast.views.terminal import render_text
 
     width = terminal_width()
-    print(step_text(found, width))
-    if args.critical_path:
-        rows = [(row["name"], row["count"], row["seconds"]) for row in found["critical_path"]]
-        print("\n" + path_text(rows, found["step_s"], width))
-    if args.jitter is not None:
-        print("\n" + _jitter_text(found["jitter"], width))
+    print(render_text(view, width))
     if args.gantt:
         from stepcast.report.gantt import gantt
 
@@ -82,13 +78,21 @@ def show_prediction(
     print_warnings(found["warnings"])
 
 
-def _page(
-    prediction: "Prediction", found: dict[str, Any], about: "About", changes: "list[ChangeFacts]"
-) -> "Page":
-    from stepcast.forecast.operators import roofline
-    from stepcast.pages.step import step_page
+def _view(
+    prediction: "Prediction",
+    found: dict[str, Any],
+    args: argparse.Namespace,
+    changes: "Callable[[], list[ChangeFacts]]",
+) -> "View":
+    """Return the view of a step; its timeline, roofline and the changes to try are those of its page."""
+    from stepcast.views.step import step_view
 
-    return step_page(found, about, prediction.drawn, roofline(prediction), changes)
+    explained = getattr(args, "explain_memory", False)
+    if not args.html:
+        return step_view(found, explain_memory=explained)
+    from stepcast.forecast.operators import roofline
+
+    return step_view(found, prediction.drawn, roofline(prediction), changes(), explained)
 
 
 def _path_rows(prediction: "Prediction") -> list[tuple[str, int, float]]:
@@ -115,14 +119,3 @@ def _jitter(prediction: "Prediction", args: argparse.Namespace) -> dict[str, Any
         "deviation_s": spread.deviation_s,
         "percentiles_s": {f"p{rank}": seconds for rank, seconds in spread.percentiles_s.items()},
     }
-
-
-def _jitter_text(found: dict[str, Any], width: int) -> str:
-    from stepcast.report.text import wrap
-    from stepcast.units import format_seconds
-
-    ranks = ", ".join(f"{name} {format_seconds(seconds)}" for name, seconds in found["percentiles_s"].items())
-    mean = format_seconds(found["mean_s"])
-    return "\n".join(
-        wrap(f"with jitter {found['deviation']:g} over {found['runs']} runs: mean {mean}, {ranks}", width)
-    )

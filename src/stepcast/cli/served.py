@@ -24,7 +24,6 @@ from stepcast.inputs.table import read_as_one
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.pages.document import About
-from stepcast.pages.step import layout_words, step_page, subject
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.questions.spelling import build_question
 from stepcast.searching.best import Counts, Found
@@ -34,6 +33,7 @@ from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.version import __version__
 from stepcast.views.compare import compare_view
 from stepcast.views.html import page_of
+from stepcast.views.step import layout_words, step_view, subject
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -69,15 +69,15 @@ class Verbs:
             if not found.prediction.fits:
                 facts["remedies"] = remedies(found, facts["step_s"])
             changes = neighbours(found, facts["command"], rest)
-            page = step_page(facts, about, found.prediction.drawn, roofline(found.prediction), changes)
+            view = step_view(facts, found.prediction.drawn, roofline(found.prediction), changes)
         else:
-            page = step_page(facts, about, None, roofline(found.prediction))
+            view = step_view(facts, None, roofline(found.prediction))
         memory = facts["memory_bytes"]
         verdict = memory["verdict"]
         said = f"MFU {format_percent(facts['mfu'])}, {format_bytes(memory['total'])}, {verdict}"
         title = f"{format_seconds(facts['step_s'])}: {subject(facts)}"
         return Answer(
-            page,
+            page_of(view, about),
             {"title": title, "words": f"{layout_words(facts['run'])}; {said}", "step_s": facts["step_s"]},
         )
 

@@ -9,7 +9,6 @@ from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup
 from stepcast.report.plan import CHOICE_HEADS, PART_NAMES, STAGE_HEADS, choice_row, fullest_memory, stage_rows
-from stepcast.report.step import memory_words
 from stepcast.units import (
     DAY,
     HOUR,
@@ -20,6 +19,7 @@ from stepcast.units import (
     format_seconds,
     format_short_count,
 )
+from stepcast.views.step import memory_words
 
 Facts = Mapping[str, Any]
 KINDS = {

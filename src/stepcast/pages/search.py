@@ -19,8 +19,8 @@ from stepcast.pages.charts import Frame, legend
 from stepcast.pages.document import About, Page, Section
 from stepcast.pages.markup import Child, Markup, join, tag
 from stepcast.report.search import end_words, nothing_words, ranked_columns, slower_words, strategy_words
-from stepcast.report.step import PART_NAMES
 from stepcast.units import GIB, format_bytes, format_percent, format_seconds
+from stepcast.views.step import PART_NAMES
 
 Facts = Mapping[str, Any]
 # Dots beyond so many hide each other.

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepcast.report.step import memory_words
 from stepcast.report.text import bullet, facts, parts_table, table
 from stepcast.units import (
     DAY,
@@ -14,6 +13,7 @@ from stepcast.units import (
     format_seconds,
     format_short_count,
 )
+from stepcast.views.step import memory_words
 
 Facts = Mapping[str, Any]
 NOT_CHECKED = "not checked: --step-s gives a step without a model"

@@ -1,5 +1,6 @@
 """A view as a self-contained page: each part becomes a section."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ CELL_HEIGHT = 16
 SHADES = 10
 MOST_TIMES = 32
 NOTEBOOK_HEIGHT = 720
+NEGATIVE = re.compile(r"(?:(?<=^)|(?<=[ (]))-(?=\d)")
 
 
 def page_of(view: View, about: About) -> Page:
@@ -90,15 +92,15 @@ def _card(figure: Figure) -> Markup:
 
 
 def _minus(text: str) -> str:
-    """Return *text* with a minus sign where a number begins with a hyphen."""
-    return f"−{text[1:]}" if text[:1] == "-" and text[1:2].isdigit() else text
+    """Return *text* with minus signs where numbers begin with a hyphen."""
+    return NEGATIVE.sub("−", text)
 
 
 def _section(part: Part, about: About) -> Section | None:
     if isinstance(part, TimelineChart):
         return timeline_section(part.timeline, about.links, part.what)
     body = render_body(part)
-    return Section(part.title, body, part.lead, part.wide) if body else None
+    return Section(part.title, body, _minus(part.lead), part.wide) if body else None
 
 
 def render_body(part: Part | None) -> Child:
@@ -110,8 +112,15 @@ def _table(part: Table) -> Markup | None:
     if not part.cells:
         return None
     keys = [[cell.key for cell in row] for row in part.cells]
-    lines = [[_minus(cell.text) for cell in row] for row in part.cells]
+    lines = [[_options(cell.text) if cell.code else _minus(cell.text) for cell in row] for row in part.cells]
     return blocks.table(part.heads, lines, part.caption or part.title, keys, part.sortable, part.ids)
+
+
+def _options(words: str) -> Markup:
+    """Return options of a command line, each on one line with its value."""
+    first, *others = words.split(" --")
+    options = [first, *(f"--{other}" for other in others)]
+    return tag("code", [(tag("span", option, class_="option"), " ") for option in options])
 
 
 def _breakdown(part: Breakdown) -> Markup:
@@ -134,7 +143,9 @@ def _bars(part: Bars) -> Markup | None:
         rows.append(BarRow(bar.label, pieces, value, part.marks, bar.strong))
     drawn = bars(rows, part.most, part.show, part.unit)
     known = [(kind, words) for kind, words in part.kinds.items() if kind in used]
-    return Markup(legend(known) + drawn) if known else drawn
+    commands = [tag("li", tag("code", command)) for command in part.commands]
+    below = tag("details", tag("summary", "Their commands"), tag("ol", commands)) if commands else None
+    return join((legend(known) if known else None, drawn, below))
 
 
 def _pairs(part: Pairs) -> Markup | None:
@@ -244,10 +255,7 @@ def _remarks(part: Remarks) -> Markup | None:
 
 
 def _commands(part: Commands) -> Markup | None:
-    listed = [tag("li", tag("code", command)) for command in part.commands]
-    if part.folded:
-        return tag("details", tag("summary", part.title), tag("ol", listed))
-    return tag("ol", listed, class_="commands")
+    return tag("ol", [tag("li", tag("code", command)) for command in part.commands], class_="commands")
 
 
 def _columns(part: Columns) -> Markup | None:

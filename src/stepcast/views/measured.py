@@ -158,7 +158,8 @@ def plain_pairs(facts: Facts) -> list[tuple[str, str]]:
 
 def _breakdown(breakdown_s: Mapping[str, float], step_s: float) -> Breakdown:
     head = "time breakdown (mean over ranks)"
-    return Breakdown("Time breakdown", shares_of(breakdown_s), step_s, head=head, lead="Mean over ranks.")
+    large = [each for each in shares_of(breakdown_s) if each.amount >= SMALLEST_SHARE * step_s]
+    return Breakdown("Time breakdown", large, step_s, head=head, lead="Mean over ranks.")
 
 
 def _ranks_words(facts: Facts) -> str:

@@ -11,13 +11,13 @@ from stepcast.pages.charts import Frame
 from stepcast.pages.document import About, Page, Section, render
 from stepcast.pages.markup import tag
 from stepcast.pages.plan import plan_page
-from stepcast.pages.step import step_page
 from stepcast.report.search import nothing_words, row_words, strategy_words
 from stepcast.units import GIB, format_seconds
 from stepcast.version import __version__
 from stepcast.views.compare import compare_view
 from stepcast.views.html import render_notebook
 from stepcast.views.measured import megatron_view, replay_view
+from stepcast.views.step import step_view
 from stepcast.views.traces import kineto_view, optimus_view
 
 Facts = Mapping[str, Any]
@@ -40,7 +40,7 @@ def framed(page: Page) -> str:
 
 
 def step_html(found: Facts, timeline: Timeline | None, roofline: Any = None) -> str:
-    return framed(step_page(found, About("prediction", version=__version__), timeline, roofline))
+    return render_notebook(step_view(found, timeline, roofline), "prediction")
 
 
 def measured_html(facts: Facts) -> str:

@@ -25,7 +25,6 @@ from stepcast.views.view import (
 
 # From idle to the capacity of a link, in ten steps that any terminal shows.
 SHADES = " .:-=+*#%@"
-SMALLEST_SHARE = 5e-4
 
 
 def render_text(view: View, width: int, verbose: bool = True) -> str:
@@ -45,6 +44,7 @@ def render_text(view: View, width: int, verbose: bool = True) -> str:
         *first, last = hidden
         blocks.append(f"--verbose adds {', '.join(first)} and {last}" if first else f"--verbose adds {last}")
     blocks.append("\n".join(bullet(note, "assumed: ", width) for note in view.assumptions))
+    blocks.append("\n".join(bullet(note, "config: ", width) for note in view.config))
     return "\n\n".join(block for block in blocks if block)
 
 
@@ -65,6 +65,8 @@ def _table(part: Table, width: int) -> str:
         return ""
     lines = [[cell.text for cell in row] for row in part.cells[: part.most_lines]]
     text = table(part.heads, lines, width, whole=part.uncut)
+    if part.narrow and max(map(len, text.split("\n"))) > width:
+        return _table(part.narrow, width)
     left_out = len(part.cells) - len(lines)
     more = f"... and {left_out:,} more (--json)" if left_out else ""
     return "\n".join(line for line in (text, more, part.note) if line)
@@ -72,10 +74,8 @@ def _table(part: Table, width: int) -> str:
 
 def _breakdown(part: Breakdown, width: int) -> str:
     total = part.total or 1.0
-    large = [(each.name, each.amount) for each in part.parts if each.amount >= SMALLEST_SHARE * total]
-    return parts_table(
-        part.head or part.title.lower(), [each for each in large if each[1] > 0], total, part.show, width
-    )
+    parts = [(each.name, each.amount) for each in part.parts if each.amount > 0]
+    return parts_table(part.head or part.title.lower(), parts, total, part.show, width)
 
 
 def _bars(part: Bars, width: int) -> str:

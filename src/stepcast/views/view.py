@@ -95,10 +95,11 @@ class Part:
 
 
 class Cell(NamedTuple):
-    """A cell of a table: its text, and the value that the column is sorted by."""
+    """A cell of a table: its text, and the value that the column is sorted by; *code* are options to type."""
 
     text: str
     key: object = None
+    code: bool = False
 
 
 Source = str | Callable[[Any], object] | tuple[str, Callable[[Any], object]]
@@ -118,6 +119,7 @@ class Table(Part):
     ids: Sequence[object] | None = None
     uncut: Sequence[int] = ()  # columns that text never shortens
     note: str = ""  # a line below the table in text
+    narrow: "Table | None" = None  # the table for terminals that this one is too wide for
 
 
 def table_of(title: str, rows: Iterable[Row], columns: Mapping[str, Source], **options: Any) -> Table:
@@ -187,6 +189,7 @@ class Bars(Part):
     unit: float = 1.0
     marks: Sequence[tuple[str, float, str]] = ()
     table: Table | None = None
+    commands: Sequence[str] = ()  # of the bars, folded below them on a page
 
 
 def bars_of_times(
@@ -335,7 +338,6 @@ class Commands(Part):
     """Command lines with their numbers."""
 
     commands: Sequence[str]
-    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +359,7 @@ class View:
     facts: Mapping[str, Any]
     _: KW_ONLY
     asked: Sequence[tuple[str, object]] = ()
+    config: Sequence[str] = ()  # what became of the keys of a configuration file
     assumptions: Sequence[str] = ()
     warnings: Sequence[str] = ()
 

@@ -1,0 +1,594 @@
+"""The view of a simulated step: how long, where the time goes, whether it fits, and what to change."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stepcast.ir.facts import ChangeFacts, OperatorFacts, RooflineFacts, band_of
+from stepcast.ir.timeline import Timeline
+from stepcast.report.asked import asked_pairs, config_notes
+from stepcast.units import (
+    GIB,
+    TFLOPS,
+    format_bytes,
+    format_money,
+    format_percent,
+    format_seconds,
+    format_short_count,
+)
+from stepcast.views.measured import micro_batches_words, plain_pairs
+from stepcast.views.view import (
+    Axis,
+    Band,
+    Bar,
+    Bars,
+    Breakdown,
+    Cell,
+    Columns,
+    Dot,
+    Exposure,
+    FactList,
+    Figure,
+    Headline,
+    Line,
+    Mood,
+    Part,
+    Remark,
+    Remarks,
+    Scatter,
+    Share,
+    Shown,
+    Source,
+    Table,
+    View,
+    plain_table,
+    signed_percent,
+    signed_seconds,
+    table_of,
+    text_line,
+    timeline_chart,
+)
+
+Facts = Mapping[str, Any]
+MOST_LINES = 16
+MOST_STAGES = 64
+LEAST_SHOWN = 0.001  # of the step, for a column of its own
+STATED = ("parameters", "gradients", "optimizer", "activations")  # of memory, as the JSON contract has them
+PART_NAMES = {
+    "compute": "compute",
+    "tp": "tensor parallel, exposed",
+    "cp": "context parallel, exposed",
+    "ep": "expert parallel, exposed",
+    "dp": "data parallel, exposed",
+    "pp": "pipeline messages, exposed",
+    "bubble": "pipeline bubble",
+    "optimizer": "optimizer",
+    "host": "waiting for the host",
+    "other": "other",
+}
+STAGE_KINDS = {
+    "compute": "busy",
+    "exposed": "exposed communication",
+    "host": "waiting for the host",
+    "bubble": "bubble",
+}
+MEMORY_KINDS = {
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer states",
+    "activations": "activations",
+    "temporary": "temporary",
+    "communication": "communication buffers",
+    "fragmentation": "fragmentation",
+    "framework": "framework",
+    "rest": "other",
+}
+GROUP_NAMES = {
+    "tp": "tensor parallel",
+    "cp": "context parallel",
+    "ep": "expert parallel",
+    "dp": "data parallel",
+    "pp": "pipeline messages",
+    "expert-tp": "tensor parallel of experts",
+    "expert-dp": "data parallel of experts",
+    "expert-shard": "sharded experts",
+    "expert-replica": "replicas of sharded experts",
+    "mirror": "copies of layers",
+    "world": "all GPUs",
+    "embedding": "shared embedding",
+    "shard": "sharded weights",
+    "replica": "replicas of shards",
+    "to-host": "to the host",
+    "from-host": "from the host",
+}
+# What usually makes a part smaller.
+REMEDIES = {
+    "tp": "a smaller tp (with more pp, dp or sharding in its place), sequence parallelism, or overlapping it",
+    "cp": "a smaller cp where the sequence allows it",
+    "ep": "a smaller ep, or a dispatcher that sends a token to each node once",
+    "dp": "more micro-batches to a step, overlapping reductions with the backward, or sharding less",
+    "pp": "fewer stages, or a larger micro-batch for each message",
+    "bubble": "more micro-batches to a step, fewer stages, or interleaving (vpp) and zero-bubble schedules",
+    "optimizer": "sharding the optimizer (ZeRO-1)",
+    "other": "captured graphs where an eager host is behind its GPU",
+}
+
+
+def step_view(
+    facts: Facts,
+    timeline: Timeline | None = None,
+    roofline: RooflineFacts | None = None,
+    changes: Sequence[ChangeFacts] = (),
+    explain_memory: bool = False,
+) -> View:
+    """Return the view of a StepReport.
+
+    *changes* are predictions with one choice made otherwise; *explain_memory* adds the memory of each stage
+    to the text.
+    """
+    lead = "Mean over stages. Communication counts where no computation hides it; the parts sum to the step."
+    return View(
+        f"{format_seconds(facts['step_s'])} per step: {subject(facts)}",
+        _headline(facts),
+        _figures(facts),
+        [
+            _remedies(facts),
+            Breakdown(
+                "Time breakdown",
+                step_shares(facts),
+                facts["step_s"],
+                head="time breakdown (mean over stages)",
+                lead=lead,
+            ),
+            _advice(facts, changes),
+            _communication(facts),
+            _stages(facts),
+            _memory(facts, explain_memory),
+            _critical_path(facts),
+            _jitter(facts.get("jitter")),
+            FactList(
+                "What was asked",
+                _run_pairs(facts),
+                lead="From measured to roofline: where each price comes from, the least trusted of its kind.",
+                shown=Shown.PAGE,
+            ),
+            timeline_chart(timeline),
+            _roofline(roofline) if roofline is not None else None,
+        ],
+        facts,
+        asked=asked_pairs(facts),
+        assumptions=facts["assumptions"],
+        config=config_notes(facts["config"]) if facts.get("config") else (),
+        warnings=facts["warnings"],
+    )
+
+
+def subject(facts: Facts) -> str:
+    """Return what the step is of, in a line."""
+    run = facts.get("run") or {}
+    model = run.get("model") or facts.get("model") or facts.get("workload") or "workload"
+    where = run.get("cluster") or facts.get("cluster")
+    return f"{model} on {facts['gpus']:,} GPUs" + (f", {where}" if where else "")
+
+
+def layout_words(run: Facts) -> str:
+    """Return the degrees of parallelism above one."""
+    names = ("tp", "cp", "ep", "pp", "vpp", "dp")
+    return " · ".join(f"{name} {run[name]}" for name in names if run.get(name, 1) not in (0, 1)) or "one GPU"
+
+
+def step_band(facts: Facts, step_s: float) -> Band:
+    """Return the interval of a step time."""
+    known = band_of(facts)
+    ends = format_seconds(known.low_s), format_seconds(known.high_s)
+    return Band(known.low_s, step_s, known.high_s, *ends, known.words)
+
+
+def _headline(facts: Facts) -> Headline:
+    run, step_s = facts["run"], facts["step_s"]
+    batch = [f"{facts['schedule']}, {micro_batches_words(facts['micro_batches'])}"]
+    if "global_batch" in run:
+        batch.insert(0, f"{run['global_batch']:,} sequences of {run['seq']:,} tokens")
+    batch += [str(run[name]) for name in ("precision", "framework") if run.get(name)]
+    about = (subject(facts), layout_words(run), " · ".join(batch))
+    return Headline.of_seconds(step_s, "per step", about, step_band(facts, step_s))
+
+
+def _figures(facts: Facts) -> list[Figure]:
+    memory, band, step_s = facts["memory_bytes"], facts["uncertainty"], facts["step_s"] or 1.0
+    figures: list[Figure] = []
+    if memory is not None:
+        used, has = format_bytes(memory["total"]), format_bytes(memory["capacity"])
+        share = format_percent(memory["total"] / memory["capacity"])
+        mood = Mood.GOOD if memory["verdict"] == "fits" else Mood.BAD
+        verdict = str(memory["verdict"]).capitalize()
+        figures.append(Figure("memory", verdict, f"{used} of {has}, {share}", mood=mood, shown=Shown.PAGE))
+    bubble = format_percent(facts["bubble_fraction"])
+    figures.append(Figure("pipeline bubble", bubble, "of the step", shown=Shown.PAGE))
+    if facts["communication_s"]:
+        group, worst = max(facts["communication_s"].items(), key=lambda each: each[1]["exposed"])
+        share = format_percent(worst["exposed"] / step_s)
+        name = GROUP_NAMES.get(group, group)
+        figures.append(
+            Figure("costliest communication", name, f"{share} of the step exposed", shown=Shown.PAGE)
+        )
+    interval = f"{format_seconds(band['low_s'])} to {format_seconds(band['high_s'])}"
+    figures += [
+        text_line("step", format_seconds(facts["step_s"])),
+        text_line(band_of(facts).words, f"{interval} ({interval_source(band)})"),
+        text_line("GPUs", f"{facts['gpus']:,}"),
+        text_line("schedule", f"{facts['schedule']}, {micro_batches_words(facts['micro_batches'])}"),
+    ]
+    if facts["tokens_per_s"] is not None:
+        flops, mfu = f"{facts['tflops_per_gpu']:,.1f} TFLOP/s per GPU", format_percent(facts["mfu"])
+        rate = facts["tokens_per_s"]
+        per_gpu = f"{rate / facts['gpus']:,.0f} per GPU"
+        figures += [
+            Figure(
+                "throughput", f"{format_short_count(rate)} tokens/s", per_gpu, line=f"{rate:,.0f} tokens/s"
+            ),
+            Figure("MFU", mfu, flops, shown=Shown.PAGE),
+            text_line("model FLOP/s", f"{facts['tflops_per_gpu']:.1f} TFLOP/s per GPU, MFU {mfu}"),
+        ]
+    if memory is not None:
+        allocated, reserved = format_bytes(memory["allocated"]), format_bytes(memory["reserved"])
+        figures += [
+            text_line("memory", memory_words(memory)),
+            text_line("allocator", f"{allocated} allocated, {reserved} reserved"),
+        ]
+        figures += [text_line(name, words) for name, words in remedy_pairs(facts)]
+        if host := memory.get("host"):
+            node, capacity = format_bytes(host["node"]), format_bytes(host["capacity"])
+            figures.append(text_line("host memory", f"{node} of {capacity} per node"))
+    if training := facts.get("training"):
+        cost = "" if training["cost"] is None else f", {format_money(training['cost'], training['currency'])}"
+        hours = f"{training['gpu_hours']:,.0f} GPU-hours{cost}"
+        tokens = f"{format_short_count(training['tokens'])} tokens"
+        figures.append(Figure(tokens, f"{training['days']:,.1f} days", hours))
+    return figures
+
+
+def _jitter(jitter: Facts | None) -> Remarks | None:
+    if jitter is None:
+        return None
+    ranks = [f"{name} {format_seconds(seconds)}" for name, seconds in jitter["percentiles_s"].items()]
+    runs = f"with jitter {jitter['deviation']:g} over {jitter['runs']} runs"
+    words = f": mean {format_seconds(jitter['mean_s'])}, {', '.join(ranks)}"
+    return Remarks("Jitter", [Remark(runs, words)])
+
+
+def interval_source(band: Facts) -> str:
+    """Return what the interval of a step was learnt from."""
+    if band["of"] == "prices":
+        return "from the intervals of all cost estimates"
+    wider = f"; widened for {' and '.join(band['widened'])}" if band["widened"] else ""
+    return f"from {band['rows']} measured runs, {band['of']}{wider}"
+
+
+def memory_words(memory: Facts) -> str:
+    """Return the memory verdict of a step: bytes used, bytes available, whether it fits, and the interval."""
+    verdict = memory["verdict"] if memory["fits"] else memory["verdict"].upper()
+    words = f"{format_bytes(memory['total'])} of {format_bytes(memory['capacity'])}: {verdict}"
+    if memory["low"] == memory["high"]:
+        return words
+    ends = f"{format_bytes(memory['low'])} to {format_bytes(memory['high'])}"
+    return f"{words} ({memory['level'] * 100:.0f} % interval {ends})"
+
+
+def remedy_pairs(facts: Facts) -> list[tuple[str, str]]:
+    """Return the changes that make the step fit, the fastest first."""
+    if "remedies" not in facts:
+        return []
+    if not facts["remedies"]:
+        why = "no recomputation, sharding, smaller micro-batch or split of these GPUs does: give more of them"
+        return [("to fit", f"{why}, or let 'stepcast search' look")]
+    return [
+        (
+            "or" if index else "to fit",
+            f"{each['options']}: {format_seconds(each['step_s'])} ({each['slower'] * 100:+.0f} %), "
+            f"{format_bytes(each['memory_bytes'])}" + (", tight" if each["verdict"] == "tight" else ""),
+        )
+        for index, each in enumerate(facts["remedies"])
+    ]
+
+
+def _remedies(facts: Facts) -> Part | None:
+    """Return the changes with which a step that does not fit would; text has them among its figures."""
+    title = "How to make it fit"
+    if "remedies" not in facts:
+        return None
+    if not facts["remedies"]:
+        ((_, why),) = remedy_pairs(facts)
+        return Remarks(title, [Remark("Nothing tried is enough: ", why)], wide=True, shown=Shown.PAGE)
+    rows = [
+        [
+            Cell(each["options"], code=True),
+            Cell(format_seconds(each["step_s"])),
+            Cell(signed_percent(each["slower"])),
+            Cell(format_bytes(each["memory_bytes"])),
+        ]
+        for each in facts["remedies"]
+    ]
+    return Table(
+        title,
+        ("Change", "Step", "Slower", "Memory"),
+        rows,
+        caption="Options to add, the fastest first",
+        lead="Each row is a prediction that fits.",
+        wide=True,
+        shown=Shown.PAGE,
+    )
+
+
+def step_shares(facts: Facts) -> list[Share]:
+    """Return the parts of an average stage; waiting for the host is apart from the other overheads."""
+    parts = dict(facts["breakdown_s"])
+    stages, rest_s = facts["stages"], parts.pop("other")
+    host_s = min(rest_s, sum(each["host_s"] for each in stages) / max(1, len(stages)))
+    parts |= {"host": host_s, "other": rest_s - host_s}
+    return [Share(part, PART_NAMES[part], seconds) for part, seconds in parts.items()]
+
+
+def _communication(facts: Facts) -> Exposure | None:
+    groups = facts["communication_s"]
+    if not groups:
+        return None
+    group, worst = max(groups.items(), key=lambda each: each[1]["exposed"])
+    lead = (
+        f"{GROUP_NAMES.get(group, group).capitalize()} costs most: {format_seconds(worst['exposed'])} "
+        f"exposed of {format_seconds(worst['total'])}."
+    )
+    return Exposure("Communication", groups, GROUP_NAMES, lead=lead)
+
+
+def _first_and_last(stages: Sequence[Facts], most: int) -> Sequence[Facts]:
+    return stages if len(stages) <= most else [*stages[: most - 1], stages[-1]]
+
+
+def _stages(facts: Facts) -> Bars | None:
+    stages, step_s = facts["stages"], facts["step_s"]
+    if len(stages) < 2:
+        return None
+    shown = _first_and_last(stages, MOST_STAGES)
+    bars = [
+        Bar(
+            f"stage {each['stage']}",
+            {
+                "compute": each["busy_s"],
+                "exposed": each["exposed_s"],
+                "host": each["host_s"],
+                "bubble": each["bubble_s"],
+            },
+            format_seconds(each["busy_s"]),
+            f"bubble {format_percent(each['bubble_s'] / step_s)}",
+        )
+        for each in shown
+    ]
+    busiest = max(stages, key=lambda each: each["busy_s"])
+    mean_s = sum(each["busy_s"] for each in stages) / len(stages)
+    above = format_percent(busiest["busy_s"] / mean_s - 1) if mean_s else "0 %"
+    lead = f"Stage {busiest['stage']} is the busiest, {above} above the mean."
+    if len(shown) < len(stages):
+        lead += f" {len(stages) - len(shown)} stages in the middle are left out."
+    columns: dict[str, Source] = {"stage": "stage", "busy": "busy_s", "exposed": "exposed_s"}
+    if any(each["host_s"] > LEAST_SHOWN * step_s for each in stages):
+        columns["host"] = "host_s"
+    columns |= {"bubble": "bubble_s", "in flight": "peak_in_flight"}
+    listed = table_of("Stages", _first_and_last(stages, MOST_LINES), columns)
+    return Bars("Stages", bars, STAGE_KINDS, step_s, table=listed, lead=lead)
+
+
+def _memory(facts: Facts, explain: bool) -> Bars | None:
+    memory = facts["memory_bytes"]
+    if memory is None:
+        return None
+    stages, capacity = memory["stages"], memory["capacity"]
+    bars = []
+    for each in _first_and_last(stages, MOST_STAGES):
+        parts = {name: value for name, value in each.items() if name in MEMORY_KINDS}
+        parts["rest"] = each["total"] - sum(parts.values())
+        amounts = {f"mem-{name}": parts[name] / GIB for name in MEMORY_KINDS if parts.get(name, 0) > 1}
+        label = f"stage {each['stage']}" if len(stages) > 1 else "each GPU"
+        share = format_percent(each["total"] / capacity)
+        bars.append(Bar(label, amounts, format_bytes(each["total"]), share))
+    lead = (
+        f"A GPU of each stage at its fullest moment, against {format_bytes(capacity)} (the line): "
+        f"{format_bytes(abs(capacity - memory['total']))} {'free' if memory['fits'] else 'missing'} on stage "
+        f"{memory['stage']}."
+    )
+    if memory["low"] < memory["high"]:
+        lead += (
+            f" {memory['level'] * 100:.0f} % interval {format_bytes(memory['low'])} to "
+            f"{format_bytes(memory['high'])}; PyTorch allocates {format_bytes(memory['allocated'])} and "
+            f"reserves {format_bytes(memory['reserved'])}."
+        )
+    if memory["verdict"] != "fits":
+        lead = f"{str(memory['verdict']).capitalize()}. {lead}"
+    return Bars(
+        "Memory",
+        bars,
+        {f"mem-{name}": words for name, words in MEMORY_KINDS.items()},
+        max(capacity, memory["total"]) / GIB * 1.02,
+        show=lambda size: f"{size:.3g} GiB",
+        marks=[("capacity", capacity / GIB, f"capacity {format_bytes(capacity)}")],
+        table=_memory_table(memory) if explain else None,
+        lead=lead,
+    )
+
+
+def _memory_table(memory: Facts) -> Table:
+    """Return what fills the GPUs of each stage; on a narrow terminal the small parts are summed."""
+    stages = memory["stages"]
+    names = [name for name in stages[0] if name not in ("stage", "total")]
+    used = [name for name in names if any(stage[name] for stage in stages)]
+    small = [name for name in used if name not in STATED]
+    note = f"GiB of each GPU at its fullest moment; it has {memory['capacity'] / GIB:.2f}"
+
+    def listed(groups: Mapping[str, Sequence[str]], narrow: Table | None) -> Table:
+        rows = [
+            (
+                stage["stage"],
+                *(f"{sum(stage[name] for name in group) / GIB:.2f}" for group in groups.values()),
+                f"{stage['total'] / GIB:.2f}",
+            )
+            for stage in _first_and_last(stages, MOST_LINES)
+        ]
+        return plain_table("Memory", ("stage", *groups, "total"), rows, note=note, narrow=narrow)
+
+    summed = listed({**{name: [name] for name in used if name in STATED}, "other": small}, None)
+    return listed({name: [name] for name in used}, summed)
+
+
+def _critical_path(facts: Facts) -> Table | None:
+    if "critical_path" not in facts:
+        return None
+    rows = [
+        (
+            row["name"],
+            row["count"],
+            format_seconds(row["seconds"]),
+            format_percent(row["seconds"] / facts["step_s"]),
+        )
+        for row in facts["critical_path"]
+    ]
+    return plain_table("Critical path", ("on the critical path", "count", "time", "share"), rows)
+
+
+def _run_pairs(facts: Facts) -> list[tuple[str, str]]:
+    pairs = plain_pairs(facts["run"])
+    sources = ", ".join(f"{kind}: {source}" for kind, source in facts["sources"].items())
+    return [*pairs, ("prices", sources)] if sources else pairs
+
+
+def _advice(facts: Facts, changes: Sequence[ChangeFacts]) -> Part:
+    """Return predictions with one choice made otherwise, or what each part could save at most."""
+    title, step_s = "What to change", facts["step_s"] or 1.0
+    if changes:
+        return _changes(facts["step_s"], changes)
+    largest_first = sorted(facts["breakdown_s"].items(), key=lambda each: -each[1])
+    remarks = [
+        Remark(f"up to {format_percent(seconds / step_s)}", f" {PART_NAMES[part]}: {REMEDIES[part]}")
+        for part, seconds in largest_first
+        if part in REMEDIES and seconds >= 0.01 * step_s
+    ][:4]
+    if not remarks:
+        words = "Nearly all of the step is computation: "
+        remarks = [Remark(words, "faster products, a faster GPU or less recomputation.")]
+    return Remarks(title, remarks, lead="What each could save at most, if it vanished.", shown=Shown.PAGE)
+
+
+def _changes(step_s: float, changes: Sequence[ChangeFacts]) -> Bars:
+    ordered = sorted(changes, key=lambda each: (not each["fits"], each["step_s"]))
+    bars = [
+        Bar("as asked", {"band": step_s}, format_seconds(step_s), tip=format_seconds(step_s), strong=True)
+    ]
+    for each in ordered:
+        kind = "bad" if not each["fits"] else "good" if each["step_s"] < step_s else "hidden"
+        notes = [signed_percent(each["step_s"] / step_s - 1)]
+        if each["memory_bytes"] is not None:
+            notes.append(format_bytes(each["memory_bytes"]))
+        if not each["fits"]:
+            notes.append("does not fit")
+        seconds = {kind: each["step_s"]}
+        value, note = format_seconds(each["step_s"]), ", ".join(notes)
+        bars.append(Bar(each["change"], seconds, value, note, each["command"]))
+    best = next((each for each in ordered if each["fits"] and each["step_s"] < step_s), None)
+    verdict = (
+        f"Best of these: {best['change']}, {signed_seconds(best['step_s'] - step_s)}."
+        if best
+        else "None of these is faster and fits."
+    )
+    return Bars(
+        "What to change",
+        bars,
+        {"good": "faster, and fits", "hidden": "slower", "bad": "does not fit"},
+        max(step_s, *(each["step_s"] for each in ordered)),
+        marks=[("capacity", step_s, "as asked")],
+        commands=[each["command"] for each in ordered],
+        lead=f"{verdict} Each row is a prediction of its own, with one choice made otherwise.",
+        shown=Shown.PAGE,
+    )
+
+
+# ---- operators against what the GPU could do -----------------------------------------------------------
+
+OPERATOR_KINDS = {
+    "matmul": ("compute", "matrix product"),
+    "groupedmatmul": ("ep", "expert products"),
+    "attention": ("dp", "attention"),
+    "scan": ("pp", "scan"),
+    "elementwise": ("tp", "memory-bound"),
+}
+MOST_OPERATORS = 12
+MOST_DOTS = 80
+
+
+def _roofline(facts: RooflineFacts) -> Columns:
+    """Return a dot for each operator, as large as the time it takes, below the roof of its GPU."""
+    operators = facts["operators"][:MOST_DOTS]
+    total_s = sum(each["seconds"] for each in facts["operators"])
+    peak, rate = facts["peak_flops"], facts["bytes_per_s"]
+    ridge = peak / rate
+    intensities = [each["flops"] / each["bytes"] for each in operators]
+    reached = [each["flops"] / each["seconds"] for each in operators]
+    x = Axis(
+        min([0.1, *intensities]) / 2,
+        max([ridge * 4, *intensities]) * 2,
+        lambda value: f"{value:g}",
+        "FLOP for each byte moved",
+    )
+    y = Axis(
+        min([peak / 1e3, *reached]) / 2, peak * 2, lambda value: f"{value / TFLOPS:g}", "TFLOP/s reached"
+    )
+    dots = [
+        Dot(
+            intensity,
+            speed,
+            OPERATOR_KINDS.get(each["kind"], ("other", ""))[0],
+            _operator_words(each, total_s),
+            3 + 15 * (each["seconds"] / total_s) ** 0.5,
+        )
+        for intensity, speed, each in zip(intensities, reached, operators, strict=True)
+    ]
+    kinds = dict.fromkeys(each["kind"] for each in operators)
+    lead = (
+        f"{facts['gpu']}: {peak / TFLOPS:,.0f} TFLOP/s in {facts['dtype']} and {rate / 1e12:.2f} TB/s. "
+        "Larger dots take more of the step; left of the ridge: memory-bound; right: compute-bound."
+    )
+    chart = Scatter(
+        "Roofline",
+        x,
+        y,
+        [Line(((x.low, x.low * rate), (ridge, peak), (x.high, peak)), "roof"), *dots],
+        f"Roofline of {len(operators)} operators on {facts['gpu']}",
+        legend=[OPERATOR_KINDS[kind] for kind in kinds if kind in OPERATOR_KINDS],
+        log=True,
+    )
+    return Columns(
+        "Operators", [chart], [_operator_table(facts, total_s)], lead=lead, wide=True, shown=Shown.PAGE
+    )
+
+
+def _operator_words(each: OperatorFacts, total_s: float) -> str:
+    share = format_percent(each["seconds"] / total_s)
+    return (
+        f"{each['name']}: {format_seconds(each['seconds'])}, {share} of computing; "
+        f"{each['flops'] / each['seconds'] / TFLOPS:,.1f} TFLOP/s, bound by {each['bound']}"
+    )
+
+
+def _operator_table(facts: RooflineFacts, total_s: float) -> Table:
+    shown = facts["operators"][:MOST_OPERATORS]
+    rows = [
+        [
+            Cell(each["name"], each["name"]),
+            Cell(format_seconds(each["seconds"]), each["seconds"]),
+            Cell(format_percent(each["seconds"] / total_s), each["seconds"]),
+            Cell(f"{each['count']:,.0f}", each["count"]),
+            Cell(f"{each['flops'] / each['seconds'] / TFLOPS:,.1f}", each["flops"] / each["seconds"]),
+            Cell(each["bound"], each["bound"]),
+        ]
+        for each in shown
+    ]
+    caption = f"The {len(shown)} operators that take longest, of {len(facts['operators'])}; on an average GPU"
+    heads = ("operator", "time", "share", "count", "TFLOP/s", "bound by")
+    return Table("Operators", heads, rows, caption=caption, sortable=True)
