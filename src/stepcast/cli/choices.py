@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.questions.numbers import MOST_LAYERS, MOST_SEQUENCES, count, gpu_count
 from stepcast.questions.question import PRECISIONS, SCHEDULES
-from stepcast.report.search import row_words as row_words
+from stepcast.views.search import row_words as row_words
 
 if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepcast.cli.forecasting import add_forecast_arguments, forecast, run_facts
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, print_warnings, terminal_width, write_file
-from stepcast.cli.pages import told_page, write_page
+from stepcast.cli.output import write_file
+from stepcast.cli.pages import print_view, write_view
 from stepcast.cli.plan_words import above_zero, bandwidth, date, need, pairs, pue, share
 from stepcast.cli.predict import DOES_NOT_FIT
 from stepcast.cli.remedies import remedies
@@ -17,8 +17,6 @@ from stepcast.ir.doubts import doubts
 from stepcast.ir.limits import STEPS
 from stepcast.outputs.rows import table_bytes
 from stepcast.questions.numbers import amount, check_multiple, count
-from stepcast.report.asked import asked_pairs
-from stepcast.report.text import facts as facts_text
 from stepcast.report.visible import visible
 from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 from stepcast.version import __version__
@@ -194,24 +192,16 @@ def _check_memory(forecasts: "list[SettledRun | None]", allowed: bool) -> list[s
 
 
 def run(args: argparse.Namespace) -> int:
-    from stepcast.pages.plan import plan_page
-    from stepcast.report.plan import plan_text
+    from stepcast.views.plan import plan_view
 
     found = {**planned(args).facts, "command": args.command, "version": __version__}
     if args.output:
         write_file(args.output, table_bytes(args.output, found["choices"]))
-    write_page(args, lambda about: plan_page(found, about))
-    if args.json:
-        print_json(found)
-        return 0
-    if asked := asked_pairs(found):
-        print(facts_text(asked, terminal_width()) + "\n")
-    print(plan_text(found, terminal_width()))
-    if args.html:
-        print(f"\n{told_page(args)}")
-    if args.output:
+    view = plan_view(found)
+    write_view(args, view)
+    print_view(args, view)
+    if args.output and not args.json:
         print(f"\nwrote {visible(args.output)}")
-    print_warnings(dict.fromkeys(found["warnings"]))
     return 0
 
 

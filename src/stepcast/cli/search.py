@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 from stepcast.cli.choices import GIVEN, gpu_counts
 from stepcast.cli.interrupts import INTERRUPTED
 from stepcast.cli.options import add_options
-from stepcast.cli.output import print_json, terminal_width, write_file
-from stepcast.cli.pages import told_page, write_page
+from stepcast.cli.output import write_file
+from stepcast.cli.pages import print_view, write_view
 from stepcast.questions.numbers import count, positive
 from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
-    from stepcast.pages.document import About, Page
     from stepcast.searching.best import Result
+    from stepcast.views.view import View
 
 OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")
 MOST_ROWS = 1000
@@ -84,7 +84,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from stepcast.cli.search_facts import search_facts
     from stepcast.cli.search_question import question_of
-    from stepcast.report.search import search_text
 
     if args.price is not None and args.tokens is None:
         raise ValueError("--price has no effect: it is of a whole run; give --tokens as well, such as 1T")
@@ -96,23 +95,19 @@ def run(args: argparse.Namespace) -> int:
     found = {**search_facts(asked, result), "command": args.command, "version": __version__}
     if args.output:
         write_file(args.output, _document(args.output, found))
-    write_page(args, lambda about: result_page(found, result, about))
-    if args.json:
-        print_json(found)
-    else:
-        print(search_text(found, terminal_width()))
-        if args.html:
-            print(f"\n{told_page(args)}")
+    view = result_view(found, result)
+    write_view(args, view)
+    print_view(args, view)
     if not result.counts.complete and not result.counts.out_of_time:
         return INTERRUPTED
     return 0 if result.best else 1
 
 
-def result_page(found: dict[str, Any], result: "Result", about: "About") -> "Page":
+def result_view(found: dict[str, Any], result: "Result") -> "View":
+    """Return the view of a search with all the candidates that it simulated."""
     from stepcast.cli.choices import all_words
     from stepcast.ir.facts import CandidateFacts
-    from stepcast.pages.search import search_page
-    from stepcast.report.search import strategy_words
+    from stepcast.views.search import search_view, strategy_words
 
     simulated = [
         CandidateFacts(
@@ -123,7 +118,7 @@ def result_page(found: dict[str, Any], result: "Result", about: "About") -> "Pag
         )
         for each in result.simulated
     ]
-    return search_page(found, about, simulated)
+    return search_view(found, simulated)
 
 
 def _check_output(name: str | None) -> None:

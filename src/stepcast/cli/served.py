@@ -14,7 +14,7 @@ from stepcast.cli.forecasting import run_facts
 from stepcast.cli.main import Parser
 from stepcast.cli.neighbours import neighbours
 from stepcast.cli.remedies import remedies
-from stepcast.cli.search import result_page
+from stepcast.cli.search import result_view
 from stepcast.cli.search_facts import search_facts
 from stepcast.cli.search_question import question_of
 from stepcast.forecast.operators import roofline
@@ -164,7 +164,8 @@ def search_apart(words: list[str], pipe: "Connection") -> None:
         asked = question_of(Verbs().searching.parse_args([*words[1:], "--workers", "1"]))
         result = asked.answer(watch=watch)
         found = search_facts(asked, result)
-        page = result_page(found, result, About("search", shlex.join(["stepcast", *words]), __version__))
+        about = About("search", shlex.join(["stepcast", *words]), __version__)
+        page = page_of(result_view(found, result), about)
         pipe.send(("answer", Answer(page, {"title": page.title, "words": "", "step_s": None})))
     except MISTAKES as error:
         pipe.send(("mistake", str(error) or type(error).__name__))

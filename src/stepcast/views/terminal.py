@@ -140,7 +140,9 @@ def _remarks(part: Remarks, width: int) -> str:
 
 
 def _commands(part: Commands, width: int) -> str:
-    lines = [f"{number:>3}  {visible(command)}" for number, command in enumerate(part.commands, 1)]
+    lines = [visible(command) for command in part.commands]
+    if part.numbered:
+        lines = [f"{number:>3}  {line}" for number, line in enumerate(lines, 1)]
     return "\n".join([f"{_within_sentence(part.title)}:", *lines])
 
 

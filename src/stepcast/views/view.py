@@ -335,9 +335,10 @@ class Remarks(Part):
 
 @dataclass(frozen=True, slots=True)
 class Commands(Part):
-    """Command lines with their numbers."""
+    """Command lines, with their numbers unless there is one alone."""
 
     commands: Sequence[str]
+    numbered: bool = True
 
 
 @dataclass(frozen=True, slots=True)

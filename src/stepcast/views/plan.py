@@ -1,0 +1,262 @@
+"""The view of a planned run: how long, how much, and where the time goes."""
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import Any
+
+from stepcast.report.asked import asked_pairs
+from stepcast.units import (
+    DAY,
+    HOUR,
+    format_bytes,
+    format_duration,
+    format_money,
+    format_percent,
+    format_seconds,
+    format_short_count,
+)
+from stepcast.views.step import memory_words
+from stepcast.views.view import (
+    Axis,
+    Band,
+    Breakdown,
+    Dot,
+    Figure,
+    Headline,
+    Line,
+    Mood,
+    Scatter,
+    Share,
+    Shown,
+    Source,
+    Table,
+    View,
+    plain_table,
+    table_of,
+    text_line,
+)
+
+Facts = Mapping[str, Any]
+NOT_CHECKED = "not checked: --step-s gives a step without a model"
+# Parts of the time of a run: their colours and names.
+PARTS = {
+    "steps": ("compute", "steps"),
+    "stragglers": ("cp", "slow nodes"),
+    "pauses": ("pp", "planned pauses"),
+    "checkpoints": ("optimizer", "checkpoints"),
+    "lost_work": ("ep", "recomputed after failures"),
+    "restarts": ("tp", "restarts"),
+    "waiting_for_repair": ("bubble", "waiting for a repair"),
+    "missing_replicas": ("other", "fewer replicas"),
+}
+POINTS = 41
+
+
+def plan_view(facts: Facts) -> View:
+    """Return the view of a Plan."""
+    days, last = facts["days"], facts["phases"][-1]
+    median = format_duration(days["median"] * DAY)
+    number, _, unit = median.partition(" ")
+    return View(
+        f"{median} on {last['gpus']:,} GPUs",
+        Headline(
+            number, f"{unit}, the median of {facts['runs']:,} simulated runs", _about(facts), _band(facts)
+        ),
+        _figures(facts),
+        [
+            _breakdown(facts),
+            _lost(facts),
+            _progress(facts),
+            _phases(facts),
+            _choices(facts, Shown.TEXT),
+            _choices(facts, Shown.PAGE),
+        ],
+        facts,
+        asked=asked_pairs(facts),
+        assumptions=facts["assumptions"],
+        warnings=list(dict.fromkeys(facts["warnings"])),
+    )
+
+
+def _about(facts: Facts) -> list[str]:
+    last = facts["phases"][-1]
+    tokens = f"{format_short_count(facts['tokens'])} tokens, " if facts["tokens"] else ""
+    words = f"{tokens}{facts['steps']:,} steps of {format_seconds(last['step_s'])} on {last['gpus']:,} GPUs"
+    until = [f"until {facts['until']}"] if facts.get("until") else []
+    return [words, f"failures: {facts['failures']}", *until]
+
+
+def _band(facts: Facts) -> Band:
+    days = facts["days"]
+    low, high, words = days["p10"], days["p90"], "80 % of runs end within"
+    if step := facts["step_band_days"]:
+        low, high, words = step["low"], step["high"], "from the step-time interval"
+    ends = format_duration(low * DAY), format_duration(high * DAY)
+    return Band(low, days["median"], high, *ends, words)
+
+
+def _figures(facts: Facts) -> list[Figure]:
+    days, last = facts["days"], facts["phases"][-1]
+    median, low, high = (format_duration(days[name] * DAY) for name in ("median", "p10", "p90"))
+    figures = [text_line("until", facts["until"])] if facts.get("until") else []
+    figures.append(text_line("takes", median if low == high else f"{median}; 80 % of runs {low} to {high}"))
+    if band := facts["step_band_days"]:
+        low, high = (format_duration(band[name] * DAY) for name in ("low", "high"))
+        figures.append(text_line("90 % interval", f"{low} to {high}, from the step-time interval"))
+    hours = f"{facts['gpu_hours']:,.0f}"
+    figures += [
+        _memory(facts),
+        Figure("GPU-hours", format_short_count(facts["gpu_hours"]), hours, line=hours),
+    ]
+    if facts["cost"] is not None:
+        short, cost = (format_money(facts["cost"], facts["currency"], short=short) for short in (True, False))
+        figures.append(Figure("cost", short, cost, line=cost))
+    if facts["energy_mwh"]:
+        figures.append(Figure("energy", f"{facts['energy_mwh']:,.0f} MWh"))
+    tokens = f", {format_short_count(facts['tokens'])} tokens" if facts["tokens"] else ""
+    figures.append(text_line("steps", f"{facts['steps']:,}{tokens}"))
+    if facts["tokens"]:
+        figures.append(text_line("throughput", f"{facts['tokens_per_s']:,.0f} tokens/s over the whole run"))
+    goodput = format_percent(facts["goodput"])
+    figures.append(Figure("goodput", goodput, "of the time in steps that count", line=goodput))
+    if last["between_interruptions_s"]:
+        every = f"about one every {format_duration(last['between_interruptions_s'])}"
+        figures.append(Figure("interruptions", f"{facts['interruptions']:,.0f}", every))
+    if last["interval_s"]:
+        size, every = format_bytes(facts["checkpoint_bytes"]), format_duration(last["interval_s"])
+        pause, safe = f"{last['checkpoint_pause_s']:.1f} s", f"{last['checkpoint_write_s']:.1f} s"
+        line = f"{size} every {every}: a pause of {pause}, safe after {safe}"
+        figures.append(Figure("checkpoints", f"every {every}", f"{size}, a pause of {pause}", line=line))
+    return figures
+
+
+def _memory(facts: Facts) -> Figure:
+    """Return the memory verdict of the stage that leaves least memory free."""
+    verdicts = [phase["memory_bytes"] for phase in facts["phases"]]
+    if None in verdicts:
+        return Figure("memory", "not checked", "the step was measured", line=NOT_CHECKED)
+    memory = max(verdicts, key=lambda each: each["total"] / each["capacity"])
+    words = memory_words(memory)
+    used, _, verdict = words.partition(" of ")
+    mood = Mood.GOOD if memory["fits"] else Mood.BAD
+    return Figure("memory", used, f"of {verdict}", line=words, mood=mood)
+
+
+def _breakdown(facts: Facts) -> Breakdown:
+    shares = [Share(*PARTS[part], seconds) for part, seconds in facts["split_s"].items()]
+    total_s = sum(facts["split_s"].values())
+    return Breakdown(
+        "Time breakdown",
+        shares,
+        total_s,
+        head="the mean run spends",
+        whole="run",
+        show=format_duration,
+        unit=_tick_unit(total_s),
+        lead="The mean run, from its first step to its last.",
+    )
+
+
+def _lost(facts: Facts) -> Breakdown | None:
+    lost = {part: seconds for part, seconds in facts["split_s"].items() if part != "steps" and seconds > 0}
+    total_s = sum(lost.values())
+    if not total_s:
+        return None
+    share = format_percent(1 - facts["goodput"])
+    return Breakdown(
+        "What is lost",
+        [Share(*PARTS[part], seconds) for part, seconds in lost.items()],
+        total_s,
+        whole="lost time",
+        show=format_duration,
+        unit=_tick_unit(total_s),
+        lead=f"{format_duration(total_s)}, {share} of the run, is not spent in steps that count.",
+        shown=Shown.PAGE,
+    )
+
+
+def _tick_unit(total_s: float) -> float:
+    return DAY if total_s > 2 * DAY else HOUR
+
+
+def _progress(facts: Facts) -> Scatter:
+    """Return progress over days.
+
+    Interruptions are independent, so the spread of the time that a share of the run takes grows with the root
+    of that share.
+    """
+    days, step = facts["days"], facts["step_band_days"]
+    mean = days["mean"]
+    shares = [index / (POINTS - 1) for index in range(POINTS)]
+
+    def course(quantile: str) -> list[tuple[float, float]]:
+        return [(share * mean + sqrt(share) * (days[quantile] - mean), 100 * share) for share in shares]
+
+    marks: list[Dot | Line] = []
+    legend = [("compute", "median"), ("band", "80 % of runs")]
+    if step:
+        corners = ((0, 0), (step["low"], 100), (step["high"], 100))
+        marks.append(Line(corners, "outer", area=True, tip="from the step-time interval"))
+        legend.append(("hidden", "from the step-time interval"))
+    marks += [
+        Line((*course("p10"), *reversed(course("p90"))), "fan", area=True, tip="80 % of runs"),
+        Line(((0, 0), (days["without_interruption"], 100)), "ideal"),
+        Line(course("median"), "median"),
+    ]
+    lead = (
+        f"Dashed: without an interruption, {format_duration(days['without_interruption'] * DAY)}. "
+        "The narrow fan is chance, the wide one our error of the step."
+    )
+    furthest = max(days["p90"], step["high"] if step else 0.0)
+    return Scatter(
+        "Progress",
+        Axis(0.0, furthest * 1.02, lambda day: f"{day:g}", "days"),
+        Axis(
+            0.0, 100.0, lambda share: f"{share:g} %", "of the tokens" if facts["tokens"] else "of the steps"
+        ),
+        marks,
+        "Progress of the run over days",
+        legend=legend,
+        lead=lead,
+        wide=True,
+        shown=Shown.PAGE,
+    )
+
+
+def _choices(facts: Facts, shown: Shown) -> Table | None:
+    """Return other intervals and numbers of spares; text has the best of each, and all of the spares given."""
+    rows = [row for row in facts["choices"] if row["interval_s"]]
+    if not rows:
+        return None
+    if shown is Shown.TEXT:
+        rows = [row for row in facts["choices"] if row["times_best"] == 1 or row["spares"] == facts["spares"]]
+    columns: dict[str, Source] = {
+        "spare nodes": ("spares", lambda row: "any" if row["spares"] is None else row["spares"]),
+        "checkpoint every": (
+            "interval_s",
+            lambda row: format_duration(row["interval_s"]) if row["interval_s"] else "-",
+        ),
+        "goodput": "goodput",
+        "days": ("days", lambda row: "-" if row["days"] is None else f"{row['days']:.1f}"),
+    }
+    title = "Other intervals and spares"
+    return table_of(title, rows, columns, caption="In closed form", sortable=True, shown=shown)
+
+
+def _phases(facts: Facts) -> Table | None:
+    if len(facts["phases"]) < 2:
+        return None
+    rows = [
+        (
+            number,
+            f"{each['gpus']:,}",
+            f"{each['steps']:,}",
+            format_seconds(each["step_s"]),
+            f"{each['days']:.1f}",
+            f"{each['interruptions']:,.0f}",
+            memory_words(each["memory_bytes"]) if each["memory_bytes"] else "not checked",
+        )
+        for number, each in enumerate(facts["phases"], 1)
+    ]
+    heads = ("stage", "GPUs", "steps", "step", "days", "interruptions", "memory")
+    return plain_table("Stages of the run", heads, rows, caption="One after the other")

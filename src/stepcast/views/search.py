@@ -1,0 +1,401 @@
+"""The view of a search: the best strategies, what they trade, and why the first is first."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from stepcast.ir.facts import CandidateFacts
+from stepcast.ir.strategy import Strategy
+from stepcast.report.asked import asked_pairs
+from stepcast.units import GIB, format_bytes, format_money, format_percent, format_seconds
+from stepcast.views.step import PART_NAMES, step_band
+from stepcast.views.view import (
+    Axis,
+    Bar,
+    Bars,
+    Commands,
+    Dot,
+    FactList,
+    Figure,
+    Headline,
+    Line,
+    Mood,
+    Scatter,
+    Shown,
+    Source,
+    Table,
+    View,
+    signed_seconds,
+    table_of,
+    text_line,
+)
+
+Facts = Mapping[str, Any]
+DEGREES = ("tp", "cp", "ep", "pp", "vpp", "dp")
+LARGEST_PARTS = 4
+MOST_OF_FRONT = 8
+MOST_BARS = 16
+# Dots beyond so many hide each other.
+MOST_DOTS = 1500
+
+
+def search_view(facts: Facts, simulated: Sequence[CandidateFacts] = ()) -> View:
+    """Return the view of a search; *simulated* are all candidates that were run."""
+    rows, counts, change = facts["rows"], facts["counts"], facts["change"]
+    batch = f"{facts['global_batch']:,} sequences of {facts['seq']:,} tokens, least {facts['objective']}"
+    about = [f"{facts['model']} on {facts['cluster']}", batch]
+    if rows:
+        best = rows[0]
+        title = f"{format_seconds(best['step_s'])} per step"
+        about.append(f"{best['gpus']:,} GPUs: {strategy_words(best)}")
+        band = step_band(best, best["step_s"])
+        headline = Headline.of_seconds(best["step_s"], "per step, the best found", about, band)
+    else:
+        title = nothing_words(counts)
+        first, _, rest = title.capitalize().partition(" ")
+        headline = Headline(first, rest, about)
+    return View(
+        f"{title}: {facts['model']} on {facts['cluster']}",
+        headline,
+        _figures(facts),
+        [
+            _ranked(facts),
+            FactList("Why rank 1 wins", _reasons(facts), lead=WITHIN_ERROR) if rows else None,
+            _breakdowns(rows),
+            _trade_off(facts, simulated) if rows else None,
+            _front(facts) if len(facts["front"]) > 1 else None,
+            Commands("Reproduce a row", [row["command"] for row in rows], wide=True) if rows else None,
+            Commands("To see it", [change["command"]], numbered=False) if change and not rows else None,
+        ],
+        facts,
+        asked=asked_pairs(facts) if "command" in facts else (),
+        assumptions=facts["assumptions"],
+        warnings=facts.get("warnings", ()),
+    )
+
+
+WITHIN_ERROR = "Ranks marked = are within our error of rank 1, on as many GPUs."
+
+
+def strategy_words(row: Facts) -> str:
+    """Return a strategy in few words: the choices that are not the default."""
+    words = [f"{name} {row[name]}" for name in DEGREES if row[name] > 1]
+    if row["expert_tp"] and row["expert_tp"] != row["tp"]:
+        words.append(f"expert-tp {row['expert_tp']}")
+    if row["micro_batch"] > 1:
+        words.append(f"micro-batch {row['micro_batch']}")
+    if row["pp"] > 1:
+        words.append(row["schedule"])
+    if row["recompute"] != "none":
+        words.append(f"recompute {row['recompute']}")
+    words.append(row["sharding"] if row["sharding"] != "none" else "no sharding")
+    if row["tp"] > 1 and not row["sequence_parallel"]:
+        words.append("no sp")
+    if "experts" in row.get("overlap", "").split(","):
+        words.append("experts overlap")
+    if row.get("stage_layers"):
+        words.append(f"layers {split_words(row['stage_layers'])}")
+    if row.get("place", "even") != "even":
+        words.append(row["place"])
+    if row.get("kinds"):
+        words.append(row["kinds"])
+    return ", ".join(words)
+
+
+def row_words(strategy: Strategy) -> dict[str, Any]:
+    """Return a strategy by its choices."""
+    layout = strategy.layout
+    return {
+        **layout.facts(),
+        "expert_tp": layout.expert_tp,
+        "schedule": str(strategy.schedule),
+        "micro_batch": strategy.micro_batch,
+        "micro_batches": strategy.micro_batches,
+        "recompute": str(strategy.recompute.kind),
+        "sharding": str(strategy.sharding),
+        "sequence_parallel": strategy.sequence_parallel,
+        "precision": str(strategy.precision),
+    }
+
+
+def split_words(layers: str) -> str:
+    """Return ``7,8,8,7`` as ``7, 8 x 2, 7``."""
+    runs = [(size, len(list(run))) for size, run in groupby(layers.split(","))]
+    return ", ".join(size if many == 1 else f"{size} x {many}" for size, many in runs)
+
+
+def end_words(counts: Facts) -> str:
+    """Return why a search ended early; nothing if it is complete."""
+    return "" if counts["complete"] else "out of time" if counts["out_of_time"] else "interrupted"
+
+
+def nothing_words(counts: Facts) -> str:
+    """Return why a search has no rows: nothing fits, or it ended before it had one."""
+    return "nothing fits" if counts["complete"] else f"nothing found: {end_words(counts)}"
+
+
+def _figures(facts: Facts) -> list[Figure]:
+    counts, rows = facts["counts"], facts["rows"]
+    figures: list[Figure] = []
+    if rows:
+        best = rows[0]
+        free = f"{format_bytes(best['free_bytes'])} free"
+        used, speed = (
+            format_bytes(best["memory_bytes"]),
+            f"{best['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU",
+        )
+        figures += [
+            Figure("memory", used, free, mood=Mood.GOOD, shown=Shown.PAGE),
+            Figure("MFU", format_percent(best["mfu"]), speed, shown=Shown.PAGE),
+        ]
+    ended = "" if counts["complete"] else f"{end_words(counts)}: not complete"
+    figures += [
+        text_line(
+            "searched",
+            f"{counts['considered']:,} candidates: {counts['illegal']:,} illegal, {counts['too_large']:,} do "
+            f"not fit, {counts['pruned']:,} pruned by bound, {counts['simulated']:,} simulated",
+        ),
+        Figure("candidates", f"{counts['considered']:,}", f"{counts['illegal']:,} illegal", shown=Shown.PAGE),
+        Figure("do not fit", f"{counts['too_large']:,}", shown=Shown.PAGE),
+        Figure("pruned by bound", f"{counts['pruned']:,}", shown=Shown.PAGE),
+        Figure("simulated", f"{counts['simulated']:,}", ended, shown=Shown.PAGE),
+    ]
+    if not counts["complete"]:
+        figures.append(text_line("incomplete", _unseen_words(facts)))
+        return figures if rows else [*figures, text_line("found", "nothing yet")]
+    if rows:
+        return figures
+    figures.append(text_line("found", "nothing fits"))
+    if facts["smallest_bytes"]:
+        needed, has = format_bytes(facts["smallest_bytes"]), format_bytes(facts["capacity_bytes"])
+        line = f"needs {needed} of a GPU or more, of which {has} may be used"
+        figures.append(Figure("smallest", needed, f"of a GPU or more; {has} may be used", line=line))
+    change = facts["change"]
+    figures.append(Figure("least change", change["words"] if change else "none of those tried is enough"))
+    if change:
+        step, words = format_seconds(change["step_s"]), strategy_words(change)
+        figures.append(Figure("which takes", step, f"with {words}", line=f"{step} with {words}"))
+    return figures
+
+
+def _unseen_words(facts: Facts) -> str:
+    """Return what a search that ended early has not seen, and how much better it may be."""
+    counts, least_s = facts["counts"], facts["least_s"]
+    ended = end_words(counts)
+    if not counts["unseen"]:
+        return f"{ended}: the best are found, and not what is near them"
+    left = f"{ended}: {counts['unseen']:,} candidates left"
+    if least_s is None or not facts["rows"]:
+        return f"{left}, which may be better"
+    gain = 1.0 - least_s / facts["rows"][0]["step_s"]
+    if gain <= 0:
+        return f"{left}, none of them better than the best"
+    return f"{left}, none of them below {format_seconds(least_s)}, {format_percent(gain)} less than the best"
+
+
+def _ranked(facts: Facts) -> Table | None:
+    """Return the ranked strategies; on a narrow terminal the strategy comes last, where a line may break."""
+    rows = facts["rows"]
+    if not rows:
+        return None
+    columns: dict[str, Source] = {
+        "rank": ("rank", lambda row: f"{row['rank']}{'=' if row['equal'] else ''}"),
+        "GPUs": "gpus,",
+        "strategy": strategy_words,
+        "step": "step_s",
+        "tokens/s/GPU": "tokens_per_s_per_gpu,",
+        "MFU": "mfu",
+        "memory": "memory_bytes",
+        "free": "free_bytes",
+    }
+    if len({row["gpus"] for row in rows}) == 1:
+        del columns["GPUs"]
+    if rows[0]["days"] is not None:
+        columns |= {"days": ("days", lambda row: f"{row['days']:,.1f}"), "GPU-hours": "gpu_hours,"}
+    if rows[0]["cost"] is not None:
+        columns["cost"] = ("cost", lambda row: format_money(row["cost"], row["currency"]))
+    last = {name: source for name, source in columns.items() if name != "strategy"}
+    last["strategy"] = columns["strategy"]
+    return table_of(
+        "Strategies",
+        rows,
+        columns,
+        caption="Sorted by rank; click a column header to sort",
+        sortable=True,
+        ids=[row["rank"] for row in rows],
+        uncut=[list(columns).index("strategy")],
+        narrow=table_of("Strategies", rows, last, uncut=[len(last) - 1]),
+        wide=True,
+    )
+
+
+def _reasons(facts: Facts) -> list[tuple[str, str]]:
+    """Return the interval of rank 1, what limits it, and what would change it."""
+    best, binds, second = facts["rows"][0], facts["binds"], facts["runner_up"]
+    pairs = [("90 % interval", f"{format_seconds(best['low_s'])} to {format_seconds(best['high_s'])}")]
+    equal = sum(row["equal"] for row in facts["rows"])
+    if equal > 1:
+        pairs.append(("equal", f"{equal} marked = are within our error of rank 1, on as many GPUs"))
+    parts = ", ".join(f"{name} {format_percent(share)}" for name, share in binds["shares"].items())
+    pairs.append(("bottleneck", f"{binds['what']}; of the step: {parts}"))
+    if missed := facts["missed"]:
+        bound, size = format_seconds(missed["bound_s"]), format_bytes(missed["memory_bytes"])
+        pairs.append(("does not fit", f"{strategy_words(missed)}: at best {bound}, with {size} or more"))
+    if second:
+        losses = [each for each in second["parts_s"].items() if abs(each[1]) >= 1e-6]
+        largest = sorted(losses, key=lambda each: -abs(each[1]))[:LARGEST_PARTS]
+        parts = ", ".join(f"{name} {signed_seconds(seconds)}" for name, seconds in largest)
+        slower_s = second["slower_s"]
+        words = f"{format_seconds(abs(slower_s))} {'faster' if slower_s < 0 else 'slower'}"
+        pairs.append((f"rank {second['rank']}", f"{words}: {parts or 'no part differs'}"))
+    for each in facts["sensitivity"]:
+        with_what = f" with {strategy_words(each)}" if each["other"] else ""
+        words = (
+            f"{each['speed']:.2f} times the tokens per second, {format_seconds(each['step_s'])}{with_what}"
+        )
+        pairs.append((each["change"], words))
+    return pairs
+
+
+def _breakdowns(rows: Sequence[Facts]) -> Bars | None:
+    shown = rows[:MOST_BARS]
+    if not shown:
+        return None
+    bars = [
+        Bar(
+            f"{row['rank']}{'=' if row['equal'] else ''}",
+            {part: row["breakdown_s"].get(part, 0.0) for part in PART_NAMES},
+            format_seconds(row["step_s"]),
+        )
+        for row in shown
+    ]
+    most_s = max(row["step_s"] for row in shown)
+    lead = "The ranked strategies, part by part."
+    return Bars("Time breakdown", bars, PART_NAMES, most_s, lead=lead, shown=Shown.PAGE)
+
+
+def _trade_off(facts: Facts, simulated: Sequence[CandidateFacts]) -> Scatter:
+    """Return step time against memory: all simulated, the Pareto frontier, and the ranked ones."""
+    front, rows = facts["front"], facts["rows"]
+    optimal = {(each["step_s"], each["memory_bytes"]) for each in front}
+    others = sorted(simulated, key=lambda each: each["step_s"])[:MOST_DOTS]
+    points = [(each["step_s"], each["memory_bytes"]) for each in (*others, *front, *rows)]
+    steps = [step_s for step_s, _ in points]
+    sizes = [size / GIB for _, size in points]
+    capacity, high_s = facts["capacity_bytes"] / GIB, min(max(steps), 6 * min(steps))
+    x = Axis(min(steps) * 0.97, high_s * 1.03, format_seconds, "time of a step")
+    y = Axis(0.0, max(capacity, *sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU")
+    shown = [each for each in others if each["step_s"] <= high_s]
+    near = [each for each in front if each["step_s"] <= high_s]
+    lead = (
+        "Lower left is better; the dashed line is what a GPU has. Dots of the table light up with their rows."
+    )
+    if left := len(simulated) - len(shown):
+        lead += f" {left:,} slower ones are not drawn."
+    return Scatter(
+        "Time against memory",
+        x,
+        y,
+        [
+            Line(((x.low, capacity), (x.high, capacity)), "capacity"),
+            *(_dot(each, "other", 3) for each in shown),
+            Line(sorted((each["step_s"], each["memory_bytes"] / GIB) for each in near), "front"),
+            *(_dot(each, "optimizer", 5) for each in near),
+            *(
+                _dot(row, "optimizer" if (row["step_s"], row["memory_bytes"]) in optimal else "compute", 7)
+                for row in rows
+            ),
+        ],
+        "Step time against memory of what was simulated",
+        legend=(("compute", "ranked below"), ("optimizer", "Pareto-optimal"), ("other", "simulated")),
+        key="pareto",
+        lead=lead,
+        wide=True,
+        shown=Shown.PAGE,
+    )
+
+
+def _dot(each: Mapping[str, Any], kind: str, radius: float) -> Dot:
+    words = each.get("words") or strategy_words(each)
+    tip = f"{format_seconds(each['step_s'])}, {format_bytes(each['memory_bytes'])}: {words}"
+    rank = each.get("rank")
+    label = "" if rank is None else f"rank {rank}: {tip}"
+    return Dot(each["step_s"], each["memory_bytes"] / GIB, kind, tip, radius, rank, label)
+
+
+def _front(facts: Facts) -> Table:
+    columns: dict[str, Source] = {
+        "GPUs": "gpus",
+        "strategy": strategy_words,
+        "step": "step_s",
+        "memory": "memory_bytes",
+    }
+    return table_of(
+        "Pareto frontier",
+        facts["front"][:MOST_OF_FRONT],
+        columns,
+        above="Pareto frontier: step time vs memory:",
+        shown=Shown.TEXT,
+    )
+
+
+Candidate = tuple[Strategy, float, float]
+"""A strategy, the seconds of its step, and the bytes of its fullest GPU."""
+
+
+def strategies_view(counts: Facts, found: Sequence[Candidate], on_front: Sequence[Candidate]) -> View:
+    """Return the view of the strategies that a search in Python found."""
+    best, front = (
+        [{**row_words(each), "step_s": step_s, "memory_bytes": size} for each, step_s, size in some]
+        for some in (found, on_front)
+    )
+    figures = [
+        Figure(name.replace("_", " "), f"{counts[name]:,}")
+        for name in counts
+        if name not in ("complete", "out_of_time")
+    ]
+    if not best:
+        words = nothing_words(counts)
+        first, _, rest = words.capitalize().partition(" ")
+        return View(words, Headline(first, rest, ("search",)), figures, (), {})
+    step_s, points = best[0]["step_s"], [*best, *front]
+    steps, sizes = [row["step_s"] for row in points], [row["memory_bytes"] / GIB for row in points]
+    columns: dict[str, Source] = {
+        "rank": "rank",
+        "GPUs": "gpus,",
+        "strategy": strategy_words,
+        "step": "step_s",
+        "memory": "memory_bytes",
+    }
+    ranked = [{**row, "rank": rank} for rank, row in enumerate(best, 1)]
+    about = (f"{best[0]['gpus']:,} GPUs", strategy_words(best[0]))
+    return View(
+        f"{format_seconds(step_s)} per step",
+        Headline.of_seconds(step_s, "per step, the best found", about),
+        figures,
+        [
+            table_of(
+                "Strategies",
+                ranked,
+                columns,
+                caption="The best first",
+                sortable=True,
+                ids=range(1, len(ranked) + 1),
+                wide=True,
+            ),
+            Scatter(
+                "Time against memory",
+                Axis(min(steps) * 0.97, max(steps) * 1.03, format_seconds, "time of a step"),
+                Axis(0.0, max(sizes) * 1.05, lambda size: f"{size:g}", "GiB of a GPU"),
+                [
+                    Line(sorted((row["step_s"], row["memory_bytes"] / GIB) for row in front), "front"),
+                    *(_dot(row, "optimizer", 5) for row in front),
+                    *(_dot(row, "compute", 5) for row in best),
+                ],
+                "Step time against memory",
+                wide=True,
+                shown=Shown.PAGE,
+            ),
+        ],
+        {},
+    )
