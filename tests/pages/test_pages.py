@@ -195,7 +195,7 @@ def test_a_search_without_an_answer_says_what_would_help(
 ) -> None:
     page, _ = page_and_facts([*SEARCH, "--max-memory", "2GiB"], capsys)
     assert "Nothing fits" in page.text
-    assert "least change" in page.text
+    assert "Least change" in page.text
 
 
 def test_dots_of_a_search_are_rows_of_its_table(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

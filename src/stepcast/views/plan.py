@@ -224,7 +224,7 @@ def _progress(facts: Facts) -> Scatter:
 
 
 def _choices(facts: Facts, shown: Shown) -> Table | None:
-    """Return other intervals and numbers of spares; text has the best of each, and all of the spares given."""
+    """Return other intervals and numbers of spares; text has the best of each and all of these spares."""
     rows = [row for row in facts["choices"] if row["interval_s"]]
     if not rows:
         return None
