@@ -269,7 +269,7 @@ def rows(*answers: Any) -> list[dict[str, Any]]:
 
 
 def _searched(rank: int, found: Any) -> dict[str, Any]:
-    from stepcast.report.search import row_words
+    from stepcast.views.search import row_words
 
     return {
         "rank": rank,

@@ -77,7 +77,7 @@ def forecast(args: argparse.Namespace, training: bool = False) -> "SettledRun":
 def run_facts(run: "SettledRun") -> dict[str, Any]:
     """Return what was asked, in the words of the JSON contract."""
     from stepcast.frameworks.words import recompute_word
-    from stepcast.report.search import row_words
+    from stepcast.views.search import row_words
 
     strategy, node = run.strategy, run.cluster.node
     return {
