@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stepcast.cli.applicable import RULES
 from stepcast.cli.main import VERBS, build_parser
+from stepcast.cli.rules import RULES
 from tests.cli.test_main import EXAMPLES, run, run_json
 from tests.cli.test_mistakes import LLAMA, PREDICT, SIMULATE, TABLE
 

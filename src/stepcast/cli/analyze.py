@@ -5,12 +5,12 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import open_sources
 from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width, write_trace
 from stepcast.cli.pages import print_view, write_view
+from stepcast.cli.rules import check_applicable
 from stepcast.inputs.table import FORMATS, Format, read_as_one, recognise
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline

@@ -5,12 +5,12 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import expand
 from stepcast.cli.options import add_options
 from stepcast.cli.output import write_file
 from stepcast.cli.pages import show_answer
 from stepcast.cli.progress import open_source
+from stepcast.cli.rules import check_applicable
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.table import recognise
 

@@ -3,9 +3,9 @@
 import argparse
 from typing import TYPE_CHECKING
 
-from stepcast.cli.applicable import check_applicable, has_racks
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.rules import check_applicable, has_racks
 from stepcast.ir.doubts import doubts
 from stepcast.ir.work import CollectiveKind
 from stepcast.report.cells import cells

@@ -4,10 +4,9 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable
 from stepcast.cli.options import add_options, option_of
 from stepcast.cli.output import print_json, print_warnings, terminal_width
-from stepcast.cli.rules import sizes_of
+from stepcast.cli.rules import check_applicable, sizes_of
 from stepcast.ir.doubts import doubts
 from stepcast.ir.dtype import DType
 from stepcast.ir.kernels import cast, usual_kernel

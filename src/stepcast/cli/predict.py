@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable
 from stepcast.cli.configured import equivalent_command, save_run
 from stepcast.cli.forecasting import add_forecast_arguments, forecast, run_facts
 from stepcast.cli.neighbours import neighbours
@@ -14,6 +13,7 @@ from stepcast.cli.options import add_options
 from stepcast.cli.output import write_file, write_files
 from stepcast.cli.remedies import remedies
 from stepcast.cli.results import add_result_arguments, show_prediction
+from stepcast.cli.rules import check_applicable
 from stepcast.units import DAY, HOUR, format_seconds
 
 DOES_NOT_FIT = 1  # exit status

@@ -4,10 +4,10 @@ import argparse
 from typing import TYPE_CHECKING
 
 from stepcast.cli.analyze import read_measured
-from stepcast.cli.applicable import check_applicable
 from stepcast.cli.options import add_options
 from stepcast.cli.output import write_trace
 from stepcast.cli.pages import print_view, write_view
+from stepcast.cli.rules import check_applicable
 from stepcast.ir.doubts import doubts
 
 if TYPE_CHECKING:

@@ -1,6 +1,15 @@
-"""What options need to have an effect: of measured runs, collectives and operators, and what verbs share."""
+"""What options of verbs need to have an effect, and the check of it; questions/rules.py has those of steps.
 
-from stepcast.questions.rules import CORRECTIONS, PLACE, Rule
+Each verb calls ``check_applicable`` once it knows what it works on.
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from stepcast.cli.output import print_notes
+from stepcast.ir.group import Group
+from stepcast.questions.rules import BACKGROUND, CORRECTIONS, PIPELINED, PLACE, Facts, Rule, check_rules
 
 # ---- what several verbs share ------------------------------------------------------------------------
 
@@ -211,3 +220,113 @@ VALIDATE = (
         "steps of the set transformers take it; validate that set, with --set transformers, or leave it out",
     ),
 )
+
+
+# ---- simulate and answers ----------------------------------------------------------------------------
+
+SIMAI_NAMES = ("nvlink_gb_per_s", "nic_gb_per_s", "gpus_per_server", "nics_per_server", "overlap")
+FAST_NAMES = (
+    "set",
+    "place",
+    "schedule",
+    "body",
+    "messages",
+    "ideal_communication",
+    "all_reduce",
+    "slow_stage",
+    "slow_rank",
+    "slow_group",
+    "jitter",
+    "trace",
+    "gantt",
+    "critical_path",
+)
+
+
+PREDICT = (JITTER, DRAWING)
+SIMULATE = (
+    BACKGROUND,
+    Rule(
+        FAST_NAMES,
+        lambda f: f["engine"] != "simai",
+        "--engine simai does not know it; leave one of them out",
+    ),
+    Rule(
+        SIMAI_NAMES,
+        lambda f: f["engine"] == "simai",
+        "only --engine simai knows it; leave it out, or choose that engine",
+    ),
+    Rule(
+        ("cluster",),
+        lambda f: f["engine"] != "simai",
+        "--engine simai takes its network from --nvlink-gb-per-s and --nic-gb-per-s",
+        harmless=True,
+    ),
+    Rule(
+        ("slow_group", "overlap"),
+        lambda f: _named(f) <= set(f["groups"]),
+        "this workload exchanges nothing over such a group; it has {group_list}",
+    ),
+    Rule(
+        ("all_reduce",),
+        lambda f: f["all_reduces"],
+        "no all-reduce of this workload joins several ranks; leave it out",
+    ),
+    Rule(
+        ("all_reduce",),
+        lambda f: not f["ideal_communication"],
+        "--ideal-communication knows links and no algorithms; leave one of them out",
+    ),
+    Rule(
+        ("schedule",),
+        lambda f: f["stages"] > 1 or f["schedule"] not in PIPELINED,
+        "{schedule} orders the work of pipeline stages, and this workload has one; leave it out",
+    ),
+    Rule(
+        ("body", "messages"),
+        lambda f: f["stages"] > 1,
+        "this workload has one pipeline stage",
+        harmless=True,
+    ),
+    PLACE,
+    JITTER,
+    DRAWING,
+)
+
+
+def _named(f: Facts) -> set[str]:
+    """The groups that --slow-group, or SimAI's --overlap, names; others are no groups at all."""
+    words = {entry.partition("=")[0] for entry in f["slow_group"] + f["overlap"]}
+    return {word.replace("dp_ep", Group.EXPERT_DP) for word in words} & set(Group)
+
+
+# ---- the check ---------------------------------------------------------------------------------------
+
+RULES: Mapping[str, tuple[Rule, ...]] = {
+    "show": (EDITS,),
+    "convert": (EDITS,),
+    "predict": PREDICT,
+    "simulate": SIMULATE,
+    "analyze": ANALYZE,
+    "replay": REPLAY,
+    "collective": COLLECTIVE,
+    "op": OP,
+    "calibrate": CALIBRATE,
+    "validate": VALIDATE,
+}
+
+
+def check_applicable(args: argparse.Namespace, **facts: Any) -> None:
+    """Raise a ValueError for the first option given in vain; print notes for those that do no harm."""
+    notes = check_rules(RULES[args.verb], args.given, {**vars(args), **facts})
+    if not getattr(args, "quiet", False):  # as of runs that are only tried
+        print_notes(notes)
+
+
+def has_racks(args: argparse.Namespace) -> bool:
+    """Return True if nodes of the cluster share a scale-up domain; load it only if --place is given."""
+    from stepcast.hardware import load_cluster
+
+    if "place" not in args.given or args.cluster is None:
+        return False
+    return load_cluster(args.cluster, args.set).topology.scale_up_nodes > 1

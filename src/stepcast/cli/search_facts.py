@@ -11,7 +11,7 @@ from stepcast.cli.predict import training
 from stepcast.cli.search_question import Question
 from stepcast.forecast.predict import predict
 from stepcast.ir.step import StepReport
-from stepcast.questions.command import predict_words
+from stepcast.questions.spelling import predict_words
 from stepcast.searching.best import Counts, Found, Missed, Result
 from stepcast.searching.mixed import words_of
 from stepcast.searching.reasons import binding, differences_s, shares

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable
 from stepcast.cli.documents import add_edit_arguments, apply_edits, open_sources
 from stepcast.cli.loaded import loaded
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, print_warnings, terminal_width
+from stepcast.cli.rules import check_applicable
 from stepcast.cli.streams import heading
 from stepcast.inputs.errors import FormatError
 from stepcast.inputs.source import Source

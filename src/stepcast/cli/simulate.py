@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable, has_racks
 from stepcast.cli.documents import add_edit_arguments, read_document
 from stepcast.cli.forecasting import cluster_question
 from stepcast.cli.options import add_options
 from stepcast.cli.results import add_result_arguments, show_prediction
+from stepcast.cli.rules import check_applicable, has_racks
 from stepcast.ir.group import Group
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
 from stepcast.ir.workload import Workload

@@ -6,11 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepcast.cli.applicable import check_applicable
 from stepcast.cli.options import add_options
 from stepcast.cli.output import print_json, terminal_width, write_file
 from stepcast.cli.pages import told_page, write_page
 from stepcast.cli.progress import Bar
+from stepcast.cli.rules import check_applicable
 from stepcast.cli.streams import heading, show_status
 from stepcast.ir.watched import watching
 from stepcast.report.text import bullet, facts, table

@@ -20,7 +20,7 @@ from stepcast.ir.optimizer import optimizer_named
 from stepcast.ir.schedules import usual_kind
 from stepcast.ir.strategy import Overlap, Recompute, RecomputeKind, Sharding, Strategy
 from stepcast.models.catalog import COLUMN_SIZES, load_model, model_of, words_of
-from stepcast.questions.command import UnsaidError, predict_words
+from stepcast.questions.spelling import UnsaidError, predict_words
 from stepcast.validate.published.setup import MODULES
 from stepcast.validate.scoreboard import Measurements, Row, columns, compare_each
 

@@ -30,7 +30,7 @@ from stepcast.ir.strategy import (
     TrainingKind,
 )
 from stepcast.models.catalog import load_model, model_of_columns, words_of
-from stepcast.questions.command import UnsaidError, predict_words
+from stepcast.questions.spelling import UnsaidError, predict_words
 from stepcast.validate.published.rows import NotComparableError, PublishedRun, Record, run_of
 
 # The cluster a published run was measured on, from the words of its row.
