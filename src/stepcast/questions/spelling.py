@@ -109,7 +109,7 @@ ELSEWHERE = {"layout", "micro_batch", "global_batch", "seq", "precision", "train
 def predict_words(
     profile: Profile, model: Model, gpu: str, strategy: Strategy, framework: Framework
 ) -> list[str]:
-    """Return the options of ``predict`` for a strategy: layout, batch, and what *profile* does not do anyway."""
+    """Return the options of ``predict`` for a strategy: layout, batch, and what *profile* does otherwise."""
     layout = strategy.layout
     words = ["--framework", profile.name, "--gpus", str(layout.gpus)]
     for name in ("tp", "cp", "ep", "pp", "vpp"):
