@@ -6,7 +6,7 @@ from time import process_time
 
 import stepcast
 from stepcast.forecast.operators import roofline
-from stepcast.pages.document import About, render
+from stepcast.views.document import About, render
 from stepcast.views.html import page_of
 from stepcast.views.step import step_view
 from tests.browser.conftest import FLAGS, chromium_path, many_slices

@@ -28,9 +28,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": {"units", "ir"},
     "analyze": {"units", "ir", "hardware", "cost", "simulation", "views"},
     "report": {"units", "ir"},
-    "pages": {"units", "ir", "report"},
-    "views": {"units", "ir", "report", "pages"},
-    "serve": {"units", "ir", "hardware", "frameworks", "models", "report", "pages"},
+    "views": {"units", "ir", "report"},
+    "serve": {"units", "ir", "hardware", "frameworks", "models", "report", "views"},
     "calibrate": {"units", "ir", "hardware", "models", "generate", "cost", "analyze", "pytorch"},
     "forecast": {"units", "ir", "hardware", "generate", "cost", "simulation", "views"},
     "searching": {"units", "ir", "hardware", "generate", "cost", "forecast", "goodput", "views"},
@@ -62,7 +61,7 @@ MAY_OPEN_FILES = (
     "hardware/catalog.py",
     "frameworks/catalog.py",
     "goodput/catalog.py",
-    "pages/assets.py",
+    "views/assets.py",
     "serve/app.py",
 )
 FILES = sorted(PACKAGE.rglob("*.py"))

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from stepcast.ir.timeline import SpanKind, TimelineBuilder
-from stepcast.pages.document import About, Page, render
-from stepcast.pages.timeline import timeline_section
+from stepcast.views.document import About, Page, render
+from stepcast.views.timeline import timeline_section
 from tests.pages.test_pages import VERBS
 from tests.shared import ROOT
 

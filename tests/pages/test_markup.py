@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepcast.pages.charts import Frame, nice_ticks, short
-from stepcast.pages.document import data_block
-from stepcast.pages.markup import Markup, join, tag, text
+from stepcast.views.charts import Frame, nice_ticks, short
+from stepcast.views.document import data_block
+from stepcast.views.markup import Markup, join, tag, text
 from tests.pages.parsed import parsed
 
 

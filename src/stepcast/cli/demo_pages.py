@@ -58,8 +58,8 @@ def _write(words: tuple[str, ...], title: str, path: Path) -> Made:
 
 
 def _index(made: list[Made]) -> bytes:
-    from stepcast.pages.document import About, Page, Section, render
-    from stepcast.pages.markup import join, tag
+    from stepcast.views.document import About, Page, Section, render
+    from stepcast.views.markup import join, tag
 
     rows = [
         tag("li", tag("a", tag("strong", each.title), href=f"./{each.file}"), tag("code", each.command))

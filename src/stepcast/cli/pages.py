@@ -10,7 +10,7 @@ from stepcast.report.visible import visible
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
-    from stepcast.pages.document import About, Page
+    from stepcast.views.document import About, Page
     from stepcast.views.view import View
 
 SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~/")
@@ -18,7 +18,7 @@ SAFE = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ012345678
 
 def about(args: argparse.Namespace) -> "About":
     """Where a page of *args* comes from; a trace that was written beside it is linked."""
-    from stepcast.pages.document import About
+    from stepcast.views.document import About
 
     links = []
     if trace := getattr(args, "trace", None):
@@ -31,7 +31,7 @@ def write_page(args: argparse.Namespace, make: "Callable[[About], Page]") -> Non
     """The page that *make* makes, where one was asked for."""
     if not args.html:
         return
-    from stepcast.pages.document import render
+    from stepcast.views.document import render
 
     write_file(args.html, render(make(about(args))))
 

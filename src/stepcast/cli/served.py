@@ -23,7 +23,6 @@ from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one
 from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
-from stepcast.pages.document import About
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.questions.spelling import build_question
 from stepcast.searching.best import Counts, Found
@@ -32,6 +31,7 @@ from stepcast.serve.fields import PREDICT, command_words
 from stepcast.units import format_bytes, format_percent, format_seconds
 from stepcast.version import __version__
 from stepcast.views.compare import compare_view
+from stepcast.views.document import About
 from stepcast.views.html import page_of
 from stepcast.views.step import layout_words, step_view, subject
 

@@ -139,9 +139,9 @@ def _ask(args: argparse.Namespace) -> int:
 def _write_page(args: argparse.Namespace, folder: str) -> None:
     if not args.html:
         return
-    from stepcast.pages.sweep import sweep_page
     from stepcast.sweep.store import Store
     from stepcast.sweep.summary import page_facts
+    from stepcast.views.sweep import sweep_page
 
     with Store(folder) as store:
         found = {"folder": folder, **page_facts(store)}

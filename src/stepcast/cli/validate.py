@@ -18,9 +18,9 @@ from stepcast.units import format_bytes, format_count, format_percent, format_se
 
 if TYPE_CHECKING:
     from stepcast.ir.facts import PointFacts
-    from stepcast.pages.document import About, Page
     from stepcast.validate.scoreboard import Columns, Row, Scoreboard, Summary
     from stepcast.validate.sets import MeasurementSet
+    from stepcast.views.document import About, Page
 
 HEADS = ("rows", "mean", "median", "p90", "worst", "signed", "weighted")
 IN_BAND = "in band"
@@ -91,7 +91,7 @@ def _page(
     boards: Mapping[str, "Scoreboard"],
     about: "About",
 ) -> "Page":
-    from stepcast.pages.validate import MOST_DOTS, validate_page
+    from stepcast.views.validate import MOST_DOTS, validate_page
 
     points = {name: list(_points(columns, MOST_DOTS)) for name, columns in measured.items()}
     return validate_page(sets, points, {name: board.unit for name, board in boards.items()}, about)

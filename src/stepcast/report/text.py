@@ -1,12 +1,10 @@
 """Plain-text building blocks: tables and fact lists that fit a terminal."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from stepcast.report.visible import visible
-from stepcast.units import format_percent, format_seconds
 
-MORE = "--verbose adds {}"
 GAP = "  "
 BAR_WIDTH = 24
 # A number as people write it, with a unit: 1,024   3.5 GiB   -12 %   46.59 GB/s
@@ -45,24 +43,6 @@ def parts_table(
         for name, part in parts
     ]
     return table((head, "time", "share", ""), rows, width)
-
-
-def bottleneck(
-    parts: Mapping[str, float], step_s: float, work: Sequence[str], of: str = "the step"
-) -> list[tuple[str, object]]:
-    """Return the largest of the named *parts*, and where that is *work*, the largest of the others."""
-    if not step_s or not parts:
-        return []
-
-    def words(name: str) -> str:
-        return f"{name}: {format_seconds(parts[name])} ({format_percent(parts[name] / step_s)} of {of})"
-
-    largest = max(parts, key=lambda name: parts[name])
-    pairs: list[tuple[str, object]] = [("bottleneck", words(largest))]
-    others = [name for name in parts if name not in work and parts[name] > 0]
-    if largest in work and others:
-        pairs.append(("largest overhead", words(max(others, key=lambda name: parts[name]))))
-    return pairs
 
 
 def facts(pairs: Iterable[tuple[str, object]], width: int = 100) -> str:

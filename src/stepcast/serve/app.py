@@ -19,12 +19,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from stepcast.pages.assets import asset, policy
-from stepcast.pages.document import Page, body_of, render
 from stepcast.report.visible import message
 from stepcast.serve.fields import PREDICT, SEARCH, FieldError, command_words
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell
+from stepcast.views.assets import asset, policy
+from stepcast.views.document import Page, body_of, render
 
 Told = Callable[[dict[str, Any]], None]
 Rest = Callable[[], None]

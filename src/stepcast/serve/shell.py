@@ -2,9 +2,9 @@
 
 from functools import cache
 
-from stepcast.pages.markup import Child, Markup, tag
 from stepcast.serve.fields import PREDICT, SEARCH, Field
 from stepcast.version import __version__
+from stepcast.views.markup import Child, Markup, tag
 
 VIEWS = (("predict", "Predict"), ("search", "Search"), ("analyze", "Analyze"), ("saved", "Saved"))
 MOST_POWER = 14

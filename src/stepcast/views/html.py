@@ -4,16 +4,15 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from stepcast.pages import blocks
-from stepcast.pages.charts import Frame, Piece, axis_row, bars, legend
-from stepcast.pages.charts import Row as BarRow
-from stepcast.pages.communication import exposed_section
-from stepcast.pages.document import About, Page, Section, render
-from stepcast.pages.markup import Child, Markup, join, tag
-from stepcast.pages.timeline import timeline_section
 from stepcast.units import format_percent, format_seconds
 from stepcast.version import __version__
+from stepcast.views import blocks
+from stepcast.views.charts import Frame, Piece, axis_row, bars, legend
+from stepcast.views.charts import Row as BarRow
+from stepcast.views.document import About, Page, Section, render
+from stepcast.views.markup import Child, Markup, join, tag
 from stepcast.views.terminal import shade
+from stepcast.views.timeline import timeline_section
 from stepcast.views.view import (
     Bars,
     Breakdown,
@@ -165,9 +164,24 @@ def _pairs(part: Pairs) -> Markup | None:
     return join((drawn, tag("p", f"{left_out} more are in the JSON.", class_="lead")))
 
 
-def _exposure(part: Exposure) -> Child:
-    section = exposed_section(part.groups, part.names)
-    return section.body if section else None
+def _exposure(part: Exposure) -> Markup | None:
+    """Return the seconds of each group, the costliest first: exposed, then hidden behind computation."""
+    listed = sorted(part.groups.items(), key=lambda each: -each[1]["exposed"])
+    listed = [each for each in listed if each[1]["total"] > 0]
+    if not listed:
+        return None
+    rows = []
+    for group, each in listed:
+        name = part.names.get(group, group)
+        hidden_s = max(0.0, each["total"] - each["exposed"])
+        pieces = (
+            Piece("exposed", 0, each["exposed"], f"{name}, exposed: {format_seconds(each['exposed'])}"),
+            Piece("hidden", each["exposed"], hidden_s, f"{name}, hidden: {format_seconds(hidden_s)}"),
+        )
+        note = f"{format_percent(hidden_s / each['total'])} hidden"
+        rows.append(BarRow(name, pieces, (format_seconds(each["exposed"]), tag("small", note))))
+    key = legend((("exposed", "exposed: the step waits for it"), ("hidden", "hidden behind computation")))
+    return join((key, bars(rows, max(each["total"] for _, each in listed), format_seconds)))
 
 
 def _heat_map(part: HeatMap) -> Markup | None:

@@ -9,7 +9,7 @@ from importlib.resources import files
 @cache
 def asset(name: str) -> str:
     """A file of this package as text."""
-    return files("stepcast.pages").joinpath("assets", name).read_text("utf-8")
+    return files("stepcast.views").joinpath("assets", name).read_text("utf-8")
 
 
 @cache

@@ -4,10 +4,6 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from stepcast.pages.blocks import answer, card, pairs, sortable_table
-from stepcast.pages.charts import Frame, legend
-from stepcast.pages.document import About, Page, Section
-from stepcast.pages.markup import Child, Markup, join, tag
 from stepcast.report.cells import Column
 from stepcast.units import (
     DAY,
@@ -18,6 +14,10 @@ from stepcast.units import (
     format_percent,
     format_seconds,
 )
+from stepcast.views.blocks import answer, card, pairs, sortable_table
+from stepcast.views.charts import Frame, legend
+from stepcast.views.document import About, Page, Section
+from stepcast.views.markup import Child, Markup, join, tag
 
 Facts = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 
 from stepcast.ir.timeline import Timeline
-from stepcast.pages.charts import swatch
-from stepcast.pages.document import Section, data_block
-from stepcast.pages.markup import Markup, join, tag
-from stepcast.pages.slices import KINDS, MOST_SLICES, packed
+from stepcast.views.charts import swatch
+from stepcast.views.document import Section, data_block
+from stepcast.views.markup import Markup, join, tag
+from stepcast.views.slices import KINDS, MOST_SLICES, packed
 
 WORDS = {
     "compute": "forward, or computing",

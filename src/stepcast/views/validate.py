@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.ir.facts import PointFacts
-from stepcast.pages.blocks import about_line, answer, card, signed_percent, sortable_table, table
-from stepcast.pages.charts import Frame, legend
-from stepcast.pages.document import About, Page, Section
-from stepcast.pages.markup import Child, Markup, join, tag
 from stepcast.report.cells import cells
 from stepcast.units import format_bytes, format_percent, format_seconds
+from stepcast.views.blocks import about_line, answer, card, signed_percent, sortable_table, table
+from stepcast.views.charts import Frame, legend
+from stepcast.views.document import About, Page, Section
+from stepcast.views.markup import Child, Markup, join, tag
 
 Facts = Mapping[str, Any]
 MOST_DOTS = 1200

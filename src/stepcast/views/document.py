@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
-from stepcast.pages.assets import asset, policy
-from stepcast.pages.markup import Child, Markup, join, tag, text
 from stepcast.report.asked import asked_pairs
 from stepcast.report.visible import visible
+from stepcast.views.assets import asset, policy
+from stepcast.views.markup import Child, Markup, join, tag, text
 
 
 @dataclass(frozen=True, slots=True)

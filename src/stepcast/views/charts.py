@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stepcast.pages.markup import Child, Markup, join, tag
+from stepcast.views.markup import Child, Markup, join, tag
 
 BAR_HEIGHT = 20
 

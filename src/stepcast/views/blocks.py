@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepcast.pages.charts import Piece, Row, bars, legend
-from stepcast.pages.markup import Child, Markup, join, tag
 from stepcast.report.cells import Column, cells, keys
 from stepcast.units import format_percent, format_seconds
+from stepcast.views.charts import Piece, Row, bars, legend
+from stepcast.views.markup import Child, Markup, join, tag
 
 Facts = Mapping[str, Any]
 SMALLEST_SHARE = 5e-4
@@ -21,14 +21,6 @@ def answer(words: str, unit: str, about: Child, band: Markup | None = None, card
         band,
         tag("ul", cards, class_="cards") if cards else None,
     )
-
-
-def timed_answer(
-    seconds: float, words: str, about: Child, band: Markup | None = None, cards: Child = None
-) -> Markup:
-    """The same of a time, whose unit *words* go on from."""
-    number, unit = format_seconds(seconds).split(" ")
-    return answer(number, f"{unit} {words}", about, band, cards)
 
 
 def about_line(first: Child, *further: Child) -> Markup:
@@ -88,28 +80,6 @@ def waterfall(
         start += seconds
     rows.append(Row(total, pieces, (words(total_s), tag("small", "100 %")), strong=True))
     return bars(rows, total_s, words, unit)
-
-
-def stacked(
-    rows: Iterable[tuple[Child, Mapping[str, float], Child]],
-    kinds: Mapping[str, str],
-    most: float,
-    axis: Any,
-    marks: Sequence[tuple[str, float, str]] = (),
-) -> Markup:
-    """Bars of several kinds each; *kinds* are those there may be, with their words."""
-    drawn, used = [], set()
-    for label, parts, value in rows:
-        at, pieces = 0.0, []
-        for kind, words in kinds.items():
-            length = parts.get(kind, 0.0)
-            if length > 0:
-                used.add(kind)
-                pieces.append(Piece(kind, at, length, f"{words}: {axis(length)}"))
-                at += length
-        drawn.append(Row(label, pieces, value, marks))
-    known = [(kind, words) for kind, words in kinds.items() if kind in used]
-    return Markup(legend(known) + bars(drawn, most, axis))
 
 
 def table(
@@ -179,19 +149,6 @@ def pairs(items: Iterable[tuple[str, Child]]) -> Markup:
         for name, value in items
     ]
     return tag("dl", listed, class_="pairs")
-
-
-def plain_pairs(found: Facts) -> list[tuple[str, Child]]:
-    """What is neither a table nor a list, by its name in words."""
-    return [
-        (name.replace("_", " "), f"{value:,}" if type(value) is int else str(value))
-        for name, value in found.items()
-        if not isinstance(value, dict | list)
-    ]
-
-
-def signed(seconds: float) -> str:
-    return "no difference" if not seconds else ("+" if seconds > 0 else "−") + format_seconds(abs(seconds))
 
 
 def signed_percent(fraction: float) -> str:
