@@ -94,7 +94,7 @@ def cases(draw: st.DrawFn) -> Case:
             pick((Recompute(), Recompute(RecomputeKind.SELECTIVE), Recompute(RecomputeKind.FULL)))
         ),
         overlap=Overlap(*(draw(st.booleans()) for _ in Overlap.__dataclass_fields__)),
-        precision=draw(pick((DType.BF16, DType.FP8))),
+        precision=draw(pick([each for each in (DType.BF16, DType.FP8) if each in cluster.gpu.matrix_flops])),
         expert_imbalance=draw(pick((1.0, 1.5))) if layout.ep > 1 else 1.0,
         expert_capacity=draw(pick((None, 0.2, 1.2))) if experts else None,
         offload=draw(pick((Offload(), Offload(), Offload(1, 0), Offload(0, 1), Offload(0.5, 0.4)))),

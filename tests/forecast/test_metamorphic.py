@@ -196,8 +196,12 @@ def test_memory_falls_with_what_is_split_or_computed_again(case: Case) -> None:
     assert all(later <= earlier * 1.001 for earlier, later in pairwise(sizes))
     kinds = (RecomputeKind.NONE, RecomputeKind.SELECTIVE, RecomputeKind.FULL)
     again = [replace(case, strategy=replace(strategy, recompute=Recompute(kind))) for kind in kinds]
-    sizes = [total_bytes(each) for each in again]
-    assert sizes == sorted(sizes, reverse=True)
+    # Of tensors: the allocator of a step that recomputes holds more than it needs (docs/memory.md).
+    allocated = [
+        max(stage.allocated for stage in memory(each.model, each.strategy, each.cluster.gpu, each.framework))
+        for each in again
+    ]
+    assert allocated == sorted(allocated, reverse=True)
 
 
 @FEW

@@ -91,9 +91,16 @@ def message_flows(
 
 @lru_cache(maxsize=256)
 def members_of(grid: RankGrid, family: str, stage: int | None = None) -> Ints:
-    """The ranks of every group of *family*, a group a row; of those within *stage* where one is told."""
+    """Return the ranks of every group of *family*, a group a row, or of those within *stage*.
+
+    The middle stage of an odd number mirrors itself: such a group of one exchanges nothing and is left out.
+    """
+    copies = grid.copies(family)
+    size = max(len(offsets) for _, offsets in copies)
     rows = [
-        np.asarray(firsts)[:, None] + np.asarray(offsets)[None, :] for firsts, offsets in grid.copies(family)
+        np.asarray(firsts)[:, None] + np.asarray(offsets)[None, :]
+        for firsts, offsets in copies
+        if len(offsets) == size
     ]
     members: Ints = np.concatenate(rows)
     if stage is not None and not _spans_stages(family):
