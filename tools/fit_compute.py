@@ -23,7 +23,6 @@ from stepcast.cost.compute import (
     ALONE,
     Load,
     attention_seconds,
-    grouped_seconds,
     matmul_seconds,
     softmax_key,
     stream_seconds,
@@ -142,7 +141,7 @@ def fit_batched(table: dict[str, Any], ops: list[Row], kernels: list[Row]) -> No
 
 def grouped_predictor(rows: list[Row]) -> Callable[[ComputeFit], Vector]:
     groups, m, n, k = (column(rows, name) for name in ("B", "M", "N", "K"))
-    return lambda fit: np.asarray(grouped_seconds(m * groups, n, k, groups, DType.BF16, H200, fit))
+    return lambda fit: np.asarray(matmul_seconds(m, n, k, groups, DType.BF16, H200, fit, grouped=True))
 
 
 # ---- attention ---------------------------------------------------------------------------------------

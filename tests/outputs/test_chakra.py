@@ -15,6 +15,7 @@ from stepcast.inputs.source import Source
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
+from stepcast.ir.recurrent import RecurrentCells
 from stepcast.ir.role import OpPart, Role
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
@@ -220,3 +221,10 @@ def test_a_long_record_takes_little_of_each_file() -> None:
     layers = tuple(Layer(f"layer {i}", (Op("", Recorded(1e-3 + i * 1e-7)),)) for i in range(1000))
     workload = Workload((Stage((Block(layers),)),), micro_batches=8)
     assert len(encode_workload(workload)) < len(write(workload)) / 10
+
+
+def test_the_cells_of_an_lstm_come_back() -> None:
+    """Four gates of 8 from 8 wide states: 2 x 3 steps x 2 sequences x 32 x 8 FLOPs."""
+    workload = Workload((Stage((Block((Layer("lstm", (Op("", RecurrentCells(3, 2, 8, 8, 4)),)),)),)),))
+    assert round_trip(workload) == workload
+    assert decode(write(workload), "w.et").nodes.attributes["num_ops"].value(0) == 3072

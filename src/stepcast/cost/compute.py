@@ -174,25 +174,15 @@ def matmul_seconds(
     gpu: Gpu,
     fit: ComputeFit,
     load: Load = ALONE,
+    grouped: bool = False,
 ) -> Number:
-    """Seconds of *batch* products (m, k) by (k, n); sizes are numbers or arrays of one length."""
-    seconds = product_s(m, n, k, batch, dtype, gpu, fit)
-    return _loaded_s(seconds, 2.0 * m * n * k * batch, dtype, gpu, fit, load)
+    """Return the seconds of *batch* products (m, k) by (k, n), *grouped* into one kernel of several weights.
 
-
-def grouped_seconds(
-    m: Number,
-    n: Number,
-    k: Number,
-    groups: Number,
-    dtype: DType,
-    gpu: Gpu,
-    fit: ComputeFit,
-    load: Load = ALONE,
-) -> Number:
-    """Seconds of one kernel over *groups* equal slices of *m* rows in all, each with its own weight."""
-    seconds = product_s(m / groups, n, k, groups, dtype, gpu, fit, grouped=True)
-    return _loaded_s(seconds, 2.0 * m * n * k, dtype, gpu, fit, load) + fit.grouped_s * groups
+    Sizes are numbers or arrays of one length.
+    """
+    seconds = product_s(m, n, k, batch, dtype, gpu, fit, grouped=grouped)
+    seconds = _loaded_s(seconds, 2.0 * m * n * k * batch, dtype, gpu, fit, load)
+    return seconds + fit.grouped_s * batch if grouped else seconds
 
 
 def _loaded_s(seconds: Number, flops: Number, dtype: DType, gpu: Gpu, fit: ComputeFit, load: Load) -> Number:

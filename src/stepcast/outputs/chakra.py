@@ -14,15 +14,10 @@ from stepcast.inputs.chakra.record import encode_workload, write_head
 from stepcast.ir.group import Group
 from stepcast.ir.limits import CHAKRA_SET, NODES
 from stepcast.ir.ranks import grid_of, members, neighbour
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan
-from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
-    Attention,
+    COMPUTING,
     Collective,
     Direction,
-    Elementwise,
-    GroupedMatmul,
-    Matmul,
     Recorded,
     Transfer,
 )
@@ -140,7 +135,7 @@ def losses(workload: Workload) -> tuple[str, ...]:
     """Name what of *workload* the trace does not hold, or holds where only stepcast reads it."""
     lost = ["phases, layers and repeats: other programs see the nodes written out"]
     works = {type(op.work) for layer in _layers(workload) for op in layer.all_ops}
-    if works & {Matmul, GroupedMatmul, Attention, Scan, DeltaRule, SelectiveScan, Elementwise}:
+    if works & COMPUTING - {Recorded}:
         lost.append("shapes: other programs see FLOPs and bytes (num_ops, tensor_size)")
     if works & {Recorded}:
         lost.append("times below a microsecond: duration_micros is whole; stepcast.workload is exact")

@@ -13,7 +13,7 @@ from stepcast.inputs.chakra.nodes import TYPE_OF_COLLECTIVE, NodeType
 from stepcast.inputs.chakra.protobuf import Kind, attribute, bytes_field, number_field, varint
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan
+from stepcast.ir.recurrent import DeltaRule, RecurrentCells, SelectiveScan
 from stepcast.ir.scan import Scan
 from stepcast.ir.work import (
     GATHERS,
@@ -239,7 +239,14 @@ def message_size(size_bytes: int) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _amounts(
-    work: Matmul | GroupedMatmul | Attention | Scan | DeltaRule | SelectiveScan | Elementwise,
+    work: Matmul
+    | GroupedMatmul
+    | Attention
+    | Scan
+    | DeltaRule
+    | SelectiveScan
+    | RecurrentCells
+    | Elementwise,
 ) -> tuple[int, int]:
     """FLOPs and bytes that an op must at least move, for other programs' rooflines."""
     size = work.dtype.bytes
@@ -264,6 +271,9 @@ def _amounts(
         case SelectiveScan():
             touched = (4 * work.inputs + 2 * work.shared) * size
             return round(work.flops), round(touched * (2 if work.backward else 1))
+        case RecurrentCells():
+            states = 2 * work.steps * work.batch * (work.gates * work.hidden + work.width)
+            return round(work.flops), round((work.gates * work.hidden * work.width + states) * size)
         case Elementwise():
             return work.elements, round(work.read_bytes + work.write_bytes)
 

@@ -8,7 +8,7 @@ nodes are for other programs; the checksum tells when one of those changed them.
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import Annotated, TypeVar
+from typing import Annotated, TypeVar, get_args
 
 import msgspec
 
@@ -25,34 +25,14 @@ from stepcast.inputs.chakra.protobuf import (
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.layout import Layout
 from stepcast.ir.limits import MICRO_BATCHES, NODES, UNPACKED
-from stepcast.ir.recurrent import DeltaRule, SelectiveScan
 from stepcast.ir.role import OpPart, Role
-from stepcast.ir.scan import Scan
-from stepcast.ir.work import (
-    Attention,
-    Collective,
-    Elementwise,
-    GroupedMatmul,
-    HostCopy,
-    HostUpdate,
-    Matmul,
-    Recorded,
-    Transfer,
-    Work,
-)
+from stepcast.ir.work import Work
 from stepcast.ir.workload import UNSTATED, Block, Layer, Manner, Op, Stage, Variation, Workload
 
 SCHEMA_VERSION = "0.0.4"
 RECORD_VERSION = 2
 RECORD, CHECKSUM, RANK = "stepcast.workload", "stepcast.nodes", "stepcast.rank"
-WORK_TYPES: dict[str, type[Work]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Matmul, GroupedMatmul, Attention, Scan, DeltaRule, SelectiveScan),
-        *(Elementwise, Collective, Transfer, HostCopy, HostUpdate, Recorded),
-    )
-}
-
+WORK_TYPES: dict[str, type[Work]] = {kind.__name__: kind for kind in get_args(Work)}
 PHASES = ("forward", "input_gradient", "weight_gradient")
 
 Built = TypeVar("Built")
