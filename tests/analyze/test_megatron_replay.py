@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from stepcast.analyze.durations import at_shortest, from_durations
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.parts import rank_parts
-from stepcast.analyze.play import critical_steps, measured, play
+from stepcast.analyze.play import critical_steps, measured, play, timeline_of
 from stepcast.analyze.recording import Recording
 from stepcast.analyze.replay import replay
-from stepcast.analyze.spans import timeline_of
 from stepcast.analyze.whatif import GpuChange, Surroundings, WhatIfError, apply_changes
 from stepcast.inputs.table import read
 from tests.analyze.megatron_run import Pipeline, step_ms, write

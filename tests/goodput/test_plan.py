@@ -9,9 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepcast.goodput.catalog import failure_names, load_failures
-from stepcast.goodput.operation import NO_FAILURES, Failures, Operation, Pause, Saving, Stragglers
+from stepcast.goodput.operation import (
+    NO_FAILURES,
+    Failures,
+    Operation,
+    Pause,
+    Saving,
+    Stragglers,
+    idle_node_watts,
+    node_watts,
+)
 from stepcast.goodput.plan import Phase, choices, plan
-from stepcast.goodput.power import idle_node_watts, node_watts
 from stepcast.units import DAY, HOUR, TB
 
 PHASE = Phase(steps=100_000, step_s=6.0, tokens_per_step=16e6, gpus=16_384, replicas=128)

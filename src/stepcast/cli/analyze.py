@@ -131,8 +131,7 @@ def _megatron(timeline: "Timeline", args: argparse.Namespace) -> dict[str, Any]:
     busbw = _cluster_busbw(args) if args.cluster else None
     analysis = analyze_megatron(timeline, busbw)
     if args.trace:
-        from stepcast.analyze.play import measured
-        from stepcast.analyze.spans import timeline_of
+        from stepcast.analyze.play import measured, timeline_of
 
         write_trace(timeline_of({"measured": measured(analysis.recording)}), args.trace)
     return analysis.facts()

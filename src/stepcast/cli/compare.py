@@ -105,7 +105,7 @@ def _printed(path: str) -> dict[str, Any] | None:
 
 def _view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
     """Both sides; two Megatron runs with their timelines, one below the other."""
-    from stepcast.analyze.spans import timeline_of
+    from stepcast.analyze.play import timeline_of
     from stepcast.views.compare import compare_view
 
     names = (
@@ -125,7 +125,7 @@ def _view(args: argparse.Namespace, found: "ComparisonFacts") -> "View":
 
 def _write(args: argparse.Namespace, path: str) -> None:
     """Both runs on lanes of their own."""
-    from stepcast.analyze.spans import timeline_of
+    from stepcast.analyze.play import timeline_of
 
     labelled = {"first": _played(args.predicted), "second": _played(args.measured)}
     write_trace(timeline_of(labelled), path)

@@ -253,8 +253,8 @@ def _stage(args: argparse.Namespace, text: str) -> argparse.Namespace:
 
 
 def _phase(args: argparse.Namespace, found: "SettledRun | None", operation: "Operation") -> "Phase":
+    from stepcast.goodput.operation import idle_node_watts, node_watts
     from stepcast.goodput.plan import Phase
-    from stepcast.goodput.power import idle_node_watts, node_watts
 
     if found is None:
         tokens = float(args.seq or 0) * (args.global_batch or 0)

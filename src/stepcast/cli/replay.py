@@ -86,7 +86,7 @@ def _write(result: "Replay", path: str) -> None:
 
 
 def _timeline(result: "Replay") -> "Timeline":
-    from stepcast.analyze.spans import timeline_of
+    from stepcast.analyze.play import timeline_of
 
     labelled = {"measured": result.measured.played, "replayed": result.before.played}
     if result.changes:

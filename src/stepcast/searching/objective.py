@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.forecast.simulate import Prediction
-from stepcast.goodput.power import COMPUTING, IDLE, node_watts
+from stepcast.goodput.operation import COMPUTING, IDLE, node_watts
 from stepcast.hardware import Cluster
 from stepcast.searching.bound import Bounds
 
