@@ -23,7 +23,7 @@ MOST_ELEMENTS = ELEMENTS.most
 
 
 def count(least: int, most: int, kilo: int = 0) -> Callable[[str], int]:
-    """A whole number from *least* to *most*; ``16,384`` is one.
+    """Return a reader of whole numbers from *least* to *most*; ``16,384`` is one.
 
     With *kilo* a k behind it stands for so many and an m for their square: 8k tokens are 8,192.
     """
@@ -48,7 +48,7 @@ gpu_count = count(1, GPUS.most, BINARY)
 
 
 def rate(text: str) -> float:
-    """A finite number above zero."""
+    """Read a finite number above zero."""
     value = amount(text)
     if not value:
         raise ValueSpellingError(f"expected a number above zero, not {text!r}")
@@ -56,7 +56,7 @@ def rate(text: str) -> float:
 
 
 def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
-    """*meaning*, which raises ValueErrors of values above zero."""
+    """Return a reader of values above zero that reads them by *meaning*."""
 
     def read(text: str) -> float:
         try:
@@ -71,7 +71,7 @@ def positive(meaning: Callable[[str], float]) -> Callable[[str], float]:
 
 
 def share(text: str) -> float:
-    """A share from 0 to below 1, as ``10%`` or ``0.1``."""
+    """Read a share from 0 to below 1, as ``10%`` or ``0.1``."""
     number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
         value = float(number) / (100 if percent else 1)
@@ -88,14 +88,14 @@ FOREIGN = re.compile(r"eur|gbp|\u20ac|\u00a3")
 
 
 def price(text: str) -> float:
-    """Of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``."""
+    """Read the price of a GPU-hour: ``2.5`` or ``2.5/gpu-hour``."""
     if found := FOREIGN.search(text.lower()):
         raise ValueSpellingError(f"{text!r}: give the number here and --currency {found[0].upper()}")
     return amount(PRICED.sub("", text.strip().lower().lstrip("$")))
 
 
 def currency(text: str) -> str:
-    """A symbol or a short code, such as ``$`` or ``EUR``."""
+    """Read a currency: a symbol or a short code, such as ``$`` or ``EUR``."""
     name = text.strip()
     if not 0 < len(name) <= LONGEST_CURRENCY or re.search(r"[\d\s]", name):
         raise ValueSpellingError(f"expected a symbol or a code, such as $ or EUR, not {text!r}")
@@ -103,8 +103,8 @@ def currency(text: str) -> str:
 
 
 def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), splits: bool = True) -> None:
-    """GPUs come in whole copies of the model, of tp x cp x pp each; *others* would do instead, and alone
-    where the model cannot be split as it is asked for.
+    """Raise a ValueError unless the GPUs hold copies of the model, of tp x cp x pp each; suggest *others* too,
+    and alone where the model cannot be split as it is asked for.
     """
     if gpus % model_gpus:
         below, above = gpus // model_gpus * model_gpus, -(-gpus // model_gpus) * model_gpus
@@ -116,7 +116,7 @@ def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), split
 
 
 def amount(text: str) -> float:
-    """A finite number, zero or more."""
+    """Read a finite number, zero or more."""
     try:
         value = float(text)
     except ValueError:
