@@ -103,7 +103,7 @@ def currency(text: str) -> str:
 
 
 def check_multiple(gpus: int, model_gpus: int, others: Sequence[str] = (), splits: bool = True) -> None:
-    """Raise a ValueError unless the GPUs hold copies of the model, of tp x cp x pp each; suggest *others* too,
+    """Raise a ValueError unless the GPUs hold copies of the model, of tp x cp x pp each; suggest *others*,
     and alone where the model cannot be split as it is asked for.
     """
     if gpus % model_gpus:
