@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    from stepcast.report.captured import captured_text
+    from stepcast.report.show import captured_text
     from stepcast.views.step import step_view
     from stepcast.views.terminal import render_text
 

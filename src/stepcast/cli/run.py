@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
-    from stepcast.report.ran import ran_text
+    from stepcast.report.show import ran_text
 
     print(ran_text(found, terminal_width()))
     for name in (args.trace, args.output):

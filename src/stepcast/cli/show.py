@@ -159,12 +159,12 @@ def _viewed(view_of: str) -> Callable[[Any, int], str]:
 
 # By noun its facts; by their kind, what tells them as pairs or as text. All else stands in report/show.py.
 FACTS: Mapping[str, Callable[[Any], Any]] = {
-    "Workload": loaded("report.workload:workload_facts"),
-    "Timeline": loaded("report.timeline:timeline_facts"),
-    "RunLog": loaded("report.measured:run_log_facts"),
-    "CollectiveSweep": loaded("report.measured:sweep_facts"),
-    "OperatorTimes": loaded("report.measured:operator_times_facts"),
-    "Model": loaded("report.model:model_facts"),
+    "Workload": loaded("report.documents:workload_facts"),
+    "Timeline": loaded("report.documents:timeline_facts"),
+    "RunLog": loaded("report.documents:run_log_facts"),
+    "CollectiveSweep": loaded("report.documents:sweep_facts"),
+    "OperatorTimes": loaded("report.documents:operator_times_facts"),
+    "Model": loaded("report.documents:model_facts"),
     "StepLog": _logged("step log", "analyze.logs:analyze_step_log"),
     "CollectiveLog": _logged("collectives", "analyze.logs:analyze_collective_log"),
     "WorkerSteps": _logged("worker steps", "analyze.stragglers:analyze_stragglers"),
@@ -184,7 +184,7 @@ TEXTS: Mapping[str, Callable[..., Any]] = {
     "step log": _viewed("views.jobs:step_log_view"),
     "collectives": _viewed("views.jobs:collective_log_view"),
     "worker steps": _viewed("views.jobs:stragglers_view"),
-    "captured": loaded("report.captured:captured_text"),
+    "captured": loaded("report.show:captured_text"),
 }
 
 

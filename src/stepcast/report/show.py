@@ -5,7 +5,14 @@ from typing import Any
 
 from stepcast.report.cells import cells
 from stepcast.report.text import facts, table
-from stepcast.units import format_bytes, format_count, format_rate, format_seconds
+from stepcast.units import (
+    format_bytes,
+    format_count,
+    format_percent,
+    format_rate,
+    format_seconds,
+    format_short_count,
+)
 
 Facts = Mapping[str, Any]
 MOST_ROWS = 16
@@ -178,3 +185,60 @@ SHOWN: dict[str, Callable[[Facts, int], list[str]]] = {
     "run log": _run_log,
     "model": _model,
 }
+
+
+# ---- captured programs ----
+
+PARTS = ("parameters", "gradients", "optimizer", "activations", "temporary")
+
+
+def captured_text(found: Facts, width: int) -> str:
+    """What it is, what fills its memory, and its layers with their repeats."""
+    memory = found["memory_bytes"]
+    pairs = [
+        ("program", found["name"]),
+        ("parameters", format_count(found["parameters"])),
+        ("a step", f"{format_short_count(found['flops'])} FLOPs in {found['ops']:,} kernels"),
+        ("of a batch", f"{found['batch']:,} ({found['tokens']:,} tokens) in {found['precision']}"),
+        ("peak memory", format_bytes(found["peak_memory_bytes"])),
+        *((f"  {name}", format_bytes(memory[name])) for name in PARTS),
+        *((name, value) for name, value in found["facts"].items() if value),
+    ]
+    blocks = [
+        (block["repeat"], len(block["layers"]), _named(block["layers"]))
+        for block in found["body"]
+        if block["repeat"] > 1
+    ]
+    rows = table(("repeats", "modules", "from, to"), blocks[:MOST_ROWS], width) if blocks else ""
+    return "\n\n".join(part for part in (facts(pairs, width), rows) if part)
+
+
+def _named(layers: list[str]) -> str:
+    return layers[0] if len(layers) == 1 else f"{layers[0]}, {layers[-1]}"
+
+
+# ---- workloads that were run ----
+
+
+def ran_text(found: Facts, width: int) -> str:
+    """Return the measured and the predicted step of a workload that was run."""
+    ranks = found["ranks"]
+    pairs = [
+        ("ran on", found["device"]),
+        ("ranks", f"{len(ranks)}" if len(ranks) > 1 else f"rank {ranks[0]} alone" if ranks else "none"),
+        ("ops", f"{found['ops']:,}"),
+        ("step", format_seconds(found["step_s"])),
+        ("predicted step", format_seconds(found["predicted_step_s"])),
+    ]
+    if found["priced_collectives_s"]:
+        pairs.append(("messages, priced", format_seconds(found["priced_collectives_s"])))
+    error = found["mean_abs_error"]
+    if error is not None:
+        pairs.append(("mean error by kind", format_percent(error)))
+    rows = cells(
+        found["kinds"],
+        "kind ops measured_s predicted_s",
+        lambda row: "" if row["error"] is None else f"{row['error']:+.1%}",
+    )
+    heads = ("kind of op", "ops", "measured", "predicted", "error")
+    return "\n\n".join((facts(pairs, width), table(heads, rows, width)))

@@ -23,8 +23,7 @@ from stepcast.report.visible import message
 from stepcast.serve.fields import PREDICT, SEARCH, FieldError, command_words
 from stepcast.serve.guard import Guard, RefusedError
 from stepcast.serve.shell import shell
-from stepcast.views.assets import asset, policy
-from stepcast.views.document import Page, body_of, render
+from stepcast.views.document import Page, asset, body_of, policy, render
 
 Told = Callable[[dict[str, Any]], None]
 Rest = Callable[[], None]

@@ -1,14 +1,17 @@
 """A page from its parts: the answer first, sections in order, and what it stands on at the end."""
 
+import base64
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 import msgspec
 
 from stepcast.report.asked import asked_pairs
 from stepcast.report.visible import visible
-from stepcast.views.assets import asset, policy
 from stepcast.views.markup import Child, Markup, join, tag, text
 
 
@@ -192,3 +195,27 @@ def _command(about: About) -> Markup | None:
 def _foot(about: About) -> Markup:
     words = f"stepcast {about.version}: a forecast with its band, not a promise. This file needs no network."
     return tag("footer", words)
+
+
+# The style and the program that every page holds, and the digests by which its policy knows them.
+
+
+@cache
+def asset(name: str) -> str:
+    """A file of this package as text."""
+    return files("stepcast.views").joinpath("assets", name).read_text("utf-8")
+
+
+@cache
+def digest(name: str) -> str:
+    """As a Content-Security-Policy names what a page holds within itself."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(asset(name).encode()).digest()).decode()}'"
+
+
+@cache
+def policy() -> str:
+    """What a page may do: run its own program and show its own style, and nothing beyond itself."""
+    return (
+        f"default-src 'none'; script-src {digest('page.js')}; style-src {digest('page.css')}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )

@@ -1,0 +1,298 @@
+"""The facts of documents that `show` prints: workloads, timelines, logs, sweeps and models."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from stepcast.ir.dtype import DType
+from stepcast.ir.model import Model
+from stepcast.ir.operator_times import OperatorTimes
+from stepcast.ir.runlog import RunLog
+from stepcast.ir.sweep import CollectiveSweep
+from stepcast.ir.timeline import NONE, SpanKind, Timeline
+from stepcast.ir.work import Collective, Recorded, Transfer, Work
+from stepcast.ir.workload import Layer, LayerTable, Phase, Workload
+
+Facts = dict[str, Any]
+MessageKey = tuple[str, str, str]  # kind, group, phase
+
+
+def workload_facts(workload: Workload) -> Facts:
+    """Totals of one step, of one rank of each stage given, summed over the stages."""
+    compute_s: dict[str, float] = defaultdict(float)
+    computed: dict[str, int] = defaultdict(int)
+    messages: dict[MessageKey, dict[str, int]] = {}
+    for stage in workload.stages:
+        for layers, count in stage.counted_blocks(workload.micro_batches):
+            if isinstance(layers, LayerTable):
+                for phase in Phase:
+                    compute_s[phase] += layers.recorded_s(phase) * count
+                    computed["recorded"] += len(layers) * count
+                for phase, op, times in layers.messages():
+                    _count_message(messages, op.work, phase, count * times)
+                continue
+            ops = ((each, op) for layer in layers for each in Phase for op in layer.ops(each))
+            for phase, op in ops:
+                work = op.work
+                if isinstance(work, Recorded):
+                    compute_s[phase] += work.duration_s * count
+                    computed["recorded"] += count
+                elif isinstance(work, Collective | Transfer):
+                    _count_message(messages, work, phase, count)
+                else:
+                    computed[type(work).__name__.lower()] += count
+    rows: list[Facts] = [
+        {"kind": kind, "group": group, "phase": phase, **counts}
+        for (kind, group, phase), counts in messages.items()
+    ]
+    lines = workload.note("lines")
+    communication_bytes = sum(row["total_bytes"] for row in rows)
+    element = workload.note("element_dtype")
+    elements = (
+        {"communication_elements": round(communication_bytes / DType(element).bytes)} if element else {}
+    )
+    return {
+        "kind": "workload",
+        **workload.layout.facts(),
+        "lines": int(lines) if lines else sum(stage.body_layer_count for stage in workload.stages),
+        "micro_batches": workload.micro_batches,
+        "layers_per_micro_batch": sum(stage.body_layer_count for stage in workload.stages),
+        "stages_given": len(workload.stages),
+        "boundary_bytes": workload.boundary_bytes,
+        "compute_s": sum(compute_s.values()),
+        "compute_by_phase_s": dict(compute_s),
+        "ops": dict(computed),
+        "communication_bytes": communication_bytes,
+        **elements,
+        "collectives": rows,
+        "body": [
+            {"layers": _names(block.layers), "repeat": block.repeat}
+            for stage in workload.stages
+            for block in stage.body
+        ],
+        "prologue": [layer.name for stage in workload.stages for layer in stage.prologue],
+        "epilogue": [layer.name for stage in workload.stages for layer in stage.epilogue],
+        "notes": {key: value for key, value in workload.notes if key != "lines"},
+    }
+
+
+def _names(layers: Sequence[Layer]) -> list[str]:
+    return list(layers.names()) if isinstance(layers, LayerTable) else [layer.name for layer in layers]
+
+
+def _count_message(messages: dict[MessageKey, dict[str, int]], work: Work, phase: Phase, count: int) -> None:
+    assert isinstance(work, Collective | Transfer)
+    kind, times = (work.kind, work.times) if isinstance(work, Collective) else (work.direction, 1)
+    size_bytes = work.size_bytes
+    row = messages.setdefault(
+        (kind, work.group, phase),
+        {"count": 0, "total_bytes": 0, "smallest_bytes": size_bytes, "largest_bytes": size_bytes},
+    )
+    row["count"] += count * times
+    row["total_bytes"] += size_bytes * count * times
+    row["smallest_bytes"] = min(row["smallest_bytes"], size_bytes)
+    row["largest_bytes"] = max(row["largest_bytes"], size_bytes)
+
+
+# ---- timelines: span, time per operation, and each kind of communication ----
+
+
+def timeline_facts(timeline: Timeline) -> Facts:
+    """Times of top-level spans, summed over the ranks present; parts of spans stand in *communication*."""
+    facts: Facts = {
+        "kind": "timeline",
+        "measured": timeline.measured,
+        "ranks": list(timeline.ranks),
+        "spans": len(timeline),
+        "lanes": len(timeline.lanes),
+        "span_s": timeline.span_s,
+        "rank_span_s": _rank_spans_s(timeline),
+    }
+    if timeline.layout is not None:
+        facts |= timeline.layout.facts()
+    facts |= timeline.facts
+    if timeline.stage_of_rank:
+        facts["stage_of_rank"] = {str(rank): stage for rank, stage in timeline.stage_of_rank.items()}
+    operations = operation_rows(timeline)
+    facts["operations_s"] = {row["name"]: row["total_s"] for row in operations}
+    facts["operations"] = operations
+    facts["communication"] = communication_rows(timeline)
+    return facts
+
+
+def _rank_spans_s(timeline: Timeline) -> dict[str, float]:
+    """First start to last end of each rank. Clocks of two hosts may differ; a rank's own does not."""
+    ranks, end_s = timeline.rank_of, timeline.end_s
+    spans = {}
+    for rank in timeline.ranks:
+        rows = ranks == rank
+        if rows.any():
+            spans[str(rank)] = float(end_s[rows].max() - timeline.start_s[rows].min())
+    return spans
+
+
+def operation_rows(timeline: Timeline) -> list[Facts]:
+    """Top-level operations by name, longest first; host activity is told apart from device work."""
+    rows = np.flatnonzero(timeline.top_level)
+    keys = timeline.name_of[rows].astype(np.int64) * len(SpanKind) + timeline.kind_of[rows]
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    counts = np.bincount(inverse, minlength=len(distinct))
+    totals = np.bincount(inverse, weights=timeline.duration_s[rows], minlength=len(distinct))
+    longest = np.zeros(len(distinct))
+    np.maximum.at(longest, inverse, timeline.duration_s[rows])
+    listed = [
+        {
+            "name": timeline.names[int(key) // len(SpanKind)],
+            "kind": SpanKind(int(key) % len(SpanKind)).name.lower(),
+            "count": int(count),
+            "total_s": float(total),
+            "longest_s": float(high),
+        }
+        for key, count, total, high in zip(distinct, counts, totals, longest, strict=True)
+    ]
+    return sorted(listed, key=lambda row: (-row["total_s"], row["name"]))
+
+
+def communication_rows(timeline: Timeline) -> list[Facts]:
+    """Messages by kind, group and size, with the shortest time each took."""
+    listed: list[Facts] = []
+    order = np.argsort(timeline.work_of, kind="stable")
+    works = timeline.work_of[order]
+    starts = np.flatnonzero(np.diff(works, prepend=NONE - 1))
+    ends = np.append(starts[1:], len(works))[: len(starts)]
+    for start, end in zip(starts, ends, strict=True):
+        if works[start] == NONE:
+            continue
+        work = timeline.works[works[start]]
+        if not isinstance(work, Collective | Transfer):
+            continue
+        times_s = timeline.duration_s[order[start:end]]
+        times = work.times if isinstance(work, Collective) else 1
+        count = int(end - start) * times
+        listed.append(
+            {
+                "kind": str(work.kind if isinstance(work, Collective) else work.direction),
+                "group": str(work.group),
+                "size_bytes": work.size_bytes,
+                "count": count,
+                "total_bytes": work.size_bytes * count,
+                "total_s": float(times_s.sum()),
+                "shortest_s": float(times_s.min()) / times,
+            }
+        )
+    return sorted(listed, key=lambda row: -row["total_s"])
+
+
+# ---- logs and sweeps ----
+
+
+def run_log_facts(log: RunLog) -> Facts:
+    """Counts of what was found, and the medians of warm steps."""
+    times = log.layer_times
+    ends = dict(enumerate(log.stage_ends))
+    stages = [
+        {
+            "stage": stage,
+            "ends_with": ends.get(stage),
+            "layers": len(set(times.layer_of[times.stage_of == stage].tolist())),
+            "median_forward_s": median.seconds,
+            "steps": [median.first, median.last],
+        }
+        for stage, median in sorted(log.stage_forward().items())
+    ]
+    batch = log.batch_time()
+    return {
+        "kind": "run log",
+        **log.layout.facts(),
+        "parameters": log.parameters,
+        "micro_batch": log.micro_batch,
+        "micro_batches": log.micro_batches,
+        "global_batch": log.global_batch,
+        "blocks": log.blocks,
+        "layer_records": len(times),
+        "batches": len(log.batches),
+        "median_batch_s": batch.seconds if batch else None,
+        "median_batch_range": [batch.first, batch.last] if batch else None,
+        "stages": stages,
+        **log.facts,
+    }
+
+
+def sweep_facts(sweep: CollectiveSweep) -> Facts:
+    rows = []
+    for row in sweep.rows:
+        time_s = row.out_of_place_s if row.out_of_place_s is not None else row.in_place_s
+        rows.append(
+            {
+                "size_bytes": row.size_bytes,
+                "out_of_place_s": row.out_of_place_s,
+                "in_place_s": row.in_place_s,
+                "algbw_bytes_per_s": row.size_bytes / time_s if time_s else 0.0,
+            }
+        )
+    return {
+        "kind": "sweep",
+        "collective": sweep.kind,
+        "ranks": sweep.ranks,
+        "nodes": sweep.nodes,
+        "device": sweep.device,
+        "dtype": sweep.dtype,
+        "sizes": len(rows),
+        "rows": rows,
+    }
+
+
+def operator_times_facts(measured: OperatorTimes) -> Facts:
+    """Counts and ranges by operator and number format."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for one, seconds in measured.kinds():
+        work = one.works[0]
+        dtype = "" if isinstance(work, Recorded) else str(work.dtype)
+        groups.setdefault((one.name, dtype), []).extend(seconds)
+    return {
+        "kind": "operator times",
+        "device": measured.device or None,
+        "points": len(measured.operators),
+        "left_out": dict(measured.left_out),
+        "operators": [
+            {
+                "operator": name,
+                "dtype": dtype,
+                "points": len(seconds),
+                "shortest_s": min(seconds),
+                "longest_s": max(seconds),
+            }
+            for (name, dtype), seconds in groups.items()
+        ],
+    }
+
+
+# ---- models: sizes and exact parameter counts ----
+
+SIZES = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "max_seq")
+
+
+def model_facts(model: Model) -> Facts:
+    facts: Facts = {"kind": "model", "name": model.name}
+    facts |= {name: getattr(model, name) for name in SIZES}
+    facts |= {
+        "tied": model.tied,
+        "gated": model.gated,
+        "activation": str(model.activation),
+        "position": str(model.position.kind),
+        "norm": str(model.norm.kind),
+        "parameters": model.parameters,
+        "active_parameters": model.active_parameters,
+        "embedding_parameters": model.embedding_parameters,
+        "head_parameters": model.head_parameters,
+    }
+    if model.experts is not None:
+        facts |= {
+            "experts": model.experts.count,
+            "experts_per_token": model.experts.top_k,
+            "expert_ffn": model.experts.ffn,
+            "expert_layers": model.expert_layers,
+        }
+    return facts
