@@ -5,7 +5,7 @@ from pathlib import Path
 from time import process_time
 
 import stepcast
-from stepcast.forecast.operators import roofline
+from stepcast.forecast.prediction import roofline
 from stepcast.views.document import About, render
 from stepcast.views.html import page_of
 from stepcast.views.step import step_view

@@ -36,7 +36,7 @@ from stepcast.version import __version__ as __version__  # noqa: E402 - after Ct
 if TYPE_CHECKING:
     from stepcast.forecast.options import Options as Options
     from stepcast.forecast.predict import predict_many as predict_many
-    from stepcast.forecast.simulate import Prediction as Prediction
+    from stepcast.forecast.prediction import Prediction as Prediction
     from stepcast.forecast.simulate import simulate as simulate
     from stepcast.frameworks.catalog import load_framework as load_framework
     from stepcast.goodput.catalog import load_failures as load_failures
@@ -76,7 +76,7 @@ PUBLIC = {
     "Phase": ("stepcast.goodput.plan", "Phase"),
     "Place": ("stepcast.hardware", "Place"),
     "Plan": ("stepcast.goodput.plan", "Plan"),
-    "Prediction": ("stepcast.forecast.simulate", "Prediction"),
+    "Prediction": ("stepcast.forecast.prediction", "Prediction"),
     "Strategy": ("stepcast.ir.strategy", "Strategy"),
     "Timeline": ("stepcast.ir.timeline", "Timeline"),
     "Workload": ("stepcast.ir.workload", "Workload"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from stepcast.analyze.compare import Comparison
     from stepcast.cost.calibration import Calibration
     from stepcast.forecast.options import Options
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.prediction import Prediction
     from stepcast.goodput.operation import Operation
     from stepcast.goodput.plan import Phase, Plan
     from stepcast.hardware import Cluster

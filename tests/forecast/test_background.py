@@ -11,7 +11,7 @@ from stepcast.cli.main import main
 from stepcast.forecast.background import Neighbour, beside
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import predict
-from stepcast.forecast.simulate import Prediction
+from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster, load_cluster
 from stepcast.hardware.graph import network_of
 from stepcast.ir.background import Pattern, Spread

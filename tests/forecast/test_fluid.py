@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from stepcast.forecast.options import Engine, Options
-from stepcast.forecast.simulate import Prediction, simulate
+from stepcast.forecast.prediction import Prediction
+from stepcast.forecast.simulate import simulate
 from stepcast.hardware import Cluster, cluster_names, load_cluster
 from stepcast.inputs.table import read
 from stepcast.ir.flows import FlowSet, Repeating

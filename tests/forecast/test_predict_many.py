@@ -9,7 +9,7 @@ import pytest
 
 from stepcast.forecast import simulate
 from stepcast.forecast.predict import predict, predict_many
-from stepcast.forecast.simulate import Prediction
+from stepcast.forecast.prediction import Prediction
 from stepcast.generate import overlap, stage, workload
 from stepcast.hardware import load_cluster
 from stepcast.ir.framework import Execution, Framework

@@ -12,7 +12,7 @@ from stepcast.analyze.kineto.analysis import analyze_kineto
 from stepcast.analyze.megatron.analysis import analyze_megatron
 from stepcast.analyze.megatron.record import record_megatron
 from stepcast.analyze.replay import replay
-from stepcast.forecast.operators import roofline
+from stepcast.forecast.prediction import roofline
 from stepcast.goodput.operation import Saving
 from stepcast.searching.search import search
 from tests.pages.parsed import assert_safe

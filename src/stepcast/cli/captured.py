@@ -9,7 +9,7 @@ from stepcast.cli.progress import open_source
 from stepcast.forecast.captured import CapturedSharding, Spread, predict_captured
 from stepcast.forecast.options import Engine, Options
 from stepcast.forecast.predict import compute_pricer
-from stepcast.forecast.simulate import Prediction
+from stepcast.forecast.prediction import Prediction
 from stepcast.generate.written import recorded
 from stepcast.hardware import Cluster, Place, load_cluster
 from stepcast.inputs.table import read_as_one

@@ -1,18 +1,45 @@
-"""What verbs need to know of interrupts; the command's start, which loads nothing else, has it."""
+"""Interrupts: Ctrl-C ends the command with one line, while it loads, computes, writes or ends.
 
-import signal
+The command answers Ctrl-C before it loads anything that takes time, so this module imports only what Python
+has loaded already.
+"""
 
-from stepcast.cli.start import INTERRUPTED as INTERRUPTED
-from stepcast.cli.start import end_on_interrupt as end_on_interrupt
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from signal import SIG_IGN, SIGINT, default_int_handler, getsignal, signal
+    from types import FrameType
+else:  # the module signal first loads much of Python
+    from _signal import SIG_IGN, SIGINT, default_int_handler, getsignal, signal
+
+INTERRUPTED = 130  # what shells return for a command that was interrupted
+LINE = b"stepcast: interrupted\n"
+
+
+def end_on_interrupt() -> None:
+    """End the process at once on Ctrl-C: an exception could be lost in a callback, or print a traceback."""
+    if getsignal(SIGINT) is not SIG_IGN:  # background commands of a shell ignore it
+        signal(SIGINT, _end)
+
+
+def _end(number: int, frame: "FrameType | None") -> None:
+    try:
+        # Where nothing has been written, the writer may not be loaded, or only in part.
+        getattr(sys.modules.get("stepcast.outputs.files"), "discard_unfinished", int)()
+        os.write(2, LINE)
+    finally:
+        os._exit(INTERRUPTED)
 
 
 class Interruptible:
-    """Where Ctrl-C is an exception after all: work that has something to tell of how far it came."""
+    """A block in which Ctrl-C raises KeyboardInterrupt, for work that reports how far it came."""
 
     def __enter__(self) -> None:
-        self.before = signal.getsignal(signal.SIGINT)
-        if self.before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+        self.before = getsignal(SIGINT)
+        if self.before is not SIG_IGN:
+            signal(SIGINT, default_int_handler)
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self.before)
+        signal(SIGINT, self.before)

@@ -12,7 +12,7 @@ from stepcast.questions.numbers import count
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.prediction import Prediction
     from stepcast.hardware import Cluster
 
 MOST_LINKS = 1000

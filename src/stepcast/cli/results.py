@@ -12,7 +12,7 @@ from stepcast.report.visible import visible
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.prediction import Prediction
     from stepcast.ir.facts import ChangeFacts
     from stepcast.views.view import View
 
@@ -90,7 +90,7 @@ def _view(
     explained = getattr(args, "explain_memory", False)
     if not args.html:
         return step_view(found, explain_memory=explained)
-    from stepcast.forecast.operators import roofline
+    from stepcast.forecast.prediction import roofline
 
     return step_view(found, prediction.drawn, roofline(prediction), changes(), explained)
 

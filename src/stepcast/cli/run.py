@@ -12,7 +12,7 @@ from stepcast.questions.numbers import count, gpu_count
 from stepcast.report.visible import visible
 
 if TYPE_CHECKING:
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.prediction import Prediction
     from stepcast.ir.timeline import Timeline
     from stepcast.ir.workload import Workload
     from stepcast.pytorch.run.execute import Record, RunPlan

@@ -17,7 +17,7 @@ from stepcast.cli.remedies import remedies
 from stepcast.cli.search import result_view
 from stepcast.cli.search_facts import search_facts
 from stepcast.cli.search_question import question_of
-from stepcast.forecast.operators import roofline
+from stepcast.forecast.prediction import roofline
 from stepcast.hardware import cluster_names
 from stepcast.inputs.source import Source
 from stepcast.inputs.table import read_as_one

@@ -20,7 +20,7 @@ from stepcast.questions.question import ENGINES as STEP_ENGINES
 
 if TYPE_CHECKING:
     from stepcast.forecast.options import Options
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.prediction import Prediction
 
 ENGINES = (*STEP_ENGINES, "simai")
 # Written out, so that the help does not load the engine; a test compares them with the tables.

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepcast.cost.collectives.flows import message_flows
 from stepcast.forecast.fluid import sending
-from stepcast.forecast.simulate import Prediction
+from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_on
 from stepcast.ir.background import Pattern, Spread

@@ -15,7 +15,8 @@ from stepcast.forecast.exchanges import reduced, sharded
 from stepcast.forecast.issue import issue_s_of
 from stepcast.forecast.options import DEFAULTS, Options
 from stepcast.forecast.predict import at_pace, compute_pricer, memory_facts
-from stepcast.forecast.simulate import Prediction, simulate
+from stepcast.forecast.prediction import Prediction
+from stepcast.forecast.simulate import simulate
 from stepcast.forecast.splits import split_captured, updated_share, with_idle_weights
 from stepcast.forecast.ties import held_parts, summed
 from stepcast.hardware import Cluster

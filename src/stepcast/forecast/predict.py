@@ -21,7 +21,8 @@ from stepcast.cost.slowest import pace_of, paced
 from stepcast.forecast.beyond import beyond_checked
 from stepcast.forecast.issue import issue_s_of
 from stepcast.forecast.options import DEFAULTS, Options
-from stepcast.forecast.simulate import Prediction, prepared, simulate, together
+from stepcast.forecast.prediction import Prediction
+from stepcast.forecast.simulate import prepared, simulate, together
 from stepcast.generate.flops import model_flops
 from stepcast.generate.workload import generate
 from stepcast.hardware import Cluster

@@ -1,9 +1,9 @@
 """A workload on a cluster: price every op, build the program, run it, read the result."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
 
 from stepcast.cost.pricing import ComputePrice, Pricer, recorded_price
 from stepcast.forecast.options import (
@@ -18,177 +18,28 @@ from stepcast.forecast.options import (
     with_slow_ranks,
     written,
 )
-from stepcast.forecast.reported import report_of
-from stepcast.forecast.rows import row_of
+from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import Cluster
-from stepcast.ir.band import Band
-from stepcast.ir.doubts import doubts
 from stepcast.ir.group import Group
 from stepcast.ir.layout import Layout
 from stepcast.ir.model_parts import Routing
-from stepcast.ir.step import StepReport
-from stepcast.ir.timeline import Timeline
 from stepcast.ir.work import Direction, Transfer
 from stepcast.ir.workload import Workload
-from stepcast.simulation.arrays import Program, Times
+from stepcast.simulation.arrays import Program
 from stepcast.simulation.costs import Prices
-from stepcast.simulation.critical import CriticalPath, critical_path
-from stepcast.simulation.engine import Run, task_times
+from stepcast.simulation.engine import Run
 from stepcast.simulation.engine import simulate as run_program
 from stepcast.simulation.messages import Send
 from stepcast.simulation.pieces import Floats, ProgramError
 from stepcast.simulation.schedule import Schedule
 from stepcast.simulation.schedules.paired import paired
 from stepcast.simulation.shorter import Pair, pair, shorter
-from stepcast.simulation.spans import timeline_of
-from stepcast.simulation.steady import LONG, Settled, settled, slots_of
+from stepcast.simulation.steady import LONG, settled, slots_of
 from stepcast.simulation.step import Step, build_step
 from stepcast.simulation.together import makespans_together
-from stepcast.units import format_seconds
 
 if TYPE_CHECKING:  # a workload file has no model whose memory could be counted
-    from stepcast.cost.memory import StageMemory
     from stepcast.forecast.fluid import FluidStep
-
-
-MOST_DRAWN = 5_000_000
-
-
-Finish = Callable[[StepReport, "tuple[StageMemory, ...]"], StepReport]
-"""What completes a report: of the step, and of the memory of its stages."""
-
-
-@dataclass(frozen=True, eq=False)
-class Prediction:
-    """A simulated step: how long it takes and, on demand, its report and all its tasks."""
-
-    # Every slot of it, put together and simulated once each.
-    built: Callable[[], Step]
-    ran: Callable[[], Run]
-    workload: Workload
-    cluster: Cluster
-    pricer: Pricer
-    options: Options
-    # Which rank of each stage stands for the others.
-    place: int = 0
-    assumptions: tuple[str, ...] = ()
-    # Of each stage; nothing where no model is known.
-    memory: "tuple[StageMemory, ...]" = ()
-    finish: Finish | None = None
-    # How measured steps of its kind lay around their predictions; None where no model is known.
-    band: Band | None = None
-    # Of very many micro-batches, which tell the step and its report without all of them.
-    settled: Settled | None = None
-    # Of many micro-batches: a shorter step that may tell when it ends.
-    brief: Callable[[], tuple[Step, Pair] | None] | None = None
-    # By the fluid engine, where that is asked for.
-    shared: "Callable[[], FluidStep] | None" = None
-    # When it ends, where it was simulated together with others.
-    ends_s: float | None = None
-    # What was asked for, in the words of the JSON contract.
-    asked: Mapping[str, Any] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        layout, where = self.workload.layout, self.cluster.name
-        named = f"{self.workload.name} " if self.workload.name else ""
-        return f"Prediction({named}on {layout.gpus:,} GPUs of {where}: {format_seconds(self.step_s)} a step)"
-
-    def _repr_html_(self) -> str:
-        from stepcast.forecast.operators import roofline
-        from stepcast.views.notebook import step_html
-
-        return step_html(self.report.facts(), self.drawn, roofline(self))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """As it was found: functions that led to it do not travel."""
-        from stepcast.forecast.travelling import packed
-
-        return packed(self)
-
-    @property
-    def step(self) -> Step:
-        return self.built()
-
-    @property
-    def run(self) -> Run:
-        return self.ran()
-
-    def price(self) -> None:
-        """Put together and price what ``together`` runs of it: what cannot be priced is told now."""
-        brief = self.brief and self.brief()
-        if self.settled is None:
-            _ = brief[0].seconds if brief else self.step.seconds
-
-    @property
-    def simulated_s(self) -> float:
-        return self.found_s
-
-    @cached_property
-    def found_s(self) -> float:
-        if self.settled:
-            return self.settled.makespan_s
-        if self.shared:
-            return self.shared().run.makespan_s
-        return self.run.makespan_s if self.ends_s is None else self.ends_s
-
-    @property
-    def step_s(self) -> float:
-        residual = self.options.residual
-        return self.simulated_s * (residual.factor if residual else 1.0)
-
-    @property
-    def fits(self) -> bool:
-        """Whether every stage fits into the memory of its GPUs, as far as that is known."""
-        return all(stage.fits for stage in self.memory)
-
-    @cached_property
-    def report(self) -> StepReport:
-        report = report_of(self)
-        report = self.finish(report, self.memory) if self.finish else report
-        return replace(report, warnings=(*report.warnings, *doubts(report.facts())))
-
-    def noting(self, assumptions: Sequence[str] = (), warnings: Sequence[str] = ()) -> "Prediction":
-        """The same with more said in its report: *assumptions* first, *warnings* last."""
-
-        def finish(report: StepReport, memory: "tuple[StageMemory, ...]") -> StepReport:
-            report = self.finish(report, memory) if self.finish else report
-            return replace(
-                report,
-                assumptions=(*assumptions, *report.assumptions),
-                warnings=(*report.warnings, *warnings),
-            )
-
-        return replace(self, finish=finish)
-
-    def facts(self) -> dict[str, Any]:
-        """The same as the command line prints with ``--json``."""
-        return {**self.asked, **self.report.facts()}
-
-    def row(self) -> dict[str, str | int | float | bool | None]:
-        """One line of a table, such as a pandas DataFrame takes: plain values by name."""
-        return row_of(self.facts())
-
-    @cached_property
-    def times(self) -> Times:
-        return self.shared().run.times if self.shared else task_times(self.run)
-
-    @cached_property
-    def timeline(self) -> Timeline:
-        return timeline_of(self.step, self.times, self.workload.layout, self.place)
-
-    @property
-    def drawn(self) -> Timeline | None:
-        """The timeline; None of so many tasks that nobody could look through them."""
-        if self.settled:
-            return None
-        try:
-            return None if self.step.program.written_out.tasks > MOST_DRAWN else self.timeline
-        except ValueError:  # it travelled without its tasks
-            return None
-
-    @cached_property
-    def critical_path(self) -> CriticalPath:
-        return critical_path(self.step.program, self.times)
 
 
 def simulate(

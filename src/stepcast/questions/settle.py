@@ -34,7 +34,7 @@ from stepcast.questions.spelling import build_question
 
 if TYPE_CHECKING:
     from stepcast.forecast.background import Others
-    from stepcast.forecast.simulate import Prediction
+    from stepcast.forecast.prediction import Prediction
 
 # Micro-batches per stage when no global batch is given: enough to keep the bubble near a tenth.
 MICRO_BATCHES_PER_STAGE = 8

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.forecast.simulate import Prediction
+from stepcast.forecast.prediction import Prediction
 from stepcast.goodput.operation import COMPUTING, IDLE, node_watts
 from stepcast.hardware import Cluster
 from stepcast.searching.bound import Bounds

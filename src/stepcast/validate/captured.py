@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepcast.forecast.captured import Spread, predict_captured
-from stepcast.forecast.simulate import Prediction
+from stepcast.forecast.prediction import Prediction
 from stepcast.hardware import load_cluster
 from stepcast.ir.watched import watched
 from stepcast.models.catalog import load_model

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from stepcast.forecast.simulate import Prediction
+from stepcast.forecast.prediction import Prediction
 from stepcast.inputs.errors import FormatError
 from stepcast.ir.arrays import BoolArray, FloatArray, TextArray
 from stepcast.ir.model import Model

@@ -18,7 +18,7 @@ from stepcast.cost.band import kind_of
 from stepcast.cost.calibration import Calibration
 from stepcast.cost.calibration import calibration as calibration_of
 from stepcast.forecast.predict import predict
-from stepcast.forecast.simulate import Prediction
+from stepcast.forecast.prediction import Prediction
 from stepcast.frameworks.catalog import load_profile
 from stepcast.frameworks.profile import settle
 from stepcast.hardware import load_cluster
