@@ -21,7 +21,8 @@ from pathlib import Path
 
 import numpy as np
 
-from stepcast.ir.flows import Floats, FlowSet, Ints, Links
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.flows import FlowSet, Links
 from stepcast.simulation.fluid.run import Found, Precision, transfers
 
 PYTHON = os.environ.get("SIMGRID_PYTHON", "/usr/bin/python3")
@@ -38,7 +39,9 @@ def network(hosts: int) -> Links:
     return Links(("NIC", "leaf"), tier, np.full(len(tier), RATE))
 
 
-def flows_between(hosts: int, source: Ints, target: Ints, size: Floats, seed: int) -> tuple[FlowSet, Ints]:
+def flows_between(
+    hosts: int, source: IntArray, target: IntArray, size: FloatArray, seed: int
+) -> tuple[FlowSet, IntArray]:
     """Each over a spine of its own; its links, padded by -1 within a leaf."""
     spine = np.random.default_rng(seed).integers(0, SPINES, hosts * hosts)[source * hosts + target]
     leaves, left, right = -(-hosts // UNDER), source // UNDER, target // UNDER
@@ -51,7 +54,7 @@ def flows_between(hosts: int, source: Ints, target: Ints, size: Floats, seed: in
     return FlowSet.of(first, path[used], np.repeat(size, used.sum(axis=1))), path
 
 
-def drawn(count: int, hosts: int, seed: int = 1) -> tuple[FlowSet, Ints, Ints, Ints, Floats]:
+def drawn(count: int, hosts: int, seed: int = 1) -> tuple[FlowSet, IntArray, IntArray, IntArray, FloatArray]:
     draw = np.random.default_rng(seed)
     source = draw.integers(0, hosts, count)
     target = (source + draw.integers(1, hosts, count)) % hosts
@@ -60,7 +63,7 @@ def drawn(count: int, hosts: int, seed: int = 1) -> tuple[FlowSet, Ints, Ints, I
     return flows, path, source, target, size
 
 
-def timed(links: Links, flows: FlowSet, start_s: Floats | None = None) -> tuple[float, Found]:
+def timed(links: Links, flows: FlowSet, start_s: FloatArray | None = None) -> tuple[float, Found]:
     began = time.process_time()
     found = transfers(links, flows, start_s, compiled=True)
     return time.process_time() - began, found
@@ -150,7 +153,7 @@ def near(count: int, hosts: int) -> None:
 
 
 def tell(
-    what: str, hosts: int, flows: FlowSet, come_s: Floats | None = None, links: Links | None = None
+    what: str, hosts: int, flows: FlowSet, come_s: FloatArray | None = None, links: Links | None = None
 ) -> None:
     own_s, found = timed(network(hosts) if links is None else links, flows, come_s)
     told = "exact" if found.exact else f"near from {found.near_from_s / found.end_s.max():.0%} of the time on"

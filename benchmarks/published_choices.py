@@ -25,7 +25,8 @@ from stepcast.ir.model import Model
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
-from stepcast.searching.best import Part, search_parts
+from stepcast.searching.best import search_parts
+from stepcast.searching.result import Part
 from stepcast.searching.space import Axes, space_of
 from stepcast.units import GIB
 from stepcast.validate.published.comparison import records_of

@@ -21,8 +21,9 @@ from stepcast.hardware import load_cluster
 from stepcast.ir.framework import MEGATRON_CORE
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.models.catalog import load_model
-from stepcast.searching.best import Counts, Found, Part, search_parts
+from stepcast.searching.best import search_parts
 from stepcast.searching.bound import bounds
+from stepcast.searching.result import Counts, Found, Part
 from stepcast.searching.space import Axes, space_of
 from tests.searching.spaces import dense, experts, sharded
 

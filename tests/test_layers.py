@@ -222,3 +222,32 @@ def test_the_page_of_the_house_has_the_same_rooms() -> None:
     assert set(told) | {"cli", "library", "data", "version"} == {
         path.stem for path in PACKAGE.iterdir() if path.stem[0] != "_"
     } - {"py"}
+
+
+def imported_modules(path: Path, names: set[str]) -> set[str]:
+    """Modules of the package that the file at *path* imports, anywhere in it and also for types alone."""
+    found = set()
+    for node in nodes_of(path):
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                found.add(inner if inner in names else str(node.module))
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+    return found & names
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    paths = {module_name(path): path for path in FILES}
+    imports = {name: imported_modules(path, set(paths)) - {name} for name, path in paths.items()}
+    while True:
+        leaves = {name for name, others in imports.items() if not others}
+        if not leaves:
+            break
+        imports = {name: others - leaves for name, others in imports.items() if name not in leaves}
+    assert not imports, f"import each other, or modules that do: {sorted(imports)}"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from stepcast.ir.strategy import Strategy
     from stepcast.questions.keywords import AnalyzeChoices, PlanChoices, ReplayChoices, SearchChoices
     from stepcast.questions.question import PredictChoices
-    from stepcast.searching.best import Result, Watch
+    from stepcast.searching.result import Result, Watch
 
 Path = str | PathLike[str]
 # An option in a message, and the blank before a number that it is given.

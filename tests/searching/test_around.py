@@ -10,8 +10,9 @@ from stepcast.hardware import Place, load_cluster
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Sharding
-from stepcast.searching.best import Part, Result, search_parts
+from stepcast.searching.best import search_parts
 from stepcast.searching.refine import moved, refined
+from stepcast.searching.result import Part, Result
 from stepcast.searching.sensitivity import sensitivity, with_network
 from tests.searching.spaces import Case, case
 

@@ -10,9 +10,10 @@ import pytest
 
 from stepcast.cost.memory import memory
 from stepcast.forecast.predict import predict
-from stepcast.searching.best import Counts, Found, Part, Result, search_parts
+from stepcast.searching.best import search_parts
 from stepcast.searching.bound import bounds
 from stepcast.searching.objective import OBJECTIVES, Candidate
+from stepcast.searching.result import Counts, Found, Part, Result
 from stepcast.searching.space import space_of
 from tests.searching.spaces import Case, dense, experts, hybrid, sharded
 

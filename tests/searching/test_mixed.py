@@ -13,8 +13,8 @@ from stepcast.ir.framework import MEGATRON_CORE
 from stepcast.ir.schedules import ScheduleKind
 from stepcast.ir.strategy import Sharding
 from stepcast.models.catalog import load_model
-from stepcast.searching.best import Part, Result
 from stepcast.searching.mixed import balanced, joined, search_mixed
+from stepcast.searching.result import Part, Result
 from stepcast.searching.space import Axes, space_of
 
 BOTH = 'base = "dgx-h100"\nnodes = 2\n[other]\ncluster = "dgx-a100"\nnodes = 2\n'

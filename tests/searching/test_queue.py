@@ -4,10 +4,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.searching import queue
-from stepcast.searching.columns import Floats
 from stepcast.searching.queue import Queue
-from stepcast.searching.space import Ints
 
 SEED = 3
 
@@ -27,7 +26,7 @@ def test_the_order_is_that_of_tight_bounds(
     ranks = np.random.default_rng(SEED).permutation(len(candidates))
     asked: list[int] = []
 
-    def tighten(some: Ints) -> Floats:
+    def tighten(some: IntArray) -> FloatArray:
         asked.extend(some.tolist())
         return tight[some]
 
@@ -54,7 +53,7 @@ def test_what_lies_beyond_the_worst_is_not_made_tight() -> None:
     rough = np.arange(1000.0)
     asked: list[int] = []
 
-    def tighten(some: Ints) -> Floats:
+    def tighten(some: IntArray) -> FloatArray:
         asked.extend(some.tolist())
         return rough[some]
 

@@ -18,7 +18,8 @@ from stepcast.cost.collectives.flows import collective_flows, members_of, messag
 from stepcast.hardware import Cluster
 from stepcast.hardware.graph import Network, network_of, seats_of
 from stepcast.hardware.path import resolve
-from stepcast.ir.flows import FlowSet, Ints
+from stepcast.ir.arrays import IntArray
+from stepcast.ir.flows import FlowSet
 from stepcast.ir.group import FAMILIES, Group
 from stepcast.ir.ranks import RankGrid, grid_of
 from stepcast.ir.work import Collective, CollectiveKind
@@ -72,7 +73,7 @@ class _Sending:
         layout = recording.layout
         self.cluster, self.layout = cluster, layout
         self.grid: RankGrid = grid_of(layout)
-        self.seats: Ints = seats_of(cluster, layout)
+        self.seats: IntArray = seats_of(cluster, layout)
         nodes = ceil((int(self.seats.max()) + 1) / cluster.node.gpus)
         self.network: Network = network_of(cluster, nodes)
         self.rows = {

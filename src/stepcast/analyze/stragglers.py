@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.ir.arrays import BoolArray
-from stepcast.ir.stragglers import Floats, Operation, WorkerSteps
+from stepcast.ir.arrays import BoolArray, FloatArray
+from stepcast.ir.stragglers import Operation, WorkerSteps
 
 FORWARD, BACKWARD = "forward-compute", "backward-compute"
 
@@ -239,7 +239,7 @@ class Stragglers:
         return Structure(self.run)
 
     @cached_property
-    def recorded_s(self) -> Floats:
+    def recorded_s(self) -> FloatArray:
         """Durations; of what waits for others the part after the last of them began."""
         values = self.run.duration_s.copy()
         end_s = self.run.start_s + self.run.duration_s
@@ -255,7 +255,7 @@ class Stragglers:
         return values
 
     @cached_property
-    def usual_s(self) -> Floats:
+    def usual_s(self) -> FloatArray:
         """One value for every operation of a kind."""
         found = np.empty_like(self.recorded_s)
         for kind, places in self._kinds().items():
@@ -269,7 +269,7 @@ class Stragglers:
             found[operation.kind].append(at)
         return found
 
-    def played_s(self, values: Floats) -> Floats:
+    def played_s(self, values: FloatArray) -> FloatArray:
         """Each step's time where operations take *values*."""
         structure = self.structure
         steps, replicas, count = values.shape
@@ -287,22 +287,22 @@ class Stragglers:
                 latest = np.broadcast_to(latest.max(axis=1, keepdims=True), latest.shape)
             for at in unit.members:
                 ends[at] = (latest if unit.grouped else starts[at]) + values[:, :, at]
-        found: Floats = ends.max(axis=(0, 2)) - starts.min(axis=(0, 2))
+        found: FloatArray = ends.max(axis=(0, 2)) - starts.min(axis=(0, 2))
         return found
 
     @cached_property
-    def measured_s(self) -> Floats:
+    def measured_s(self) -> FloatArray:
         end_s = self.run.start_s + self.run.duration_s
-        found: Floats = end_s.max(axis=(1, 2)) - self.run.start_s.min(axis=(1, 2))
+        found: FloatArray = end_s.max(axis=(1, 2)) - self.run.start_s.min(axis=(1, 2))
         return found
 
     @cached_property
-    def undelayed_s(self) -> Floats:
+    def undelayed_s(self) -> FloatArray:
         """Recorded operations without the gaps that the host left between them."""
         return self.played_s(self.recorded_s)
 
     @cached_property
-    def ideal_s(self) -> Floats:
+    def ideal_s(self) -> FloatArray:
         """Every operation as its kind usually is."""
         return self.played_s(self.usual_s)
 
@@ -310,7 +310,7 @@ class Stragglers:
     def slowdown(self) -> float:
         return float(self.undelayed_s.mean() / self.ideal_s.mean())
 
-    def _with(self, kept: BoolArray, base: Floats, other: Floats) -> float:
+    def _with(self, kept: BoolArray, base: FloatArray, other: FloatArray) -> float:
         """Mean step where operations that are *kept* are as in *base*, and all others as in *other*."""
         return float(self.played_s(np.where(kept, base, other)).mean())
 

@@ -13,7 +13,7 @@ from stepcast.units import DEFAULT_CURRENCY, parse_duration_s
 from stepcast.version import __version__
 
 if TYPE_CHECKING:
-    from stepcast.searching.best import Result
+    from stepcast.searching.result import Result
     from stepcast.views.view import View
 
 OBJECTIVES = ("step", "throughput", "cost", "memory", "energy")

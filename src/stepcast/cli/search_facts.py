@@ -12,9 +12,9 @@ from stepcast.cli.search_question import Question
 from stepcast.forecast.predict import predict
 from stepcast.ir.step import StepReport
 from stepcast.questions.spelling import predict_words
-from stepcast.searching.best import Counts, Found, Missed, Result
 from stepcast.searching.mixed import words_of
 from stepcast.searching.reasons import binding, differences_s, shares
+from stepcast.searching.result import Counts, Found, Missed, Result
 from stepcast.searching.sensitivity import sensitivity
 
 # Where nothing fits: so many times the GPUs.

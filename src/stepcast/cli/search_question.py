@@ -21,18 +21,11 @@ from stepcast.ir.strategy import Strategy
 from stepcast.models.catalog import load_model
 from stepcast.questions.question import PredictQuestion
 from stepcast.questions.settle import name_cluster
-from stepcast.searching.best import (
-    MEMORY_RESERVE,
-    Counts,
-    Found,
-    Result,
-    Watch,
-    room_bytes,
-    search_parts,
-)
+from stepcast.searching.best import MEMORY_RESERVE, room_bytes, search_parts
 from stepcast.searching.crew import usable_workers
 from stepcast.searching.mixed import joined, search_mixed
 from stepcast.searching.refine import refined
+from stepcast.searching.result import Counts, Found, Result, Watch
 from stepcast.searching.search import parts_of
 from stepcast.searching.space import OVERLAPS, RECOMPUTES, Axes, Space, space_of, useful_recomputes
 from stepcast.units import format_seconds

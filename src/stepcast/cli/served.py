@@ -25,7 +25,7 @@ from stepcast.ir.doubts import doubts
 from stepcast.ir.timeline import Timeline
 from stepcast.questions.settle import SettledRun, settle
 from stepcast.questions.spelling import build_question
-from stepcast.searching.best import Counts, Found
+from stepcast.searching.result import Counts, Found
 from stepcast.serve.app import MISTAKES, Answer, Rest, Told
 from stepcast.serve.fields import PREDICT, command_words
 from stepcast.units import format_bytes, format_percent, format_seconds

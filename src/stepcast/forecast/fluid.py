@@ -12,7 +12,8 @@ from stepcast.cost.pricing import Pricer, crossing_share
 from stepcast.hardware import Cluster
 from stepcast.hardware.cluster import NetworkKind
 from stepcast.hardware.graph import Network, network_of, seats_of
-from stepcast.ir.flows import FlowSet, Ints, Repeating
+from stepcast.ir.arrays import IntArray
+from stepcast.ir.flows import FlowSet, Repeating
 from stepcast.ir.group import Group
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer
@@ -75,7 +76,7 @@ def run_fluid(
     return FluidStep(step, simulate_fluid(shared, compiled=compiled), who)
 
 
-def sending(step: Step, pricer: Pricer, network: Network, seats: Ints) -> Shared:
+def sending(step: Step, pricer: Pricer, network: Network, seats: IntArray) -> Shared:
     """The tasks of *step* that are flows on *network*, where its ranks have *seats*."""
     return _Sending(step, pricer, network, seats, ()).shared()[0]
 
@@ -84,7 +85,7 @@ class _Sending:
     """Which tasks of a step are flows, and which flows."""
 
     def __init__(
-        self, step: Step, pricer: Pricer, network: Network, seats: Ints, others: Sequence[Repeating]
+        self, step: Step, pricer: Pricer, network: Network, seats: IntArray, others: Sequence[Repeating]
     ) -> None:
         self.step, self.pricer, self.network, self.seats, self.others = step, pricer, network, seats, others
         self.program = step.program.written_out
@@ -214,7 +215,7 @@ def _delay_s(cost: Cost) -> float:
     return cost.delay_s if isinstance(cost, Delayed) else 0.0
 
 
-def _peers(rank: Ints, waits: tuple[Ints, Ints], stages: int) -> Ints:
+def _peers(rank: IntArray, waits: tuple[IntArray, IntArray], stages: int) -> IntArray:
     """2 x tasks: the stages that each task is between, where it waits for a task of another rank or one of
     another rank waits for it; of others its own.
 

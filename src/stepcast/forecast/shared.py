@@ -12,7 +12,8 @@ from stepcast.cost.pricing import Pricer
 from stepcast.forecast.fluid import MOST_STILL, unshared
 from stepcast.hardware import Cluster, Place
 from stepcast.hardware.graph import Network, network_of, seats_of
-from stepcast.ir.flows import Floats, FlowSet
+from stepcast.ir.arrays import FloatArray
+from stepcast.ir.flows import FlowSet
 from stepcast.ir.layout import Layout
 from stepcast.ir.ranks import grid_of
 from stepcast.ir.work import Collective
@@ -41,7 +42,7 @@ class SharedCollective:
         return self.alone.busbw_bytes_per_s / self.slowdown
 
     @cached_property
-    def busy(self) -> Floats:
+    def busy(self) -> FloatArray:
         """For each link the share of the time that it is busy."""
         links = self.network.links
         carried = self.flows.on_links(len(links)) / links.capacity_bytes_per_s

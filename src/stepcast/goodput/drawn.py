@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 
 from stepcast.goodput.closed import check_progress, expected
 from stepcast.goodput.process import Process, Shortage
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.limits import INTERRUPTIONS
 
-Floats = NDArray[np.float64]
 # A run that has more interruptions is known by its mean well enough.
 MOST_FAILURES = 100_000  # of one run
 
@@ -19,14 +19,14 @@ MOST_FAILURES = 100_000  # of one run
 class Courses:
     """One value for each run, in seconds but for *failures*; the parts sum to *total_s*."""
 
-    total_s: Floats
+    total_s: FloatArray
     work_s: float
     checkpoints_s: float
-    lost_s: Floats
-    restarts_s: Floats
-    waiting_s: Floats
-    shrunk_s: Floats
-    failures: Floats
+    lost_s: FloatArray
+    restarts_s: FloatArray
+    waiting_s: FloatArray
+    shrunk_s: FloatArray
+    failures: FloatArray
 
     def then(self, other: "Courses") -> "Courses":
         """Those of a further phase after these."""
@@ -136,7 +136,7 @@ class _Drawing:
             self._break(going[failed])
         return np.asarray(ended, dtype=np.bool_)
 
-    def _standing(self, going: NDArray[np.intp]) -> tuple[Floats, Floats]:
+    def _standing(self, going: NDArray[np.intp]) -> tuple[FloatArray, FloatArray]:
         """The speed of each run with the nodes it has, and when enough are back for another replica."""
         if not self.shrinks:
             return np.ones(going.size), np.full(going.size, np.inf)

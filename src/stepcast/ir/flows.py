@@ -5,10 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
+from stepcast.ir.arrays import FloatArray, IntArray
 
 
 class FlowError(ValueError):
@@ -20,8 +18,8 @@ class Links:
     """Directed links, each of a tier and with a capacity."""
 
     tiers: tuple[str, ...]
-    tier: Ints
-    capacity_bytes_per_s: Floats
+    tier: IntArray
+    capacity_bytes_per_s: FloatArray
     # What people call a link, asked for few of them.
     namer: Callable[[int], str] = str
 
@@ -50,13 +48,13 @@ class FlowSet:
     what is not are several (the senders of an exchange).
     """
 
-    first: Ints
-    link: Ints
-    bytes_on: Floats
+    first: IntArray
+    link: IntArray
+    bytes_on: FloatArray
     # Shares of a short link: in bytes per second, in proportion to these.
-    weight: Floats
+    weight: FloatArray
     # Which of the groups alike each flow belongs to.
-    group: Ints
+    group: IntArray
 
     def __post_init__(self) -> None:
         flows = len(self.first) - 1
@@ -73,11 +71,11 @@ class FlowSet:
     @classmethod
     def of(
         cls,
-        first: Ints,
-        link: Ints,
-        bytes_on: Floats,
-        weight: Floats | None = None,
-        group: Ints | None = None,
+        first: IntArray,
+        link: IntArray,
+        bytes_on: FloatArray,
+        weight: FloatArray | None = None,
+        group: IntArray | None = None,
     ) -> "FlowSet":
         """Of weight 1, each its own group, unless told otherwise."""
         flows = len(first) - 1
@@ -93,15 +91,15 @@ class FlowSet:
         return len(self.weight)
 
     @cached_property
-    def flow(self) -> Ints:
+    def flow(self) -> IntArray:
         """The flow of each entry."""
         return np.repeat(np.arange(len(self)), np.diff(self.first))
 
-    def on_links(self, links: int) -> Floats:
+    def on_links(self, links: int) -> FloatArray:
         """The bytes that each of *links* carries for all flows."""
         return np.bincount(self.link, self.bytes_on, links).astype(np.float64)
 
-    def times(self, factor: float | Floats) -> "FlowSet":
+    def times(self, factor: float | FloatArray) -> "FlowSet":
         """With *factor* times the bytes, one for all or one for each flow."""
         each = factor[self.flow] if isinstance(factor, np.ndarray) else factor
         return replace(self, bytes_on=self.bytes_on * each)
@@ -110,14 +108,14 @@ class FlowSet:
         """The flows of one group alone."""
         return self.at(np.flatnonzero(self.group == group))
 
-    def at(self, which: Ints) -> "FlowSet":
+    def at(self, which: IntArray) -> "FlowSet":
         """The flows of these numbers, in their order."""
         sizes = np.diff(self.first)[which]
         first = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         own = np.repeat(self.first[which] - first[:-1], sizes) + np.arange(first[-1])
         return FlowSet(first, self.link[own], self.bytes_on[own], self.weight[which], self.group[which])
 
-    def longest_s(self, links: Links) -> Floats:
+    def longest_s(self, links: Links) -> FloatArray:
         """For each flow how long it takes alone, as far as its links decide."""
         longest = np.zeros(len(self))
         np.maximum.at(longest, self.flow, self.bytes_on / links.capacity_bytes_per_s[self.link])

@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.ir.arrays import FloatArray, Int32Array
 from stepcast.ir.check import require, require_amounts, require_counts
 from stepcast.ir.layout import Layout
-
-Ints = npt.NDArray[np.int32]
-Floats = npt.NDArray[np.float64]
 
 # The first step compiles, allocates and connects; it says nothing about the others.
 FIRST_WARM_STEP = 2
@@ -37,13 +35,13 @@ class LayerTimes:
     """Columns of layer times; ``layer_of`` points into *layers*, ``block_of`` numbers the reports."""
 
     layers: tuple[str, ...]
-    rank_of: Ints
-    stage_of: Ints
-    step_of: Ints
-    layer_of: Ints
-    block_of: Ints
-    ops_of: Ints
-    total_s: Floats
+    rank_of: Int32Array
+    stage_of: Int32Array
+    step_of: Int32Array
+    layer_of: Int32Array
+    block_of: Int32Array
+    ops_of: Int32Array
+    total_s: FloatArray
 
     def __post_init__(self) -> None:
         columns = (self.rank_of, self.stage_of, self.step_of, self.layer_of, self.block_of, self.ops_of)

@@ -10,9 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.check import require
-
-Floats = npt.NDArray[np.float64]
 
 
 class Operation(NamedTuple):
@@ -32,8 +31,8 @@ class WorkerSteps:
     operations: tuple[Operation, ...]
     steps: tuple[int, ...]
     ranks: npt.NDArray[np.int64]  # by (replica, stage)
-    start_s: Floats
-    duration_s: Floats
+    start_s: FloatArray
+    duration_s: FloatArray
     source: str = ""
     warnings: tuple[str, ...] = ()
 

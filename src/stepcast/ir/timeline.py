@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from stepcast.ir.arrays import FloatArray, Int32Array
 from stepcast.ir.check import require
 from stepcast.ir.layout import Layout
 from stepcast.ir.work import Work
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int32]
 NONE = -1
 
 
@@ -66,15 +65,15 @@ class Timeline:
     lanes: tuple[Lane, ...]
     works: tuple[Work, ...]
     details: tuple[Mapping[str, str], ...]
-    name_of: Ints
-    lane_of: Ints
-    kind_of: Ints
-    work_of: Ints
-    detail_of: Ints
-    micro_batch_of: Ints
-    parent_of: Ints
-    start_s: Floats
-    duration_s: Floats
+    name_of: Int32Array
+    lane_of: Int32Array
+    kind_of: Int32Array
+    work_of: Int32Array
+    detail_of: Int32Array
+    micro_batch_of: Int32Array
+    parent_of: Int32Array
+    start_s: FloatArray
+    duration_s: FloatArray
     measured: bool
     source: str = ""
     origin_s: float = 0.0
@@ -83,7 +82,7 @@ class Timeline:
     facts: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     # flows x 2: a row that sends or launches something, and the row that waits for it.
-    flows: Ints = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    flows: Int32Array = field(default_factory=lambda: np.zeros((0, 2), np.int32))
 
     def __post_init__(self) -> None:
         rows = len(self.start_s)
@@ -155,13 +154,13 @@ class Timeline:
         return np.equal(self.parent_of, NONE)
 
     @property
-    def rank_of(self) -> Ints:
+    def rank_of(self) -> Int32Array:
         """Rank of every row."""
         lane_ranks = np.array([lane.rank for lane in self.lanes], dtype=np.int32)
         return lane_ranks[self.lane_of]
 
     @property
-    def end_s(self) -> Floats:
+    def end_s(self) -> FloatArray:
         return self.start_s + self.duration_s
 
     @property
@@ -225,18 +224,18 @@ class TimelineBuilder:
     def add_columns(
         self,
         names: Sequence[str],
-        name_of: Ints,
-        lane_of: Ints,
-        kind_of: Ints,
-        start_s: Floats,
-        duration_s: Floats,
+        name_of: Int32Array,
+        lane_of: Int32Array,
+        kind_of: Int32Array,
+        start_s: FloatArray,
+        duration_s: FloatArray,
         *,
         works: Sequence[Work] = (),
-        work_of: Ints | None = None,
+        work_of: Int32Array | None = None,
         details: Sequence[Sequence[tuple[str, str]]] = (),
-        detail_of: Ints | None = None,
-        parent_of: Ints | None = None,
-        flows: Ints | None = None,
+        detail_of: Int32Array | None = None,
+        parent_of: Int32Array | None = None,
+        flows: Int32Array | None = None,
     ) -> None:
         """Append many rows. Lanes are indices of ``lane``; the other ``*_of`` columns index the tables given
         (-1 for none), and *parent_of* and *flows* the rows given.
@@ -304,7 +303,7 @@ class TimelineBuilder:
         )
 
 
-def _renumbered(column: Ints, indices: Sequence[int]) -> Ints:
+def _renumbered(column: Int32Array, indices: Sequence[int]) -> Int32Array:
     """*column*'s indices of a local table as indices of the builder's; -1 stays -1."""
     table = np.array([*indices, NONE], dtype=np.int32)
     return table[column]

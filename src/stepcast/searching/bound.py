@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.ir.framework import Framework
-from stepcast.searching.columns import Bools, Columns, Floats, Tick
+from stepcast.searching.columns import Columns, Tick
 from stepcast.searching.fitting import Fitting
 from stepcast.searching.legal import legal
-from stepcast.searching.space import Ints, Space
+from stepcast.searching.space import Space
 from stepcast.searching.timing import Timing
 
 
@@ -17,10 +18,10 @@ from stepcast.searching.timing import Timing
 class Bounds:
     """Of every candidate; those that are not legal have neither."""
 
-    legal: Bools
-    time_s: Floats
-    computing_s: Floats  # of an average stage
-    memory_bytes: Floats
+    legal: BoolArray
+    time_s: FloatArray
+    computing_s: FloatArray  # of an average stage
+    memory_bytes: FloatArray
 
 
 def bounds(
@@ -50,7 +51,7 @@ class Bounding:
         self.cluster, self.framework = cluster, framework
         self.columns = Columns(space, workers, tick)
 
-    def fitting(self) -> tuple[Bools, Floats]:
+    def fitting(self) -> tuple[BoolArray, FloatArray]:
         """Which candidates are legal, and the least memory of those."""
         allowed = legal(self.columns, self.framework)
         memory = np.full(len(allowed), np.inf)
@@ -58,6 +59,6 @@ class Bounding:
             memory[rows] = Fitting(self.columns, self.cluster, self.framework).bytes(rows)
         return allowed, memory
 
-    def timing(self, rows: Ints) -> Timing:
+    def timing(self, rows: IntArray) -> Timing:
         """The times of *rows*."""
         return Timing(self.columns, self.cluster, self.framework, rows)

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.searching.bound import Bounding, Bounds
-from stepcast.searching.columns import LAYOUT, Floats, Tick
+from stepcast.searching.columns import LAYOUT, Tick
 from stepcast.searching.result import Part
-from stepcast.searching.space import Ints
 from stepcast.searching.timing import Timing
 
 # Rules of thumb by which candidates are ordered before their bounds are known.
@@ -40,14 +40,16 @@ class Bounded:
         self.fitting = sum(map(len, few))
         both = [*enumerate(few), *enumerate(more)]
         self.part = np.concatenate([np.full(len(rows), number) for number, rows in both])
-        self.row: Ints = np.concatenate([rows for _, rows in both])
-        self.ranks: Ints = np.concatenate([parts[number].rows[rows] for number, rows in both])
-        self.gpus: Ints = np.concatenate([parts[number].space.columns["gpus"][rows] for number, rows in both])
-        self.memory_bytes: Floats = np.concatenate([found[number][1][rows] for number, rows in both])
-        self.time_s: Floats = np.full(len(self.row), np.inf)
-        self.computing_s: Floats = np.full(len(self.row), np.inf)
+        self.row: IntArray = np.concatenate([rows for _, rows in both])
+        self.ranks: IntArray = np.concatenate([parts[number].rows[rows] for number, rows in both])
+        self.gpus: IntArray = np.concatenate(
+            [parts[number].space.columns["gpus"][rows] for number, rows in both]
+        )
+        self.memory_bytes: FloatArray = np.concatenate([found[number][1][rows] for number, rows in both])
+        self.time_s: FloatArray = np.full(len(self.row), np.inf)
+        self.computing_s: FloatArray = np.full(len(self.row), np.inf)
         self.timings: list[Timing] = []
-        self.kinds: Ints = np.zeros(len(self.row), dtype=np.int64)
+        self.kinds: IntArray = np.zeros(len(self.row), dtype=np.int64)
         kinds = 0
         for number, bounding in enumerate(self.boundings):
             here = self.part == number
@@ -61,16 +63,16 @@ class Bounded:
         """Kinds of layers that were priced."""
         return sum(timing.priced for timing in self.timings)
 
-    def promising(self) -> Ints:
+    def promising(self) -> IntArray:
         """Return candidates that may fit, one of each layout and sharding, those that tend to be fast first.
 
         It decides which bounds are worked out first where time is short. A forward computed again is a third
         more work, the bubble is (pp - 1) / (vpp x micro-batches) (Narayanan et al. 2021), and each doubling
         of the ways that exchange activations costs a little. Pipelines and shardings take turns.
         """
-        order: Floats = np.zeros(self.fitting)
-        layout: Ints = np.zeros(self.fitting, dtype=np.int64)
-        turn: Ints = np.zeros(self.fitting, dtype=np.int64)
+        order: FloatArray = np.zeros(self.fitting)
+        layout: IntArray = np.zeros(self.fitting, dtype=np.int64)
+        turn: IntArray = np.zeros(self.fitting, dtype=np.int64)
         for which, part in enumerate(self.parts):
             here = np.flatnonzero(self.part[: self.fitting] == which)
             space, rows = part.space, self.row[here]
@@ -91,14 +93,14 @@ class Bounded:
         _, starts, counts = np.unique(turn[ranked][by_turn], return_index=True, return_counts=True)
         place = np.empty(len(ranked), dtype=np.int64)
         place[by_turn] = np.arange(len(ranked)) - np.repeat(starts, counts)
-        found: Ints = ranked[np.argsort(place, kind="stable")]
+        found: IntArray = ranked[np.argsort(place, kind="stable")]
         return found
 
     def place(self, number: int) -> tuple[Part, int]:
         """The part of a candidate, and its row there."""
         return self.parts[int(self.part[number])], int(self.row[number])
 
-    def bound(self, numbers: Ints, rough: bool = False) -> Bounds:
+    def bound(self, numbers: IntArray, rough: bool = False) -> Bounds:
         """The bounds of some, tight ones unless *rough* ones are asked for; they are kept."""
         for which, timing in enumerate(self.timings):
             here = numbers[self.part[numbers] == which]

@@ -4,13 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stepcast.ir.arrays import BoolArray, FloatArray, IntArray
 from stepcast.searching.crew import in_parallel
-from stepcast.searching.space import Ints, Space
+from stepcast.searching.space import Space
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 Found = TypeVar("Found")
 
 LAYOUT = ("gpus", "tp", "cp", "ep", "expert_tp", "pp")
@@ -26,12 +24,12 @@ class Columns:
 
     def __init__(self, space: Space, workers: int = 1, tick: Tick | None = None) -> None:
         self.space, self.workers, self.tick = space, workers, tick
-        self.further: dict[str, Ints] = {}
+        self.further: dict[str, IntArray] = {}
 
-    def column(self, name: str) -> Ints:
+    def column(self, name: str) -> IntArray:
         return self.further[name] if name in self.further else self.space.column(name)
 
-    def distinct(self, rows: Ints, names: tuple[str, ...]) -> tuple[Ints, Ints]:
+    def distinct(self, rows: IntArray, names: tuple[str, ...]) -> tuple[IntArray, IntArray]:
         """The first candidate of each distinct row of *names* among *rows*, and to which each belongs."""
         packed = np.zeros(len(rows), dtype=np.int64)
         for name in names:
@@ -40,21 +38,21 @@ class Columns:
         _, first, member = np.unique(packed, return_index=True, return_inverse=True)
         return rows[first], member.reshape(-1)
 
-    def holds(self, rows: Ints, names: tuple[str, ...], of: Callable[[int], bool]) -> Bools:
+    def holds(self, rows: IntArray, names: tuple[str, ...], of: Callable[[int], bool]) -> BoolArray:
         first, member = self.distinct(rows, names)
-        found: Bools = np.array(self.every(of, first), dtype=np.bool_)[member]
+        found: BoolArray = np.array(self.every(of, first), dtype=np.bool_)[member]
         return found
 
-    def spread(self, rows: Ints, names: tuple[str, ...], of: Callable[[int], Floats]) -> Floats:
+    def spread(self, rows: IntArray, names: tuple[str, ...], of: Callable[[int], FloatArray]) -> FloatArray:
         """An array for each of *rows*: what *of* says of the first candidate with the same *names*."""
         first, member = self.distinct(rows, names)
         return np.stack(self.every(of, first))[member]
 
-    def every(self, of: Callable[[int], Found], rows: Ints) -> Sequence[Found]:
+    def every(self, of: Callable[[int], Found], rows: IntArray) -> Sequence[Found]:
         """*of* each of *rows*, over all workers."""
         return in_parallel(of, rows.tolist(), self.workers, self.tick)
 
-    def several(self, rows: Ints, names: tuple[str, ...]) -> list[tuple[int, Ints]]:
+    def several(self, rows: IntArray, names: tuple[str, ...]) -> list[tuple[int, IntArray]]:
         """The first candidate of each distinct row of *names*, and where in *rows* all of them are."""
         if not len(rows):
             return []
@@ -68,21 +66,21 @@ class Lazily:
     """An array for each of some rows, worked out when first asked for, once for rows with like columns."""
 
     def __init__(
-        self, columns: Columns, rows: Ints, names: tuple[str, ...], of: Callable[[int], Floats]
+        self, columns: Columns, rows: IntArray, names: tuple[str, ...], of: Callable[[int], FloatArray]
     ) -> None:
         self.columns, self.of = columns, of
         self.first, member = columns.distinct(rows, names)
         self.kind = np.full(len(columns.space), -1)
         self.kind[rows] = member
         self.known = np.zeros(len(self.first), dtype=np.bool_)
-        self.found: Floats | None = None
+        self.found: FloatArray | None = None
 
-    def get(self, row: int) -> Floats | None:
+    def get(self, row: int) -> FloatArray | None:
         """That of *row* where it is known."""
         kind = int(self.kind[row])
         return self.found[kind] if self.found is not None and self.known[kind] else None
 
-    def at(self, rows: Ints) -> Floats:
+    def at(self, rows: IntArray) -> FloatArray:
         kinds = self.kind[rows]
         if len(new := np.unique(kinds[~self.known[kinds]])):
             made = np.stack(self.columns.every(self.of, self.first[new]))
@@ -91,5 +89,5 @@ class Lazily:
             self.found[new] = made
             self.known[new] = True
         assert self.found is not None
-        values: Floats = self.found[kinds]
+        values: FloatArray = self.found[kinds]
         return values

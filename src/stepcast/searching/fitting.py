@@ -12,6 +12,7 @@ from stepcast.cost.memory.overhead import communicators, fragmented_bytes
 from stepcast.cost.memory.stages import workspace_bytes
 from stepcast.cost.memory.states import orientations, piece_states
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.dtype import FP32_BYTES
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.kept import layer_kept
@@ -19,10 +20,9 @@ from stepcast.ir.sharding import plan_of
 from stepcast.ir.stages import Piece, pieces_of_stage
 from stepcast.ir.strategy import RecomputeKind
 from stepcast.ir.trainable import trained_shard
-from stepcast.searching.columns import KEPT, PIECES, STATES, Columns, Floats
+from stepcast.searching.columns import KEPT, PIECES, STATES, Columns
 from stepcast.searching.layers import kinds_of
 from stepcast.searching.parts import counts_of
-from stepcast.searching.space import Ints
 
 # Weights are counted in whole numbers, which parts of a stage round by themselves.
 WHOLE = 1.0 - 1e-6
@@ -36,7 +36,7 @@ class Fitting:
         self.space, self.model = columns.space, columns.space.model
         self.kinds = kinds_of(self.model)
 
-    def bytes(self, rows: Ints) -> Floats:
+    def bytes(self, rows: IntArray) -> FloatArray:
         columns, overhead = self.columns, self.framework.overhead
         states = columns.spread(rows, STATES, self._states)  # (fixed, gradients) x parts, then two more
         held = columns.spread(rows, (*PIECES, "micro_batches"), self._held)
@@ -53,12 +53,12 @@ class Fitting:
         loose = (flies * kept[:, : len(self.kinds)]).sum(axis=1) + working
         # At least: optimizer moments and recomputation add to it.
         lost = fragmented_bytes(overhead, 1.0, 0.0, 0.0, 0.0) * loose
-        largest: Floats = fixed + np.maximum(gradients, early + loose) + lost
+        largest: FloatArray = fixed + np.maximum(gradients, early + loose) + lost
         return largest + (
             overhead.context_bytes + overhead.buffer_bytes + overhead.communicator_bytes * groups
         )
 
-    def _states(self, at: int) -> Floats:
+    def _states(self, at: int) -> FloatArray:
         strategy, model, framework = self.space.strategy(at), self.model, self.framework
         copies, plan, overhead = (
             orientations(strategy, self.cluster.gpu),
@@ -82,7 +82,7 @@ class Fitting:
             gradients.append(states.gradients)
         return np.array([*fixed, *gradients, float(plan.splits_gradients), communicators(strategy)])
 
-    def _held(self, at: int) -> Floats:
+    def _held(self, at: int) -> FloatArray:
         """How often each part lies on the first stage, and each kind of block is kept in flight."""
         strategy, counts = self.space.strategy(at), counts_of(self.space, at)
         own = pieces_of_stage(strategy, 0)
@@ -95,7 +95,7 @@ class Fitting:
         )
         return np.concatenate([lies, flies])
 
-    def _kept(self, at: int) -> Floats:
+    def _kept(self, at: int) -> FloatArray:
         """Of each kind what a micro-batch keeps; then working space and messages to others."""
         strategy = self.space.strategy(at)
         whole = strategy.recompute.kind is RecomputeKind.FULL

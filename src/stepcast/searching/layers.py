@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from stepcast.cost.compute import Load, cool_seconds, load_of, priced_once
 from stepcast.cost.fits import default_fit
@@ -15,6 +14,7 @@ from stepcast.cost.pricing import Pricer
 from stepcast.cost.slowest import least_pace, paced_s
 from stepcast.generate.stage import block_layers, end_layers, layer_view
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.framework import Dispatcher, Framework
 from stepcast.ir.group import Channel, Group
 from stepcast.ir.model import Model
@@ -29,7 +29,6 @@ from stepcast.ir.work import (
 )
 from stepcast.ir.workload import Layer, Op
 
-Floats = NDArray[np.float64]
 # Loads are rounded to a thousandth.
 ROUNDED = 0.0011
 LANES = (Group.TP, Group.CP, Group.EP, Group.EXPERT_TP)
@@ -71,7 +70,7 @@ def part_layers(model: Model, framework: Framework, strategy: Strategy) -> list[
     return [*blocks, *ends]
 
 
-def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> Floats:
+def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> FloatArray:
     """Of each part, seconds of a cool GPU in matrix kernels and in all, and what their energy would last."""
     found = np.zeros((len(parts), 3))
     for part, layers in enumerate(parts):
@@ -81,7 +80,7 @@ def part_loads(cluster: Cluster, parts: Sequence[Sequence[Layer]]) -> Floats:
     return found
 
 
-def least_load(cluster: Cluster, mixtures: Floats) -> Load:
+def least_load(cluster: Cluster, mixtures: FloatArray) -> Load:
     """A load that is no more than that of any of *mixtures*, nor of what they are mixed from."""
     gpu, fit = cluster.gpu, default_fit()
     loads = [
@@ -99,7 +98,7 @@ def part_costs(
     strategy: Strategy,
     parts: Sequence[Sequence[Layer]],
     load: Load,
-) -> Floats:
+) -> FloatArray:
     """parts x takes: the least that any strategy with such layers spends on them.
 
     Whatever else a strategy adds comes on top. The GPU has *load* at least, which heats it.

@@ -20,14 +20,16 @@ from stepcast.forecast.options import DEFAULTS
 from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster
 from stepcast.hardware.cluster import Link
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.framework import Framework
 from stepcast.ir.legality import is_legal
 from stepcast.ir.schedules import SCHEDULES, Placement
 from stepcast.ir.strategy import Strategy
-from stepcast.searching.best import Counts, Found, Part, Result, Watch, room_bytes
-from stepcast.searching.columns import LAYER, Floats
+from stepcast.searching.best import room_bytes
+from stepcast.searching.columns import LAYER
 from stepcast.searching.layers import TAKES, part_costs, part_layers
 from stepcast.searching.objective import OBJECTIVES, Candidate
+from stepcast.searching.result import Counts, Found, Part, Result, Watch
 
 # All that rank like the step where all GPUs are used.
 KNOWN = ("step", "throughput", "cost")
@@ -104,7 +106,7 @@ class _Mixing:
         self.gpus = (cluster, cluster.other)
         self.alone = tuple(replace(each, nodes=None, other=None) for each in self.gpus)
         self.rooms = [room_bytes(each.gpu.memory_bytes, most_bytes, reserve) for each in self.gpus]
-        self.costs: dict[tuple[object, ...], tuple[Floats, Floats]] = {}
+        self.costs: dict[tuple[object, ...], tuple[FloatArray, FloatArray]] = {}
         self.considered = sum(len(part.space) for part in parts)
         self.legal = self.too_large = 0
         self.simulated: list[Found] = []
@@ -175,7 +177,7 @@ class _Mixing:
         assert cluster.nodes is not None
         return cluster.nodes * cluster.node.gpus
 
-    def _layer_s(self, part: Part, at: int, strategy: Strategy) -> tuple[Floats, Floats]:
+    def _layer_s(self, part: Part, at: int, strategy: Strategy) -> tuple[FloatArray, FloatArray]:
         """Of the cheapest kind of block on either GPU: forward and backward at least, and kernels alone."""
         key = (id(part), *(int(part.space.column(name)[at]) for name in LAYER), strategy.micro_batches > 1)
         if key not in self.costs:

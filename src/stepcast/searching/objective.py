@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 from stepcast.forecast.prediction import Prediction
 from stepcast.goodput.operation import COMPUTING, IDLE, node_watts
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import FloatArray
 from stepcast.searching.bound import Bounds
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,14 +29,14 @@ class Candidate:
 class Objective:
     """*least* of the bounds and the GPUs of many candidates, *score* of one."""
 
-    least: Callable[[Bounds, NDArray[np.int64]], Floats]
+    least: Callable[[Bounds, NDArray[np.int64]], FloatArray]
     score: Callable[[Candidate], float]
 
 
-def _least_energy(limits: Bounds, gpus: NDArray[np.int64]) -> Floats:
+def _least_energy(limits: Bounds, gpus: NDArray[np.int64]) -> FloatArray:
     """Every second draws what an idle GPU does, and those of computing more; in units of a GPU's limit."""
     with np.errstate(invalid="ignore"):
-        energy: Floats = gpus * (IDLE * limits.time_s + (COMPUTING - IDLE) * limits.computing_s)
+        energy: FloatArray = gpus * (IDLE * limits.time_s + (COMPUTING - IDLE) * limits.computing_s)
     return np.where(np.isfinite(limits.time_s), energy, np.inf)
 
 
@@ -46,7 +45,7 @@ def _energy(candidate: Candidate) -> float:
     return candidate.gpus * report.step_s * node_watts(1.0, 1, 0.0, report.breakdown_s)
 
 
-def _gpu_seconds(limits: Bounds, gpus: NDArray[np.int64]) -> Floats:
+def _gpu_seconds(limits: Bounds, gpus: NDArray[np.int64]) -> FloatArray:
     return limits.time_s * gpus
 
 

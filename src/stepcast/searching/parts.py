@@ -1,17 +1,15 @@
 """How often the parts of a model, its kinds of blocks and its two ends, lie in each piece of a pipeline."""
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stepcast.ir.arrays import FloatArray
 from stepcast.ir.stages import pieces
 from stepcast.searching.layers import kinds_of
 from stepcast.searching.legal import pipeline_of
 from stepcast.searching.space import Space
 
-Floats = NDArray[np.float64]
 
-
-def counts_of(space: Space, at: int) -> Floats:
+def counts_of(space: Space, at: int) -> FloatArray:
     """pieces x parts of candidate *at*: the kinds of blocks, the embedding, the head."""
     model, kinds = space.model, kinds_of(space.model)
     return np.array(

@@ -8,8 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from stepcast.searching.columns import Floats
-from stepcast.searching.space import Ints
+from stepcast.ir.arrays import FloatArray, IntArray
 
 # Kinds whose bounds are made tight in one go.
 KINDS_AT_ONCE = 128
@@ -22,15 +21,17 @@ class Queue:
     bounds of some of them. Of equal bounds those with the lower of *ranks* come first.
     """
 
-    def __init__(self, rough: Floats, ranks: Ints, kinds: Ints, tighten: Callable[[Ints], Floats]) -> None:
+    def __init__(
+        self, rough: FloatArray, ranks: IntArray, kinds: IntArray, tighten: Callable[[IntArray], FloatArray]
+    ) -> None:
         self.tighten, self.ranks = tighten, ranks
         self.order = np.lexsort((ranks, rough))
         self.rough = rough[self.order]
         begins = np.sort(np.unique(kinds[self.order], return_index=True)[1])
         self.cuts = [*begins[KINDS_AT_ONCE::KINDS_AT_ONCE].tolist(), len(self.order)]
         self.seen = 0  # of the order, those that are tight
-        self.ready: Ints = np.zeros(0, dtype=np.int64)  # of them, those not handed out, the least first
-        self.tight: Floats = np.zeros(0)
+        self.ready: IntArray = np.zeros(0, dtype=np.int64)  # of them, those not handed out, the least first
+        self.tight: FloatArray = np.zeros(0)
 
     @property
     def frontier(self) -> float:
@@ -50,7 +51,7 @@ class Queue:
         rough = int(np.searchsorted(self.rough[self.seen :], worst, "right"))
         return rough + int(np.searchsorted(self.tight, worst, "right"))
 
-    def next(self, most: int, worst: float) -> Ints:
+    def next(self, most: int, worst: float) -> IntArray:
         """The next *most*, as far as their bounds do not exceed *worst*."""
         while self.seen < len(self.order) and self.frontier <= worst:
             if len(self.tight) >= most and self.tight[most - 1] < self.frontier:

@@ -9,8 +9,8 @@ from stepcast.hardware import Cluster, Place
 from stepcast.ir.model import Model
 from stepcast.ir.stages import pieces
 from stepcast.ir.strategy import Strategy
-from stepcast.searching.best import Found, Result
 from stepcast.searching.objective import OBJECTIVES, Candidate
+from stepcast.searching.result import Found, Result
 
 FEW = 3
 MOST_MOVES = 4

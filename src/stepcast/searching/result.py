@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from stepcast.forecast.options import DEFAULTS, Options
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.framework import Framework
 from stepcast.ir.strategy import Strategy
-from stepcast.searching.space import Ints, Space
+from stepcast.searching.space import Space
 from stepcast.units import format_seconds
 
 
@@ -18,7 +19,7 @@ class Part:
 
     space: Space
     framework: Framework
-    rows: Ints
+    rows: IntArray
 
 
 @dataclass(frozen=True, slots=True)

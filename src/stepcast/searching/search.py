@@ -10,9 +10,10 @@ from stepcast.ir.dtype import DType
 from stepcast.ir.framework import MEGATRON_CORE, Framework
 from stepcast.ir.layout import Layout
 from stepcast.ir.model import Model
-from stepcast.searching.best import Part, Result, Watch, room_bytes, search_parts
+from stepcast.searching.best import room_bytes, search_parts
 from stepcast.searching.columns import Columns
 from stepcast.searching.refine import FEW, refined
+from stepcast.searching.result import Part, Result, Watch
 from stepcast.searching.space import Axes, Space, space_of, useful_recomputes
 
 Settle = Callable[[Layout, DType], tuple[Framework, Mapping[str, Any]]]

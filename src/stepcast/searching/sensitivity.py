@@ -7,7 +7,8 @@ from stepcast.forecast.predict import predict
 from stepcast.hardware import Cluster
 from stepcast.ir.model import Model
 from stepcast.ir.strategy import Strategy
-from stepcast.searching.best import MORE_BYTES, Found, Result
+from stepcast.searching.best import MORE_BYTES
+from stepcast.searching.result import Found, Result
 from stepcast.units import format_bytes
 
 FEW = 5

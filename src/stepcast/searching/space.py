@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from stepcast.ir.arrays import IntArray
 from stepcast.ir.coded import recomputes_in_vain
 from stepcast.ir.dtype import DType
 from stepcast.ir.framework import Framework
@@ -26,8 +26,6 @@ from stepcast.ir.strategy import (
     Sharding,
     Strategy,
 )
-
-Ints = NDArray[np.int64]
 
 RECOMPUTES: Mapping[str, Recompute] = {
     "none": NO_RECOMPUTE,
@@ -105,18 +103,18 @@ class Space:
     seq: int
     # What every candidate has in common, by fields of a Strategy.
     common: Mapping[str, Any] = field(default_factory=dict)
-    columns: Mapping[str, Ints] = field(default_factory=dict, repr=False)
+    columns: Mapping[str, IntArray] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
         return len(self.columns["gpus"])
 
     @cached_property
-    def dp(self) -> Ints:
+    def dp(self) -> IntArray:
         c = self.columns
         return c["gpus"] // (c["tp"] * c["cp"] * c["pp"])
 
     @cached_property
-    def micro_batches(self) -> Ints:
+    def micro_batches(self) -> IntArray:
         """0 where the batch does not divide."""
         per_round = self.columns["micro_batch"] * np.maximum(self.dp, 1)
         whole = self.global_batch % per_round == 0
@@ -172,11 +170,11 @@ class Space:
         """The same candidates, all of them with *common* fields of a Strategy."""
         return replace(self, common={**self.common, **common})
 
-    def only(self, rows: Ints) -> "Space":
+    def only(self, rows: IntArray) -> "Space":
         """Those candidates alone."""
         return replace(self, columns={name: column[rows] for name, column in self.columns.items()})
 
-    def column(self, name: str) -> Ints:
+    def column(self, name: str) -> IntArray:
         """A column of the table, or one that follows from others."""
         if name == "dp":
             return self.dp
@@ -201,7 +199,7 @@ def space_of(
         for ep in axes.ep
         for expert_tp in sorted({each or tp for each in axes.expert_tp} if model.experts else {0})
     ]
-    parts: list[Ints] = []
+    parts: list[IntArray] = []
     many = 0
     for gpus, tp, cp, ep, expert_tp, pp in layouts:
         shared = gpus // (tp * pp) > 1  # there are several to split states among

@@ -16,15 +16,15 @@ import numpy as np
 from stepcast.cost.compute import cool_load
 from stepcast.cost.fits import default_fit
 from stepcast.hardware import Cluster
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.framework import Framework, Kernels
 from stepcast.ir.limits import PRICED
 from stepcast.ir.schedules import SCHEDULES, Pairs, Placement
-from stepcast.searching.columns import LAYER, PIECES, STATES, Columns, Floats, Lazily
+from stepcast.searching.columns import LAYER, PIECES, STATES, Columns, Lazily
 from stepcast.searching.exchanges import exchanges
 from stepcast.searching.layers import TAKES, kinds_of, least_load, part_costs, part_layers, part_loads
 from stepcast.searching.legal import pipeline_of
 from stepcast.searching.parts import counts_of
-from stepcast.searching.space import Ints
 
 # What decides whether micro-batches run in pairs (``Strategy.pairs_micro_batches``).
 PAIRING = ("ep", "pp", "vpp", "schedule", "overlap")
@@ -35,11 +35,11 @@ ALONE, WITH_HEAD, WITH_BOTH, COOL = range(4)
 class Timing:
     """The times of *rows*, or of some of them, when they are asked for."""
 
-    def __init__(self, columns: Columns, cluster: Cluster, framework: Framework, rows: Ints) -> None:
+    def __init__(self, columns: Columns, cluster: Cluster, framework: Framework, rows: IntArray) -> None:
         self.columns, self.cluster, self.framework = columns, cluster, framework
         self.space, self.model = columns.space, columns.space.model
         self.kinds = kinds_of(self.model)
-        self._known_counts: dict[tuple[int, ...], Floats] = {}
+        self._known_counts: dict[tuple[int, ...], FloatArray] = {}
         heat, names = np.full(len(self.space), COOL), (*LAYER, "several")
         heat[rows] = self._heat(rows)
         columns.further |= {"heat": heat, "several": (self.space.micro_batches > 1).astype(np.int64)}
@@ -56,14 +56,14 @@ class Timing:
         """Kinds of layers that were priced."""
         return int(self.cool.known.sum()) + int(self.hot.known.sum())
 
-    def times(self, rows: Ints, rough: bool = False) -> tuple[Floats, Floats]:
+    def times(self, rows: IntArray, rough: bool = False) -> tuple[FloatArray, FloatArray]:
         """The whole of each, and what kernels take on the average of its stages."""
         if not len(rows):
             return np.zeros(0), np.zeros(0)
         costs, batches = (self.cool if rough else self.hot).at(rows), self.space.micro_batches[rows] * 1.0
         exchanged, paired = self.exchanged.at(rows), self.paired.at(rows) > 0
         found, mean = np.zeros(len(rows)), np.zeros(len(rows))
-        pipelines: list[tuple[int, Ints]] = self.columns.several(rows, PIECES)
+        pipelines: list[tuple[int, IntArray]] = self.columns.several(rows, PIECES)
         for first, here in pipelines:
             counts = self._counts(first)
             computing_s = costs[here, :, TAKES.computing] @ counts.sum(axis=0)
@@ -76,7 +76,7 @@ class Timing:
                     )
         return found, mean
 
-    def _counts(self, at: int) -> Floats:
+    def _counts(self, at: int) -> FloatArray:
         """As ``counts_of``, once for each pipeline."""
         key = tuple(int(self.space.columns[name][at]) for name in PIECES)
         if key not in self._known_counts:
@@ -85,7 +85,7 @@ class Timing:
 
     # ---- layers --------------------------------------------------------------------------------------
 
-    def _heat(self, rows: Ints) -> Ints:
+    def _heat(self, rows: IntArray) -> IntArray:
         """What lies on the piece in the middle, which decides how hot GPUs run."""
         space = self.space
         many = space.columns["pp"][rows] * space.columns["vpp"][rows]
@@ -105,14 +105,14 @@ class Timing:
         cool = np.array(copied)[which] | (np.array(lonely)[which] & (replicas == 1))
         return np.where(cool, COOL, found)
 
-    def _cool_cost(self, at: int) -> Floats:
+    def _cool_cost(self, at: int) -> FloatArray:
         """parts x takes on a GPU that nothing heats, which is no slower than one at work."""
         strategy = self.space.strategy(at)
         parts = part_layers(self.model, self.framework, strategy)
         load = cool_load(self.cluster.gpu, default_fit())
         return part_costs(self.model, self.cluster, self.framework, strategy, parts, load)
 
-    def _cost(self, at: int) -> Floats:
+    def _cost(self, at: int) -> FloatArray:
         heat = int(self.columns.further["heat"][at])
         if heat == COOL:
             known = self.cool.get(at)
@@ -127,21 +127,27 @@ class Timing:
 
     # ---- pipelines -----------------------------------------------------------------------------------
 
-    def _is_paired(self, at: int) -> Floats:
+    def _is_paired(self, at: int) -> FloatArray:
         """1 where exchanges may hide behind kernels of another micro-batch."""
         strategy = self.space.strategy(at)
         own = SCHEDULES[strategy.schedule].pairs is Pairs.OWN and strategy.layout.pp > 1
         return np.array(float(own or strategy.pairs_micro_batches))
 
     def _pipeline_s(
-        self, at: int, counts: Floats, costs: Floats, batches: Floats, exchanged: Floats, paired: bool
-    ) -> Floats:
+        self,
+        at: int,
+        counts: FloatArray,
+        costs: FloatArray,
+        batches: FloatArray,
+        exchanged: FloatArray,
+        paired: bool,
+    ) -> FloatArray:
         """The bound of candidates with the pieces and the schedule of row *at*."""
         strategy = pipeline_of(self.space, at)
         facts, stages, chunks = SCHEDULES[strategy.schedule], strategy.layout.pp, strategy.layout.vpp
         split, two_way = facts.splits_backward, facts.placement is Placement.TWO_WAY and stages > 1
 
-        def of_pieces(take: int) -> Floats:
+        def of_pieces(take: int) -> FloatArray:
             return costs[:, :, take] @ counts.T
 
         forward_s = of_pieces(TAKES.forward)
@@ -169,12 +175,12 @@ class Timing:
                 best = np.maximum(best, work_s - backwards_s + once_s / chunks)
         through_s = forward_s.sum(axis=1)
         lane_s = np.maximum(before_s + batches * each_s, through_s + batches * each_reduced_s)
-        longest: Floats = np.maximum(best, lane_s)
+        longest: FloatArray = np.maximum(best, lane_s)
         return longest
 
     # ---- exchanges -----------------------------------------------------------------------------------
 
-    def _lies(self, rows: Ints) -> Ints:
+    def _lies(self, rows: IntArray) -> IntArray:
         """A number for each content of the first stage; also how many copies of the model there are."""
         found, copies = np.zeros(len(self.space), dtype=np.int64), np.ones(len(self.space), dtype=np.int64)
         known: dict[bytes, int] = {}
@@ -188,13 +194,13 @@ class Timing:
         self.columns.further["copies"] = copies
         return found
 
-    def _exchanged(self, at: int) -> Floats:
+    def _exchanged(self, at: int) -> FloatArray:
         """Gradients of the first stage, and its weights, as one message: which is faster than in several."""
         found = exchanges(self.model, self.cluster, self.framework, self.space.strategy(at))
         return np.array(found.values())
 
 
-def _pairs_s(costs: Floats, own: Floats, rounds: Floats, single: int) -> Floats:
+def _pairs_s(costs: FloatArray, own: FloatArray, rounds: FloatArray, single: int) -> FloatArray:
     """Forwards and backwards side by side on a stage that holds pieces with *own* parts: kernels, each
     group's exchanges, and backwards by themselves; *single* forwards and backwards have no partner, before
     the first backward and after the last forward.
@@ -203,5 +209,5 @@ def _pairs_s(costs: Floats, own: Floats, rounds: Floats, single: int) -> Floats:
     side_by_side = rounds * spent.max(axis=1)
     waits = costs[:, :, TAKES.ahead] + costs[:, :, TAKES.back] - costs[:, :, TAKES.computing]
     alone = np.minimum(2 * rounds, single) * (waits @ own.T).min(axis=1)
-    longest: Floats = np.maximum(side_by_side, rounds * spent[:, 0] + alone)
+    longest: FloatArray = np.maximum(side_by_side, rounds * spent[:, 0] + alone)
     return longest

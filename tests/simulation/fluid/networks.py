@@ -3,7 +3,8 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from stepcast.ir.flows import Floats, FlowSet, Links
+from stepcast.ir.arrays import FloatArray
+from stepcast.ir.flows import FlowSet, Links
 
 
 def links_of(*capacity: float) -> Links:
@@ -19,7 +20,7 @@ def flows_of(*paths: dict[int, float], weight: list[float] | None = None) -> Flo
 
 
 @st.composite
-def networks(draw: st.DrawFn) -> tuple[Links, FlowSet, Floats, Floats]:
+def networks(draw: st.DrawFn) -> tuple[Links, FlowSet, FloatArray, FloatArray]:
     """Links, flows, when each begins and what it takes alone."""
     count = draw(st.integers(1, 6))
     rates = st.sampled_from([1.0, 2.0, 3.0, 5.0, 10.0])
@@ -31,7 +32,7 @@ def networks(draw: st.DrawFn) -> tuple[Links, FlowSet, Floats, Floats]:
         )
     )
 
-    def each(values: list[float]) -> Floats:
+    def each(values: list[float]) -> FloatArray:
         """One of *values* for each flow."""
         return np.array(
             draw(st.lists(st.sampled_from(values), min_size=len(paths), max_size=len(paths))), np.float64

@@ -2,10 +2,11 @@
 
 import numpy as np
 
-from stepcast.ir.flows import Floats, FlowSet, Links
+from stepcast.ir.arrays import FloatArray
+from stepcast.ir.flows import FlowSet, Links
 
 
-def filled(links: Links, flows: FlowSet, alone_s: Floats, active: list[int]) -> dict[int, float]:
+def filled(links: Links, flows: FlowSet, alone_s: FloatArray, active: list[int]) -> dict[int, float]:
     """The share of its bytes that each of *active* moves per second: all levels rise until one is stopped."""
     most = {f: flows.bytes_on[flows.first[f] : flows.first[f + 1]].max() for f in active}
     unit = {f: most[f] / flows.weight[f] for f in active}
@@ -32,7 +33,7 @@ def filled(links: Links, flows: FlowSet, alone_s: Floats, active: list[int]) -> 
     return {f: level[f] / unit[f] for f in active}
 
 
-def ends(links: Links, flows: FlowSet, start_s: Floats, alone_s: Floats) -> Floats:
+def ends(links: Links, flows: FlowSet, start_s: FloatArray, alone_s: FloatArray) -> FloatArray:
     left = np.ones(len(flows))
     found = np.full(len(flows), np.nan)
     coming = sorted(range(len(flows)), key=lambda f: start_s[f])

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from stepcast.ir.flows import Floats, FlowSet, Links
+from stepcast.ir.arrays import FloatArray
+from stepcast.ir.flows import FlowSet, Links
 from stepcast.simulation.fluid.maxmin import rates
 from stepcast.simulation.fluid.run import transfers
 from tests.shared import ROOT
@@ -25,7 +26,7 @@ CROSS = 0.05
 CLOSE = 1e-8
 
 
-def network(case: dict[str, Any]) -> tuple[Links, FlowSet, Floats]:
+def network(case: dict[str, Any]) -> tuple[Links, FlowSet, FloatArray]:
     """Links, flows and what each flow takes at least."""
     capacity = np.array(case["capacity"], np.float64)
     links = Links(("link",), np.zeros(len(capacity), np.int64), capacity)
@@ -44,7 +45,7 @@ def network(case: dict[str, Any]) -> tuple[Links, FlowSet, Floats]:
     return links, flows, np.maximum(flows.longest_s(links), at_least)
 
 
-def starts(case: dict[str, Any]) -> Floats:
+def starts(case: dict[str, Any]) -> FloatArray:
     """Flows begin once their latency has passed."""
     return np.array([flow["start"] + (flow["latency"] or 0.0) for flow in case["flows"]])
 

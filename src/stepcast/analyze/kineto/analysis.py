@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.analyze.kineto.rank import Lanes, RankTime, class_times, marked_steps, rank_time
-from stepcast.ir.arrays import IntArray
-from stepcast.ir.timeline import NONE, Floats, SpanKind, Timeline
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, CollectiveKind, Transfer
 from stepcast.units import format_seconds
 
@@ -221,7 +221,7 @@ def _instances(key: IntArray, order: IntArray) -> IntArray:
     return instance.reshape(-1).astype(np.int64)
 
 
-def _by_rank(rank: npt.NDArray[np.int32], seconds: Floats) -> dict[int, float]:
+def _by_rank(rank: npt.NDArray[np.int32], seconds: FloatArray) -> dict[int, float]:
     ranks, inverse = np.unique(rank, return_inverse=True)
     sums = np.bincount(inverse, weights=seconds, minlength=len(ranks))
     return {int(one): float(total) for one, total in zip(ranks, sums, strict=True)}
@@ -235,8 +235,8 @@ def _table(
     members_of: IntArray,
     whole: npt.NDArray[np.bool_],
     instance: IntArray,
-    shortest: Floats,
-    wait_s: Floats,
+    shortest: FloatArray,
+    wait_s: FloatArray,
 ) -> tuple[CollectiveRow, ...]:
     work = timeline.work_of[rows]
     groups, inverse = np.unique(np.stack([key, work]), axis=1, return_inverse=True)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from stepcast.analyze.intervals import Intervals, union_of
-from stepcast.ir.arrays import IntArray
-from stepcast.ir.timeline import NONE, Floats, Ints, SpanKind, Timeline
+from stepcast.ir.arrays import FloatArray, Int32Array, IntArray
+from stepcast.ir.timeline import NONE, SpanKind, Timeline
 from stepcast.ir.work import Collective, Transfer
 
 # The marked steps of each rank: which rows belong to them, and when each began and ended.
@@ -33,8 +33,8 @@ def is_stream(lane_name: str) -> bool:
 class MarkedSteps:
     """When the steps of one rank began and ended, in order; they do not overlap."""
 
-    start_s: Floats
-    end_s: Floats
+    start_s: FloatArray
+    end_s: FloatArray
 
     def __len__(self) -> int:
         return len(self.start_s)
@@ -62,7 +62,7 @@ def marked_steps(timeline: Timeline) -> tuple[Timeline, Mapping[int, MarkedSteps
     return timeline.only(kept), found
 
 
-def launch_s(timeline: Timeline) -> Floats:
+def launch_s(timeline: Timeline) -> FloatArray:
     """When each row was launched; not a number where the trace does not tell."""
     found = np.full(len(timeline), np.nan)
     calls, rows = timeline.flows[:, 0], timeline.flows[:, 1]
@@ -75,14 +75,14 @@ def _of_rank(
     timeline: Timeline,
     marks: IntArray,
     lanes: list[tuple[str, IntArray]],
-    called_s: Floats,
+    called_s: FloatArray,
     kept: npt.NDArray[np.bool_],
 ) -> MarkedSteps:
     """The steps that *marks* are the host's part of; *kept* loses the rows of *lanes* outside them."""
     marks = marks[np.argsort(timeline.start_s[marks], kind="stable")]
     first_s, last_s = timeline.start_s[marks], timeline.end_s[marks]
     until_s = last_s.copy()
-    streams: list[tuple[IntArray, Floats]] = []
+    streams: list[tuple[IntArray, FloatArray]] = []
     for name, rows in lanes:
         if name == STEPS:
             continue
@@ -102,7 +102,7 @@ def _of_rank(
     return MarkedSteps(start_s, end_s)
 
 
-def _when(timeline: Timeline, rows: IntArray, called_s: Floats) -> Floats:
+def _when(timeline: Timeline, rows: IntArray, called_s: FloatArray) -> FloatArray:
     """When the host launched each row of one stream.
 
     A stream runs in the order of its launches: a row of unknown launch goes with the one before it, and
@@ -120,14 +120,17 @@ def _when(timeline: Timeline, rows: IntArray, called_s: Floats) -> Floats:
     return when_s
 
 
-def _step_at(when_s: Floats, first_s: Floats, last_s: Floats) -> Ints:
+def _step_at(when_s: FloatArray, first_s: FloatArray, last_s: FloatArray) -> Int32Array:
     step = np.searchsorted(first_s, when_s, side="right").astype(np.int32) - 1
     outside = (step < 0) | (when_s > last_s[step])
     return np.where(outside, np.int32(NONE), step)
 
 
 def _backlog_s(
-    timeline: Timeline, streams: list[tuple[IntArray, Floats]], kept: npt.NDArray[np.bool_], first_s: float
+    timeline: Timeline,
+    streams: list[tuple[IntArray, FloatArray]],
+    kept: npt.NDArray[np.bool_],
+    first_s: float,
 ) -> float:
     """When the busiest stream had run what was launched before the first mark: the step begins no sooner."""
     if not streams:
@@ -336,7 +339,7 @@ def _groups(
     return found
 
 
-def _idle(gaps: Intervals, queued: Floats, launched: Floats) -> Idle:
+def _idle(gaps: Intervals, queued: FloatArray, launched: FloatArray) -> Idle:
     """A gap is the host's where every launch made before it began has also been run by then."""
     lengths = gaps.durations_s
     short = lengths < QUEUE_GAP_S
@@ -353,11 +356,11 @@ def _idle(gaps: Intervals, queued: Floats, launched: Floats) -> Idle:
     )
 
 
-def class_times(lanes: Lanes, rank: int, class_of: Sequence[int], classes: int) -> Floats:
+def class_times(lanes: Lanes, rank: int, class_of: Sequence[int], classes: int) -> FloatArray:
     """Summed kernel time of each class on one rank; *class_of* by name."""
     timeline = lanes.timeline
-    table: Ints = np.asarray(class_of, dtype=np.int32)
-    total: Floats = np.zeros(classes)
+    table: Int32Array = np.asarray(class_of, dtype=np.int32)
+    total: FloatArray = np.zeros(classes)
     for lane in lanes.streams(rank):
         rows = lanes.rows(lane)
         rows = rows[timeline.kind_of[rows] == SpanKind.COMPUTE]

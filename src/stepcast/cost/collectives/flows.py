@@ -24,7 +24,8 @@ from stepcast.cost.collectives.moves import (
 from stepcast.hardware.cluster import FabricKind, NetworkKind, Routing
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.graph.routes import Ways, all_of, check_working, entries, over_ports, routes, summed
-from stepcast.ir.flows import Floats, FlowSet, Ints
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.flows import FlowSet
 from stepcast.ir.group import FAMILIES, PARTS
 from stepcast.ir.ranks import RankGrid
 from stepcast.ir.work import Collective, CollectiveKind, Transfer
@@ -35,7 +36,7 @@ OWN = ("NVLink", "PCIe", "sockets", "NIC", "torus")
 
 def collective_flows(
     network: Network,
-    seats: Ints,
+    seats: IntArray,
     grid: RankGrid,
     work: Collective,
     algorithm: Algorithm,
@@ -66,7 +67,13 @@ def collective_flows(
 
 
 def transfer_flows(
-    network: Network, seats: Ints, grid: RankGrid, work: Transfer, price_s: float, *, stage: int | None = None
+    network: Network,
+    seats: IntArray,
+    grid: RankGrid,
+    work: Transfer,
+    price_s: float,
+    *,
+    stage: int | None = None,
 ) -> FlowSet:
     """A flow for each rank of *stage* (None: all) that sends to its peer, as *work* says."""
     members = members_of(grid, work.group, None if _spans_stages(work.group) else stage)
@@ -81,7 +88,7 @@ def transfer_flows(
 
 
 def message_flows(
-    network: Network, source: Ints, target: Ints, size_bytes: Floats, price_s: float
+    network: Network, source: IntArray, target: IntArray, size_bytes: FloatArray, price_s: float
 ) -> FlowSet:
     """A flow for each message from GPU *source* to GPU *target*."""
     flow = np.arange(len(source))
@@ -90,7 +97,7 @@ def message_flows(
 
 
 @lru_cache(maxsize=256)
-def members_of(grid: RankGrid, family: str, stage: int | None = None) -> Ints:
+def members_of(grid: RankGrid, family: str, stage: int | None = None) -> IntArray:
     """Return the ranks of every group of *family*, a group a row, or of those within *stage*.
 
     The middle stage of an odd number mirrors itself: such a group of one exchanges nothing and is left out.
@@ -102,7 +109,7 @@ def members_of(grid: RankGrid, family: str, stage: int | None = None) -> Ints:
         for firsts, offsets in copies
         if len(offsets) == size
     ]
-    members: Ints = np.concatenate(rows)
+    members: IntArray = np.concatenate(rows)
     if stage is not None and not _spans_stages(family):
         members = members[np.isin(members[:, 0], _ranks_of(grid, stage))]
     members.setflags(write=False)
@@ -113,7 +120,7 @@ def _spans_stages(family: str) -> bool:
     return "pp" in FAMILIES[PARTS.get(family, family)][1]
 
 
-def _ranks_of(grid: RankGrid, stage: int) -> Ints:
+def _ranks_of(grid: RankGrid, stage: int) -> IntArray:
     stride, stages = grid.stride("pp"), grid.layout.pp
     return np.flatnonzero(np.arange(grid.layout.gpus) // stride % stages == stage)
 
@@ -133,7 +140,7 @@ def _along_axes(network: Network, moves: Moves) -> Moves:
     place, at = np.unique(moves.flow[out] * cells + moves.source[out] // size, return_inverse=True)
     left = np.bincount(at, moves.size_bytes[out])
     flow, cell = np.divmod(place, cells)
-    ends: list[tuple[Ints, Ints]] = []
+    ends: list[tuple[IntArray, IntArray]] = []
     stride = 1
     for length in network.topology.shape:
         coordinate = cell // stride % length
@@ -208,12 +215,12 @@ def _through_switches(network: Network, reduced: Through) -> Ways:
 class _Sums(NamedTuple):
     """What nodes send of each flow, to be added in switches above them."""
 
-    flow: Ints
-    node: Ints
-    sent_bytes: Floats
+    flow: IntArray
+    node: IntArray
+    sent_bytes: FloatArray
     nodes: int
 
-    def under(self, switch: Ints) -> tuple[Ints, Ints, Floats]:
+    def under(self, switch: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
         """Of each flow that several switches have: these, and the bytes that each sends up."""
         count = int(switch.max()) + 1
         distinct, where = np.unique(self.flow * count + switch, return_inverse=True)
@@ -225,7 +232,7 @@ class _Sums(NamedTuple):
         return flow[several], above[several], most[several]
 
 
-def _upward(network: Network, tier: str, sums: tuple[Ints, Ints, Floats]) -> list[Ways]:
+def _upward(network: Network, tier: str, sums: tuple[IntArray, IntArray, FloatArray]) -> list[Ways]:
     """Sums spread over the ways up from each switch, and their totals down again."""
     flow, switch, size = sums
     blocks = [network[f"{tier} {way}"] for way in ("up", "down")]
@@ -241,7 +248,7 @@ def _upward(network: Network, tier: str, sums: tuple[Ints, Ints, Floats]) -> lis
     ]
 
 
-def _flow_set(network: Network, found: Moved, group: Ints, price_s: float) -> FlowSet:
+def _flow_set(network: Network, found: Moved, group: IntArray, price_s: float) -> FlowSet:
     links = network.links
     first, link, size = _summed(network, found, len(group))
     own = np.isin(links.tier[link], [links.tiers.index(tier) for tier in OWN if tier in links.tiers])
@@ -257,7 +264,7 @@ def _flow_set(network: Network, found: Moved, group: Ints, price_s: float) -> Fl
     return FlowSet.of(first, link, np.where(own, size * share[flow], size), group=group)
 
 
-def _summed(network: Network, found: Moved, flows: int) -> tuple[Ints, Ints, Floats]:
+def _summed(network: Network, found: Moved, flows: int) -> tuple[IntArray, IntArray, FloatArray]:
     """The links of each flow from ``first[flow]`` on, each once, and the bytes on them."""
     parts = [
         _routed(network, found.moves),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from stepcast.cost.collectives.choose import Algorithm
 from stepcast.cost.collectives.ring import ROUNDS
 from stepcast.cost.collectives.tree import PASSES
-from stepcast.ir.flows import Floats, Ints
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.work import CollectiveKind
 
 MOST_PAIRS = 8_000_000  # of an exchange; beyond them ranks of the same place in their nodes talk
@@ -25,10 +25,10 @@ MOST_PAIRS = 8_000_000  # of an exchange; beyond them ranks of the same place in
 class Moves(NamedTuple):
     """Messages between GPUs: of which flow, from where to where, and how many bytes."""
 
-    flow: Ints
-    source: Ints
-    target: Ints
-    size_bytes: Floats
+    flow: IntArray
+    source: IntArray
+    target: IntArray
+    size_bytes: FloatArray
 
     def only(self, here: NDArray[np.bool_]) -> "Moves":
         return Moves(self.flow[here], self.source[here], self.target[here], self.size_bytes[here])
@@ -37,10 +37,10 @@ class Moves(NamedTuple):
 class Through(NamedTuple):
     """What GPUs send to their switch and receive from it, which adds or spreads it, in bytes."""
 
-    flow: Ints
-    gpu: Ints
-    sent_bytes: Floats
-    received_bytes: Floats
+    flow: IntArray
+    gpu: IntArray
+    sent_bytes: FloatArray
+    received_bytes: FloatArray
 
     def only(self, here: NDArray[np.bool_]) -> "Through":
         return Through(self.flow[here], self.gpu[here], self.sent_bytes[here], self.received_bytes[here])
@@ -54,7 +54,7 @@ class Moved(NamedTuple):
     reduced: Through
 
 
-NONE: Ints = np.zeros(0, np.int64)
+NONE: IntArray = np.zeros(0, np.int64)
 NO_MOVES = Moves(NONE, NONE, NONE, np.zeros(0))
 NO_THROUGH = Through(NONE, NONE, np.zeros(0), np.zeros(0))
 
@@ -63,12 +63,12 @@ NO_THROUGH = Through(NONE, NONE, np.zeros(0), np.zeros(0))
 class Groups:
     """Groups of as many members each: the GPUs of one in a row, those of a scale-up domain side by side."""
 
-    members: Ints  # groups x members
+    members: IntArray  # groups x members
     domain_gpus: int
     mesh: bool = False  # whether each two GPUs of a node have a link of their own
 
     @classmethod
-    def of(cls, members: Ints, domain_gpus: int, mesh: bool = False) -> "Groups":
+    def of(cls, members: IntArray, domain_gpus: int, mesh: bool = False) -> "Groups":
         order = np.argsort(members // domain_gpus, axis=1, kind="stable")
         return cls(np.take_along_axis(members, order, axis=1), domain_gpus, mesh)
 
@@ -81,49 +81,49 @@ class Groups:
         return int(self.members.shape[0])
 
     @cached_property
-    def gpu(self) -> Ints:
+    def gpu(self) -> IntArray:
         return self.members.ravel()
 
     @cached_property
-    def node(self) -> Ints:
+    def node(self) -> IntArray:
         """For each member its node, counted over all groups."""
         domain = self.members // self.domain_gpus
         new = np.ones(domain.shape, bool)
         new[:, 1:] = domain[:, 1:] != domain[:, :-1]
-        numbers: Ints = np.cumsum(new.ravel()) - 1
+        numbers: IntArray = np.cumsum(new.ravel()) - 1
         return numbers
 
     @cached_property
-    def held(self) -> Ints:
+    def held(self) -> IntArray:
         """Members on each node."""
         return np.bincount(self.node)
 
     @cached_property
-    def first(self) -> Ints:
+    def first(self) -> IntArray:
         """The first member of each node."""
         return np.concatenate([[0], np.cumsum(self.held)[:-1]]).astype(np.int64)
 
     @cached_property
-    def group(self) -> Ints:
+    def group(self) -> IntArray:
         """The group of each node."""
         return self.first // self.ranks
 
     @cached_property
-    def nodes(self) -> Ints:
+    def nodes(self) -> IntArray:
         """How many nodes each group is on."""
         return np.bincount(self.group, minlength=self.count)
 
     @cached_property
-    def start(self) -> Ints:
+    def start(self) -> IntArray:
         """The first node of each group."""
         return np.concatenate([[0], np.cumsum(self.nodes)[:-1]]).astype(np.int64)
 
     @cached_property
-    def place(self) -> Ints:
+    def place(self) -> IntArray:
         """The place of each node in its group."""
         return np.arange(len(self.held)) - self.start[self.group]
 
-    def shared(self, near: Ints, far: Ints, size_bytes: Floats | float) -> Moves:
+    def shared(self, near: IntArray, far: IntArray, size_bytes: FloatArray | float) -> Moves:
         """From node *near* to node *far*, shared evenly by their members, the i-th with the i-th."""
         channels = np.maximum(self.held[near], self.held[far])
         at = np.repeat(np.arange(len(near)), channels)
@@ -133,7 +133,7 @@ class Groups:
         size = np.broadcast_to(np.asarray(size_bytes, np.float64), near.shape)
         return Moves(self.group[near[at]], source, target, size[at] / channels[at])
 
-    def around(self, size_bytes: Floats) -> Moves:
+    def around(self, size_bytes: FloatArray) -> Moves:
         """Each member sends *size_bytes* (told for each node) round its node: to the next there, or, where
         each two have a link of their own, evenly to all others.
         """
@@ -148,7 +148,7 @@ class Groups:
         sent = size[member] / np.repeat(peers, peers)
         return Moves(member // self.ranks, self.gpu[member], self.gpu[other], sent)
 
-    def next_node(self) -> Ints:
+    def next_node(self) -> IntArray:
         """For each node the next of its group; after the last comes the first."""
         return self.start[self.group] + (self.place + 1) % self.nodes[self.group]
 
@@ -232,7 +232,7 @@ def _double_tree(passes: int, kind: CollectiveKind, size_bytes: float, groups: G
     return joined_moves(parts)
 
 
-def double_tree(nodes: int) -> tuple[Ints, Ints]:
+def double_tree(nodes: int) -> tuple[IntArray, IntArray]:
     """Each node's parent in two binary trees, -1 for the root: who is inner in one is a leaf in the other.
 
     The first is NCCL's (src/graph/trees.cc): a node's lowest set bit is its height. The second is its mirror
@@ -269,7 +269,7 @@ def _staged(size_bytes: float, groups: Groups, crossing: float) -> Moves:
     return joined_moves([groups.around((held - 1) / held * size_bytes), groups.shared(near, far, between)])
 
 
-def _node_pairs(groups: Groups) -> tuple[Ints, Ints]:
+def _node_pairs(groups: Groups) -> tuple[IntArray, IntArray]:
     """Each node with each other of its group."""
     others = groups.nodes[groups.group] - 1
     near = np.repeat(np.arange(len(groups.held)), others)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, Routing, Topology
-from stepcast.ir.flows import Floats, Ints, Links
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.flows import Links
 
 # Links in blocks: as many as an array of some shape has places, so that a link's number is arithmetic.
 
@@ -34,9 +35,9 @@ class Block:
     def size(self) -> int:
         return prod(self.shape)
 
-    def at(self, *place: Ints | int) -> Ints:
+    def at(self, *place: IntArray | int) -> IntArray:
         """The numbers of the links at *place*, a column for each dimension."""
-        number: Ints = np.zeros(1, np.int64)
+        number: IntArray = np.zeros(1, np.int64)
         for size, index in zip(self.shape, place, strict=True):
             number = number * size + index
         return number + self.start
@@ -69,8 +70,8 @@ class Blocks:
         def name(link: int) -> str:
             return blocks[int(np.searchsorted(starts, link, side="right")) - 1].name(link)
 
-        tiers: Ints = np.array([self.tiers.index(block.tier) for block in blocks], np.int64)
-        rates: Floats = np.array(self.rates, np.float64)
+        tiers: IntArray = np.array([self.tiers.index(block.tier) for block in blocks], np.int64)
+        rates: FloatArray = np.array(self.rates, np.float64)
         return Links(tuple(self.tiers), np.repeat(tiers, sizes), np.repeat(rates, sizes), name)
 
 
@@ -150,7 +151,7 @@ class Network:
         return self.topology.kind in RAILS
 
     @cached_property
-    def nic_slots(self) -> tuple[Ints, Floats]:
+    def nic_slots(self) -> tuple[IntArray, FloatArray]:
         """For each GPU of a node the NICs next to it, and its share of messages over each.
 
         The NICs of a node lie beside its GPUs evenly: with fewer NICs than GPUs several have the same, with
@@ -173,13 +174,13 @@ class Network:
         whole = replace(self.topology, failed=(), slow=())
         return network_of(replace(self.cluster, topology=whole), self.nodes)
 
-    def leaf_of(self, nic: Ints) -> Ints:
+    def leaf_of(self, nic: IntArray) -> IntArray:
         """The leaf switch of each of *nic*, counted over all nodes."""
         node, rail = np.divmod(nic, self.cluster.node.nics)
         unit = node // (self.topology.leaf_nodes or max(1, self.nodes))
         return unit * self.cluster.node.nics + rail if self.on_rails else unit
 
-    def pod_of(self, leaf: Ints) -> Ints:
+    def pod_of(self, leaf: IntArray) -> IntArray:
         topology = self.topology
         if topology.pod_nodes is None:
             return np.zeros_like(leaf)

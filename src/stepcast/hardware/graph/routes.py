@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stepcast.hardware.cluster import Cluster, FabricKind, NetworkKind, Routing
 from stepcast.hardware.graph.network import Network
 from stepcast.hardware.placement import Place, placed
-from stepcast.ir.flows import Floats, Ints
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.layout import Layout
 
 # Entries of routes: which link carries which share of a message.
@@ -22,9 +22,9 @@ class RouteError(ValueError):
 class Ways(NamedTuple):
     """Entries in any order: message *row* puts *share* of its bytes on *link*."""
 
-    row: Ints
-    link: Ints
-    share: Floats
+    row: IntArray
+    link: IntArray
+    share: FloatArray
 
 
 NO_WAYS = Ways(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))
@@ -37,11 +37,13 @@ def all_of(parts: Iterable[Ways]) -> Ways:
     return Ways(*(np.concatenate(column) for column in zip(*listed, strict=True)))
 
 
-def entries(row: Ints, link: Ints, share: Floats | float = 1.0) -> Ways:
+def entries(row: IntArray, link: IntArray, share: FloatArray | float = 1.0) -> Ways:
     return Ways(row, link, np.broadcast_to(np.asarray(share, np.float64), row.shape))
 
 
-def summed(row: Ints, link: Ints, amount: Floats, rows: int, links: int) -> tuple[Ints, Ints, Floats]:
+def summed(
+    row: IntArray, link: IntArray, amount: FloatArray, rows: int, links: int
+) -> tuple[IntArray, IntArray, FloatArray]:
     """Entries sorted by row and link, with the amounts of each link of a row added up."""
     key = row * links + link
     order = np.argsort(key, kind="stable")
@@ -53,7 +55,7 @@ def summed(row: Ints, link: Ints, amount: Floats, rows: int, links: int) -> tupl
     return first.astype(np.int64), kept_link, sums
 
 
-def hashed(seed: int, *keys: Ints) -> Ints:
+def hashed(seed: int, *keys: IntArray) -> IntArray:
     """62 bits for each row of *keys* that look drawn (splitmix64: Steele, Lea and Flood, 2014)."""
     state = np.full(len(keys[0]), seed, np.uint64)
     for key in keys:
@@ -68,7 +70,7 @@ def hashed(seed: int, *keys: Ints) -> Ints:
 # Which GPU each rank of a job has.
 
 
-def seats_of(cluster: Cluster, layout: Layout, place: Place = Place.EVEN) -> Ints:
+def seats_of(cluster: Cluster, layout: Layout, place: Place = Place.EVEN) -> IntArray:
     """The GPU of each rank of a job that has the cluster from its first node on."""
     whole = (layout.tp, layout.expert_tp_size * layout.ep, layout.tp * layout.cp)
     placement = placed(place, cluster, layout.gpus, whole)
@@ -81,7 +83,7 @@ def seats_of(cluster: Cluster, layout: Layout, place: Place = Place.EVEN) -> Int
     return seats
 
 
-def seats_on(cluster: Cluster, nodes: Sequence[int], ranks: int) -> Ints:
+def seats_on(cluster: Cluster, nodes: Sequence[int], ranks: int) -> IntArray:
     """The GPU of each rank of a job that fills *nodes* in their order."""
     gpus = cluster.node.gpus
     if len(set(nodes)) != len(nodes) or any(node < 0 for node in nodes):
@@ -97,7 +99,7 @@ def seats_on(cluster: Cluster, nodes: Sequence[int], ranks: int) -> Ints:
 BLOCK = 4096  # messages whose ways are listed at once
 
 
-def switched(network: Network, source: Ints, target: Ints, keys: Ints) -> Ways:
+def switched(network: Network, source: IntArray, target: IntArray, keys: IntArray) -> Ways:
     """From NIC *source* to NIC *target*, over leaves, spines and cores; the NICs' own links are not told."""
     below, above = network.leaf_of(source), network.leaf_of(target)
     crossing = np.flatnonzero(below != above)
@@ -120,7 +122,13 @@ def _blocks(count: int) -> list[slice]:
 
 
 def _chosen(
-    network: Network, row: Ints, below: Ints, above: Ints, hashes: Ints, share: float, load: Floats
+    network: Network,
+    row: IntArray,
+    below: IntArray,
+    above: IntArray,
+    hashes: IntArray,
+    share: float,
+    load: FloatArray,
 ) -> Ways:
     """The links of the way that the network's routing chooses, or of all ways. *load* is what links carry."""
     ways = network.spines * network.cores
@@ -138,17 +146,19 @@ def _chosen(
     return _over(network, row, below, above, way, np.full(len(row), share))
 
 
-def _every(rows: int, ways: int) -> tuple[Ints, Ints]:
+def _every(rows: int, ways: int) -> tuple[IntArray, IntArray]:
     return np.repeat(np.arange(rows), ways), np.tile(np.arange(ways), rows)
 
 
-def _nth(working: NDArray[np.bool_], number: Ints) -> Ints:
+def _nth(working: NDArray[np.bool_], number: IntArray) -> IntArray:
     """For each row the place of its *number*-th True."""
-    found: Ints = np.argmax(np.cumsum(working, axis=1) > number[:, None], axis=1)
+    found: IntArray = np.argmax(np.cumsum(working, axis=1) > number[:, None], axis=1)
     return found
 
 
-def _over(network: Network, row: Ints, below: Ints, above: Ints, way: Ints, share: Floats) -> Ways:
+def _over(
+    network: Network, row: IntArray, below: IntArray, above: IntArray, way: IntArray, share: FloatArray
+) -> Ways:
     spine, core = way % network.spines, way // network.spines
     parts = [
         entries(row, network["leaf up"].at(below, spine), share),
@@ -163,7 +173,7 @@ def _over(network: Network, row: Ints, below: Ints, above: Ints, way: Ints, shar
     return all_of(parts)
 
 
-def _working(network: Network, below: Ints, above: Ints) -> NDArray[np.bool_] | None:
+def _working(network: Network, below: IntArray, above: IntArray) -> NDArray[np.bool_] | None:
     """For each message which ways work; None: all."""
     if network.alive is None:
         return None
@@ -187,12 +197,12 @@ def _working(network: Network, below: Ints, above: Ints) -> NDArray[np.bool_] | 
 
 def _least_loaded(
     network: Network,
-    below: Ints,
-    above: Ints,
-    hashes: Ints,
+    below: IntArray,
+    above: IntArray,
+    hashes: IntArray,
     working: NDArray[np.bool_] | None,
-    load: Floats,
-) -> Ints:
+    load: FloatArray,
+) -> IntArray:
     """One message after the other, over the way whose fullest link is emptiest; a hash breaks ties."""
     ways = network.spines * network.cores
     way = np.arange(ways)
@@ -222,7 +232,7 @@ def _least_loaded(
 # Ways without a tree of switches: along a torus, and through a dragonfly.
 
 
-def along_torus(network: Network, source: Ints, target: Ints) -> Ways:
+def along_torus(network: Network, source: IntArray, target: IntArray) -> Ways:
     """From domain to domain, one dimension after the other, each the shorter way round, or half each way
     where both are as long. A message that would meet a link that failed goes the other way round.
     """
@@ -248,8 +258,14 @@ def along_torus(network: Network, source: Ints, target: Ints) -> Ways:
 
 
 def _round_failures(
-    network: Network, here: Ints, start: Ints, ahead: Ints, back: Floats, axis: int, stride: int
-) -> Floats:
+    network: Network,
+    here: IntArray,
+    start: IntArray,
+    ahead: IntArray,
+    back: FloatArray,
+    axis: int,
+    stride: int,
+) -> FloatArray:
     """The share of each message that goes backwards once ways with a failed link are left out."""
     assert network.alive is not None
     size = network.topology.shape[axis]
@@ -276,17 +292,17 @@ class _Crossing(NamedTuple):
     Within a pod ``via`` is a switch, between pods a pod; that of the start means straight on.
     """
 
-    row: Ints
-    here: Ints
-    there: Ints
-    via: Ints
-    gate: Ints
+    row: IntArray
+    here: IntArray
+    there: IntArray
+    via: IntArray
+    gate: IntArray
 
-    def at(self, which: Ints) -> "_Crossing":
+    def at(self, which: IntArray) -> "_Crossing":
         return _Crossing(*(column[which] for column in self))
 
 
-def through_dragonfly(network: Network, source: Ints, target: Ints, keys: Ints) -> Ways:
+def through_dragonfly(network: Network, source: IntArray, target: IntArray, keys: IntArray) -> Ways:
     """From NIC to NIC. Each switch of a pod has a link to every other pod.
 
     Spraying uses all of these, and within a pod all switches between; a hash chooses one link between pods
@@ -316,7 +332,7 @@ def through_dragonfly(network: Network, source: Ints, target: Ints, keys: Ints) 
 
 def _everywhere(
     network: Network, straight: _Crossing, near: NDArray[np.bool_], switches: int
-) -> tuple[_Crossing, Floats]:
+) -> tuple[_Crossing, FloatArray]:
     """Every switch within a pod, or every link between two; ways with failed links left out."""
     each = np.repeat(straight.row, switches)
     number = np.tile(np.arange(switches), len(straight.row))
@@ -336,7 +352,7 @@ def _everywhere(
     return every, 1.0 / count[every.row]
 
 
-def _direct_least_loaded(network: Network, straight: _Crossing, hashes: Ints, switches: int) -> _Crossing:
+def _direct_least_loaded(network: Network, straight: _Crossing, hashes: IntArray, switches: int) -> _Crossing:
     """One message after the other over the way whose fullest link is emptiest; of equals the shorter, then
     the hash's. Where only failures are gone round, all ways that work are equal but for their length.
     """
@@ -381,7 +397,7 @@ def _links(network: Network, messages: _Crossing, switches: int) -> Ways:
     end_pod, end = np.divmod(messages.there, switches)
     near = pod == end_pod
 
-    def within(row: Ints, which: Ints, start: Ints, stop: Ints) -> None:
+    def within(row: IntArray, which: IntArray, start: IntArray, stop: IntArray) -> None:
         moving = np.flatnonzero(start != stop)
         if len(moving):
             for link in _local(network, which[moving], start[moving], stop[moving]):
@@ -402,7 +418,7 @@ def _links(network: Network, messages: _Crossing, switches: int) -> Ways:
     return all_of(parts)
 
 
-def _local(network: Network, pod: Ints, start: Ints, end: Ints) -> list[Ints]:
+def _local(network: Network, pod: IntArray, start: IntArray, end: IntArray) -> list[IntArray]:
     """The link between two switches of a pod; where it failed those by way of another switch (else -1)."""
     local = network["local"]
     link = local.at(pod, start, end)
@@ -423,7 +439,7 @@ def _local(network: Network, pod: Ints, start: Ints, end: Ints) -> list[Ints]:
 __all__ = ["RouteError", "Ways", "check_working", "routes"]
 
 
-def routes(network: Network, source: Ints, target: Ints, keys: Ints | None = None) -> Ways:
+def routes(network: Network, source: IntArray, target: IntArray, keys: IntArray | None = None) -> Ways:
     """The way of each message from GPU *source* to GPU *target*; *keys* tell messages of a pair apart.
 
     Messages stay on the fabric within a scale-up domain. Between domains each GPU uses the NICs next to it.
@@ -447,7 +463,7 @@ def routes(network: Network, source: Ints, target: Ints, keys: Ints | None = Non
     return ways
 
 
-def within(network: Network, row: Ints, source: Ints, target: Ints) -> Ways:
+def within(network: Network, row: IntArray, source: IntArray, target: IntArray) -> Ways:
     """Over the fabric of a node, or of a scale-up domain."""
     if not len(row):
         return all_of([])
@@ -475,7 +491,7 @@ def within(network: Network, row: Ints, source: Ints, target: Ints) -> Ways:
     return all_of(parts)
 
 
-def over_ports(network: Network, row: Ints, sender: Ints, receiver: Ints) -> Ways:
+def over_ports(network: Network, row: IntArray, sender: IntArray, receiver: IntArray) -> Ways:
     """From the ports of *sender* to those of *receiver*, evenly over all switches that both reach."""
     gpus = network.cluster.node.gpus
     up, down = network["port up"], network["port down"]
@@ -493,7 +509,7 @@ def over_ports(network: Network, row: Ints, sender: Ints, receiver: Ints) -> Way
     return all_of([entries(row[at], out, share), entries(row[at], into, share)])
 
 
-def _between(network: Network, row: Ints, source: Ints, target: Ints, keys: Ints) -> Ways:
+def _between(network: Network, row: IntArray, source: IntArray, target: IntArray, keys: IntArray) -> Ways:
     """Over the NICs: along the fabric to the right rail where there are rails, then through the switches."""
     gpus, nics = network.cluster.node.gpus, network.cluster.node.nics
     parts: list[Ways] = []
@@ -518,7 +534,9 @@ def _between(network: Network, row: Ints, source: Ints, target: Ints, keys: Ints
     return all_of(parts)
 
 
-def _nics(network: Network, source: Ints, target: Ints) -> tuple[Ints, Ints, Ints, Floats]:
+def _nics(
+    network: Network, source: IntArray, target: IntArray
+) -> tuple[IntArray, IntArray, IntArray, FloatArray]:
     """Message by message the NICs it leaves and arrives by, and the share that goes between the two.
 
     A GPU with several NICs has each talk to the same one of its peer.
@@ -553,7 +571,7 @@ def _nics(network: Network, source: Ints, target: Ints) -> tuple[Ints, Ints, Int
     return at, out, into, part[used]
 
 
-def _working_slots(network: Network) -> tuple[Ints, Floats]:
+def _working_slots(network: Network) -> tuple[IntArray, FloatArray]:
     """For every GPU its NICs and the share of each, those that failed left out."""
     nic, share = network.nic_slots
     nic, share = np.tile(nic, (network.nodes, 1)), np.tile(share, (network.nodes, 1))

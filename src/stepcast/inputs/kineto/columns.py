@@ -14,9 +14,10 @@ import numpy as np
 
 from stepcast.inputs.kineto.process_groups import collective_named, dtype_named, group_named, parse_ranks
 from stepcast.inputs.kineto.stream import Event
+from stepcast.ir.arrays import Int32Array
 from stepcast.ir.dtype import DType
 from stepcast.ir.group import Group
-from stepcast.ir.timeline import NONE, Ints, SpanKind, TimelineBuilder
+from stepcast.ir.timeline import NONE, SpanKind, TimelineBuilder
 from stepcast.ir.work import Collective, CollectiveKind, Direction, Transfer, Work
 from stepcast.units import US
 
@@ -355,7 +356,7 @@ class RankColumns:
             flows=self._launches(),
         )
 
-    def _launches(self) -> Ints:
+    def _launches(self) -> Int32Array:
         """Each launch with the work it launched: they carry the same correlation."""
         correlation = np.frombuffer(self._correlation, dtype=np.int64)
         kind = np.frombuffer(self._columns["kind"], dtype=np.int32)
@@ -371,7 +372,7 @@ class RankColumns:
         launched = correlation[found] == correlation[work]
         return np.stack([found[launched], work[launched]], axis=1).astype(np.int32)
 
-    def _parents(self, lane_of: Ints) -> Ints:
+    def _parents(self, lane_of: Int32Array) -> Int32Array:
         """For each host event the event it was called from: the innermost one around it in its thread."""
         parent_of = np.full(len(self), NONE, dtype=np.int32)
         start_us, duration_us = np.frombuffer(self._start_us), np.frombuffer(self._duration_us)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stepcast.ir.flows import Floats, Ints
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.ir.group import Channel, Group
 from stepcast.simulation.arrays import Times
 from stepcast.simulation.breakdown import StageTime
@@ -20,9 +20,9 @@ from stepcast.simulation.step import Step
 class _Gaps(NamedTuple):
     """Before each task that computes, in order: from when to when its stage did not."""
 
-    tasks: Ints
-    from_s: Floats
-    to_s: Floats
+    tasks: IntArray
+    from_s: FloatArray
+    to_s: FloatArray
 
 
 def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, ...]:
@@ -82,12 +82,12 @@ def stage_times_of(step: Step, times: Times, waits: Pairs) -> tuple[StageTime, .
     return tuple(found)
 
 
-def _gaps(computing: Ints, times: Times) -> _Gaps:
+def _gaps(computing: IntArray, times: Times) -> _Gaps:
     before = np.concatenate([[0.0], times.end_s[computing[:-1]]]) if len(computing) else np.zeros(0)
     return _Gaps(computing, before, np.maximum(times.start_s[computing], before))
 
 
-def _busy_s(tasks: Ints, times: Times, gaps: _Gaps) -> Floats:
+def _busy_s(tasks: IntArray, times: Times, gaps: _Gaps) -> FloatArray:
     """For how long of each gap one of *tasks*, which follow one another, runs."""
     if not len(tasks):
         return np.zeros(len(gaps.tasks))
@@ -99,7 +99,9 @@ def _busy_s(tasks: Ints, times: Times, gaps: _Gaps) -> Floats:
     return np.asarray(until - since, np.float64)
 
 
-def _message_waits_s(times: Times, waits: Pairs, rank_of: Ints, lane_of: Ints, step: Step) -> Floats:
+def _message_waits_s(
+    times: Times, waits: Pairs, rank_of: IntArray, lane_of: IntArray, step: Step
+) -> FloatArray:
     """For each task that computes how long its stage did not because a message to it was under way."""
     sent, waiting = waits
     messages = (lane_of >= 1) & (lane_of <= len(step.lanes.messages))

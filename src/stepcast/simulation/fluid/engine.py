@@ -10,7 +10,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stepcast.ir.flows import Floats, Ints
+from stepcast.ir.arrays import FloatArray, IntArray
 from stepcast.simulation.arrays import Program, Times
 from stepcast.simulation.fluid.run import Found, Repeats, Tasks, run
 from stepcast.simulation.fluid.system import Pairs, System, Traffic, followers, system_of
@@ -23,18 +23,18 @@ class Shared:
 
     program: Program
     """Written out."""
-    duration_s: Floats
+    duration_s: FloatArray
     """Of each task what it takes alone."""
     traffic: Traffic
-    task_kind: Ints
+    task_kind: IntArray
     """Of each task its kind of traffic; -1 for none."""
-    tail_s: Floats
+    tail_s: FloatArray
     """Of each task the part of its time that follows once its flows have ended."""
     waits: Pairs
     """Which tasks wait for which."""
     repeats: Sequence[tuple[int, float, float]] = ()
     """Of other jobs: kind of traffic, first start and period."""
-    still_s: Floats | float = 0.0
+    still_s: FloatArray | float = 0.0
     """The part of ``tail_s`` that belongs to the operations themselves: their latency."""
 
 

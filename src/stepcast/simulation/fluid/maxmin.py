@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepcast.ir.flows import Floats, FlowSet, Ints, Links
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.flows import FlowSet, Links
 from stepcast.simulation.fluid import kernel
 from stepcast.simulation.fluid.filling import BOUND, CAPACITY, LEVEL, PER_FLOW, PER_LINK
 from stepcast.simulation.pieces import ProgramError
@@ -212,8 +213,8 @@ def _changed(file: str) -> tuple[int, str]:
 
 
 def rates(
-    links: Links, flows: FlowSet, alone_s: Floats | None = None, compiled: bool | None = None
-) -> Floats:
+    links: Links, flows: FlowSet, alone_s: FloatArray | None = None, compiled: bool | None = None
+) -> FloatArray:
     """The share of its bytes that each flow moves per second while all are under way.
 
     None is faster than it takes *alone_s*; without that its links alone bound it.
@@ -225,7 +226,7 @@ def rates(
     kernel = kernel_of(compiled)
     now, scratch = now_of(net, bound), scratch_of(net)
     kernel.fill(net, now, scratch)
-    found: Floats = np.divide(
+    found: FloatArray = np.divide(
         now.flows[LEVEL::PER_FLOW], amount, out=np.full(len(flows), np.inf), where=amount > 0
     )
     return found
@@ -246,14 +247,14 @@ def net_of(links: Links, flows: FlowSet) -> Net:
     )
 
 
-def busiest_bytes(flows: FlowSet) -> Floats:
+def busiest_bytes(flows: FlowSet) -> FloatArray:
     """Of each flow the bytes on the link that carries most of it."""
     most = np.zeros(len(flows))
     np.maximum.at(most, flows.flow, flows.bytes_on)
     return most
 
 
-def now_of(net: Net, bound: Floats) -> Now:
+def now_of(net: Net, bound: FloatArray) -> Now:
     """Nothing is under way."""
     links, entries, flows = len(net.capacity), len(net.link), len(net.first) - 1
     slots = np.concatenate([[0], np.cumsum(np.bincount(net.link, minlength=links))])
@@ -287,5 +288,5 @@ def scratch_of(net: Net) -> Scratch:
     )
 
 
-def _places(count: int) -> Ints:
+def _places(count: int) -> IntArray:
     return np.zeros(count, np.int64)

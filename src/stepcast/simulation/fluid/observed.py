@@ -7,13 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.ir.flows import Floats, Ints, Links
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.flows import Links
 from stepcast.simulation.fluid.engine import FluidRun
 
 # Rates that hold for a while, summed over bins of time.
 
 
-def binned(row: Ints, from_s: Floats, to_s: Floats, rate: Floats, rows: int, edges_s: Floats) -> Floats:
+def binned(
+    row: IntArray, from_s: FloatArray, to_s: FloatArray, rate: FloatArray, rows: int, edges_s: FloatArray
+) -> FloatArray:
     """rows x bins: the time integral of the *rate* of each span in the bins that it touches."""
     bins = len(edges_s) - 1
     width_s = edges_s[-1] / bins if bins and edges_s[-1] > 0 else 0.0
@@ -98,7 +101,7 @@ class HotLink:
     """How long no more would have gone over it."""
     users: Mapping[str, float]
     """Bytes by the group that sent them, most first."""
-    share_in: Floats
+    share_in: FloatArray
     """In each bin."""
 
     def facts(self) -> dict[str, Any]:
@@ -135,30 +138,30 @@ class Observed:
         return self.run.makespan_s
 
     @cached_property
-    def edges_s(self) -> Floats:
+    def edges_s(self) -> FloatArray:
         return np.linspace(0.0, self.step_s, self.bins + 1)
 
     @property
-    def class_of(self) -> Ints:
+    def class_of(self) -> IntArray:
         """Of each link its class."""
         return self.run.shared.traffic.alike.link
 
     @cached_property
-    def class_links(self) -> Ints:
+    def class_links(self) -> IntArray:
         """Of each class of links their number."""
         return np.bincount(self.class_of)
 
     @cached_property
-    def _first_link(self) -> Ints:
+    def _first_link(self) -> IntArray:
         """One link of each class."""
         return np.unique(self.class_of, return_index=True)[1]
 
     @cached_property
-    def class_tier(self) -> Ints:
+    def class_tier(self) -> IntArray:
         return self.links.tier[self._first_link]
 
     @cached_property
-    def level_s(self) -> Floats:
+    def level_s(self) -> FloatArray:
         """Classes of flows x bins: the time integral of their levels."""
         run, traffic = self.run, self.run.shared.traffic
         classes, found = traffic.classes, run.found
@@ -177,7 +180,7 @@ class Observed:
         return total
 
     @cached_property
-    def _unhindered(self) -> tuple[Ints, Floats, Floats, Floats]:
+    def _unhindered(self) -> tuple[IntArray, FloatArray, FloatArray, FloatArray]:
         """Operations that share no link that could be short: their set, start, end, and share of it a second.
 
         They run at one pace, so the engine records no rates of theirs.
@@ -192,11 +195,11 @@ class Observed:
         return traffic.kind_set[kind], run.found.start_s[tasks], until_s, pace
 
     @cached_property
-    def bytes_in(self) -> Floats:
+    def bytes_in(self) -> FloatArray:
         """Classes of links x bins: the bytes that one link of each carried."""
         return self._carried(self.level_s)
 
-    def _carried(self, level_s: Floats) -> Floats:
+    def _carried(self, level_s: FloatArray) -> FloatArray:
         classes = self.run.shared.traffic.classes
         flow, link, bytes_on = classes.entries
         carried = np.zeros((len(classes.capacity), level_s.shape[1]))
@@ -208,13 +211,13 @@ class Observed:
         return carried
 
     @cached_property
-    def share_in(self) -> Floats:
+    def share_in(self) -> FloatArray:
         """Classes of links x bins: how much of its capacity one link of each used: rows of a heat map."""
         width_s = self.step_s / self.bins if self.step_s else 1.0
         return self.bytes_in / (self.links.capacity_bytes_per_s[self._first_link] * width_s)[:, None]
 
     @cached_property
-    def tier_share(self) -> Floats:
+    def tier_share(self) -> FloatArray:
         """Tiers x bins: how much of the capacity of all its links was used."""
         capacity = self.links.capacity_bytes_per_s[self._first_link] * self.class_links
         whole = np.bincount(self.class_tier, capacity, len(self.links.tiers))
@@ -222,19 +225,19 @@ class Observed:
         return np.divide(used, whole[:, None], out=np.zeros_like(used), where=whole[:, None] > 0)
 
     @cached_property
-    def tier_busiest(self) -> Floats:
+    def tier_busiest(self) -> FloatArray:
         """Tiers x bins: how much of its capacity the busiest link used."""
         return self._by_tier(self.share_in, np.maximum)
 
-    def _by_tier(self, values: Floats, join: np.ufunc) -> Floats:
+    def _by_tier(self, values: FloatArray, join: np.ufunc) -> FloatArray:
         found = np.zeros((len(self.links.tiers), self.bins))
         join.at(found, self.class_tier, values)
         return found
 
     @cached_property
-    def link_bytes(self) -> Floats:
+    def link_bytes(self) -> FloatArray:
         """What each link carried."""
-        total: Floats = self.bytes_in.sum(axis=1)[self.class_of]
+        total: FloatArray = self.bytes_in.sum(axis=1)[self.class_of]
         return total
 
     def hottest(self, most: int = 10) -> tuple[HotLink, ...]:
@@ -267,7 +270,7 @@ class Observed:
             self.share_in[at],
         )
 
-    def _full_s(self, at: int, entries: Ints) -> float:
+    def _full_s(self, at: int, entries: IntArray) -> float:
         """Return how long a link of class *at* was full, from the rates of all that crosses it."""
         run, classes = self.run, self.run.shared.traffic.classes
         found = run.found

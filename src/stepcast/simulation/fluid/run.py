@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from stepcast.ir.flows import Floats, FlowError, FlowSet, Ints, Links
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.flows import FlowError, FlowSet, Links
 from stepcast.simulation.fluid import kernel as codes
 from stepcast.simulation.fluid.maxmin import (
     Log,
@@ -27,12 +28,12 @@ COSTLY_FLOWS, COSTLY_TASKS = 1_000_000, 2_000_000
 class Tasks:
     """What waits for what: task t is waited for by ``next_task[next_first[t]:next_first[t + 1]]``."""
 
-    next_first: Ints
-    next_task: Ints
-    earliest_s: Floats
-    own_s: Floats
+    next_first: IntArray
+    next_task: IntArray
+    earliest_s: FloatArray
+    own_s: FloatArray
     """Of a task that is no flows its time; of others what follows once they have ended."""
-    kind: Ints
+    kind: IntArray
     """Of each task which kind of flows it is; -1 for none."""
 
     def __len__(self) -> int:
@@ -46,21 +47,21 @@ class Flows:
     """
 
     net: Net
-    amount: Floats
+    amount: FloatArray
     """Of each flow the bytes on its busiest link, by its weight."""
-    set_first: Ints
-    kind_set: Ints
-    kind_alone_s: Floats
-    kind_scale: Floats
+    set_first: IntArray
+    kind_set: IntArray
+    kind_alone_s: FloatArray
+    kind_scale: FloatArray
 
 
 @dataclass(frozen=True, eq=False)
 class Repeats:
     """Of each repeating traffic its kind, its first start and its period."""
 
-    kind: Ints
-    start_s: Floats
-    period_s: Floats
+    kind: IntArray
+    start_s: FloatArray
+    period_s: FloatArray
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,12 @@ USUAL = Precision()
 class Found:
     """When every task began and ended, and at which level each flow was from when to when."""
 
-    start_s: Floats
-    end_s: Floats
-    flow: Ints
-    from_s: Floats
-    to_s: Floats
-    level: Floats
+    start_s: FloatArray
+    end_s: FloatArray
+    flow: IntArray
+    from_s: FloatArray
+    to_s: FloatArray
+    level: FloatArray
     solved: int
     """How often rates were found anew."""
     looked_at: int
@@ -218,7 +219,7 @@ def _state(tasks: Tasks, flows: Flows, repeats: Repeats) -> State:
     )
 
 
-def one_by_one(sets: Sequence[int]) -> Ints:
+def one_by_one(sets: Sequence[int]) -> IntArray:
     """The bounds of sets of so many flows."""
     return np.concatenate([[0], np.cumsum(sets)]).astype(np.int64)
 
@@ -232,8 +233,8 @@ MANY = 10_000
 def transfers(
     links: Links,
     flows: FlowSet,
-    start_s: Floats | None = None,
-    alone_s: Floats | None = None,
+    start_s: FloatArray | None = None,
+    alone_s: FloatArray | None = None,
     *,
     record: bool = False,
     compiled: bool | None = None,
@@ -251,7 +252,7 @@ def transfers(
     return replace(found, start_s=found.start_s[place], end_s=found.end_s[place], flow=order[found.flow])
 
 
-def _by_crowd(flows: FlowSet, links: int) -> Ints:
+def _by_crowd(flows: FlowSet, links: int) -> IntArray:
     """Flows in the order of the link on which each meets most others: what changes together lies together."""
     crowd = np.bincount(flows.link, minlength=links)[flows.link]
     fullest = np.lexsort((-crowd, flows.flow))[flows.first[:-1][np.diff(flows.first) > 0]]
@@ -263,8 +264,8 @@ def _by_crowd(flows: FlowSet, links: int) -> Ints:
 def _run(
     links: Links,
     flows: FlowSet,
-    start_s: Floats,
-    alone_s: Floats,
+    start_s: FloatArray,
+    alone_s: FloatArray,
     record: bool,
     compiled: bool | None,
     precision: Precision,

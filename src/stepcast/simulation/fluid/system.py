@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from stepcast.ir.flows import Floats, FlowSet, Ints, Links, joined
+from stepcast.ir.arrays import FloatArray, IntArray
+from stepcast.ir.flows import FlowSet, Links, joined
 from stepcast.simulation.arrays import Program
 from stepcast.simulation.fluid.filling import SAME
 from stepcast.simulation.fluid.maxmin import Net, busiest_bytes
@@ -30,11 +31,11 @@ DIGITS = 40
 class Alike(NamedTuple):
     """The class of every flow, those of earlier sets first, and of every link."""
 
-    flow: Ints
-    link: Ints
+    flow: IntArray
+    link: IntArray
 
 
-def alike(links: Links, flows: FlowSet, begins: Ints) -> Alike:
+def alike(links: Links, flows: FlowSet, begins: IntArray) -> Alike:
     """Classes of *flows*, where those with the same number in *begins* begin together."""
     mantissa, exponent = np.frexp(flows.bytes_on)
     bytes_seen = _mixed(
@@ -67,7 +68,7 @@ def _mixed(values: NDArray[np.generic]) -> NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _numbered(first: Ints, second: NDArray[np.generic]) -> Ints:
+def _numbered(first: IntArray, second: NDArray[np.generic]) -> IntArray:
     """The pairs numbered from 0, in their order."""
     order = np.lexsort((second, first))
     one, two = first[order], second[order]
@@ -81,9 +82,9 @@ def _numbered(first: Ints, second: NDArray[np.generic]) -> Ints:
 class Merged(NamedTuple):
     """Classes in place of flows and links: what all flows of a class put on one link of another."""
 
-    flow: Ints
-    link: Ints
-    bytes_on: Floats
+    flow: IntArray
+    link: IntArray
+    bytes_on: FloatArray
 
 
 def merged(found: Alike, flows: FlowSet) -> Merged:
@@ -107,17 +108,17 @@ class Traffic:
 
     links: Links
     sets: tuple[FlowSet, ...]
-    place: Ints
-    kind_set: Ints
-    kind_alone_s: Floats
-    kind_scale: Floats
+    place: IntArray
+    kind_set: IntArray
+    kind_alone_s: FloatArray
+    kind_scale: FloatArray
 
     @cached_property
     def flows(self) -> FlowSet:
         return joined(self.sets)
 
     @cached_property
-    def set_of(self) -> Ints:
+    def set_of(self) -> IntArray:
         """Of each flow its set."""
         return np.repeat(np.arange(len(self.sets)), [len(each) for each in self.sets])
 
@@ -138,11 +139,11 @@ class Traffic:
 class Classes:
     """Flows that are alike taken together, and links that are."""
 
-    set_of: Ints
+    set_of: IntArray
     """Of each class of flows its set."""
-    amount: Floats
+    amount: FloatArray
     """Of one flow of each class the bytes on its busiest link, by its weight."""
-    capacity: Floats
+    capacity: FloatArray
     """Of one link of each class."""
     entries: Merged
 
@@ -164,9 +165,9 @@ class System:
     """What the kernel gets of some traffic, and which kinds need not come to it at all."""
 
     flows: Flows
-    fixed: Ints
+    fixed: IntArray
     """The kinds that no other can slow: each takes what it takes alone."""
-    class_of: Ints
+    class_of: IntArray
     """Of each flow of the kernel its class."""
 
 
@@ -199,7 +200,7 @@ def system_of(traffic: Traffic) -> System:
     return System(flows, np.flatnonzero(~shared[traffic.kind_set]), flows_kept)
 
 
-def _most_wanted(traffic: Traffic) -> Floats:
+def _most_wanted(traffic: Traffic) -> FloatArray:
     """Of each class of links, what is asked of one link at most: in each place the most that one set asks."""
     classes = traffic.classes
     flow, link, bytes_on = classes.entries
@@ -216,7 +217,7 @@ def _most_wanted(traffic: Traffic) -> Floats:
 
 # A program written out, as tasks and what waits for what.
 
-Pairs = tuple[Ints, Ints]
+Pairs = tuple[IntArray, IntArray]
 """The tasks that others wait for, and those that wait for them."""
 
 
@@ -255,7 +256,7 @@ def waits_of(program: Program) -> Pairs:
     return np.concatenate(sources), np.concatenate(targets)
 
 
-def _standing(program: Program, shape: Ints) -> dict[int, Ints]:
+def _standing(program: Program, shape: IntArray) -> dict[int, IntArray]:
     """Of each lane and register that is waited for: for each call the last task in it before, or -1."""
     shapes, _ = program.shapes
     lanes = len(program.lanes)
