@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepcast.ir.timeline import Timeline
-from stepcast.units import format_percent, format_seconds
+from stepcast.units import format_percent, format_rate, format_seconds
 from stepcast.views.view import (
     Bar,
     Bars,
@@ -352,10 +352,9 @@ def _sent_name(row: Facts) -> str:
 
 
 def _bus_bandwidth(row: Facts) -> Cell:
-    from stepcast.report.cells import shown
-
     rate = row["busbw_bytes_per_s"]
-    return Cell("with work" if row["overlapped"] else str(shown("_bytes_per_s", rate)), rate)
+    words = "-" if rate is None else format_rate(rate)
+    return Cell("with work" if row["overlapped"] else words, rate)
 
 
 def _layers(facts: Facts) -> Table:

@@ -14,6 +14,7 @@ from stepcast.views.view import (
     Cell,
     Dot,
     Exposure,
+    FactList,
     Figure,
     Headline,
     Line,
@@ -217,8 +218,6 @@ def _recorded_parts(recorded: Facts | None) -> list[Part]:
     """Return the wall clock and the logs that ``stepcast record`` left with the traces."""
     if recorded is None:
         return []
-    from stepcast.views.view import FactList
-
     inside, outside = _seconds(recorded["wall_step_s"]), _seconds(recorded["plain_step_s"])
     pairs = [
         ("wall clock", f"{inside} a step in the window, {outside} outside"),
