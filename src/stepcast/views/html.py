@@ -82,7 +82,7 @@ def _headline(view: View) -> Markup:
         else None
     )
     cards = [_card(each) for each in view.figures if each.shown is not Shown.TEXT]
-    return blocks.answer(_minus(headline.number), headline.unit, about, drawn, cards)
+    return blocks.answer(_minus(headline.number), _minus(headline.unit), about, drawn, cards)
 
 
 def _card(figure: Figure) -> Markup:

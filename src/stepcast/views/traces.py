@@ -377,7 +377,7 @@ def link_sweep_view(facts: Facts, timeline: Timeline | None = None) -> View:
     ranks = f"{facts['ranks']} on {nodes} node{'s' if nodes != 1 else ''}"
     error = format_percent(facts["mean_abs_error"])
     number, unit = error.split(" ")
-    about = (f"{facts['collective']} on {ranks}", facts["cluster"], facts["device"] or "")
+    about = (f"{facts['collective']}, ranks: {ranks}", facts["cluster"], facts["device"] or "")
     causes = "; ".join(one["means"] for one in facts["findings"])
     figures = [
         text_line("verdict", causes or "all sizes reach the predicted bandwidth"),
