@@ -39,7 +39,7 @@ def parts_table(
 ) -> str:
     """What each part takes of the *total*, in *words* and as a bar."""
     rows = [
-        (name, words(part), f"{part / total * 100:.1f} %", "#" * round(part / total * BAR_WIDTH))
+        (name, words(part), f"{part / total * 100:.1f} %", "#" * round(min(part / total, 1) * BAR_WIDTH))
         for name, part in parts
     ]
     return table((head, "time", "share", ""), rows, width)
