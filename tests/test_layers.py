@@ -71,13 +71,13 @@ def part_of(path: Path) -> str:
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
-ROOMS = sorted({part_of(path) for path in FILES})
-each_room = pytest.mark.parametrize("room", ROOMS)
+PACKAGES = sorted({part_of(path) for path in FILES})
+each_package = pytest.mark.parametrize("package", PACKAGES)
 
 
-def files_of(room: str) -> list[tuple[Path, str]]:
-    """Paths and names of the files of *room*, hundreds in all: a test for each would take longer to report than to run."""
-    return [(path, path.relative_to(PACKAGE).as_posix()) for path in FILES if part_of(path) == room]
+def files_of(package: str) -> list[tuple[Path, str]]:
+    """Paths and names of the files of *package*, hundreds in all: a test for each would take longer to report than to run."""
+    return [(path, path.relative_to(PACKAGE).as_posix()) for path in FILES if part_of(path) == package]
 
 
 @cache
@@ -115,28 +115,28 @@ def called_names(path: Path) -> set[str]:
     }
 
 
-@each_room
-def test_every_import_points_left(room: str) -> None:
-    if room in FREE:
+@each_package
+def test_every_import_points_left(package: str) -> None:
+    if package in FREE:
         return
-    for path, name in files_of(room):
-        extra = imported_parts(path) - MAY_IMPORT[room] - {room, "version"}
+    for path, name in files_of(package):
+        extra = imported_parts(path) - MAY_IMPORT[package] - {package, "version"}
         assert not extra, f"{name} imports {sorted(extra)}"
 
 
-@each_room
-def test_only_the_edges_print_or_open_files(room: str) -> None:
-    for path, name in files_of(room):
+@each_package
+def test_only_the_edges_print_or_open_files(package: str) -> None:
+    for path, name in files_of(package):
         calls = called_names(path)
-        assert room == "cli" or "print" not in calls, f"{name}: only cli/ prints"
-        if room not in MAY_OPEN and name not in MAY_OPEN_FILES:
+        assert package == "cli" or "print" not in calls, f"{name}: only cli/ prints"
+        if package not in MAY_OPEN and name not in MAY_OPEN_FILES:
             assert not calls & {"open", ".read_text", ".read_bytes", ".write_text", ".write_bytes"}, name
 
 
-@each_room
-def test_only_the_room_for_pytorch_imports_it(room: str) -> None:
-    for path, name in files_of(room):
-        assert room == "pytorch" or "torch" not in modules_of(path), name
+@each_package
+def test_only_the_package_for_pytorch_imports_it(package: str) -> None:
+    for path, name in files_of(package):
+        assert package == "pytorch" or "torch" not in modules_of(path), name
 
 
 # Calls that write, create or move files, whatever they are given.
@@ -162,9 +162,9 @@ def writing_calls(nodes: Iterable[ast.AST]) -> list[str]:
     return found
 
 
-@each_room
-def test_files_are_written_in_one_place(room: str) -> None:
-    for path, name in files_of(room):
+@each_package
+def test_files_are_written_in_one_place(package: str) -> None:
+    for path, name in files_of(package):
         calls = writing_calls(nodes_of(path))
         assert bool(calls) == (name == "outputs/files.py"), (
             f"{name} {calls}: write through stepcast.outputs.files, which leaves no file half written"
@@ -205,20 +205,20 @@ RUNS_OR_SENDS = {
 NEEDED = {"cli/record.py": "subprocess", "inputs/flight_recorder.py": "pickle"}
 
 
-@each_room
-def test_nothing_runs_what_it_reads_or_sends_it_away(room: str) -> None:
-    for path, name in files_of(room):
-        forbidden = RUNS_OR_SENDS | (set() if room == "pytorch" else {"socket"})
+@each_package
+def test_nothing_runs_what_it_reads_or_sends_it_away(package: str) -> None:
+    for path, name in files_of(package):
+        forbidden = RUNS_OR_SENDS | (set() if package == "pytorch" else {"socket"})
         forbidden -= {NEEDED.get(name, "")}
         assert not forbidden & modules_of(path), name
         assert not {"eval", "exec", "__import__", ".system", ".popen"} & called_names(path), name
 
 
-def test_the_page_of_the_house_has_the_same_rooms() -> None:
+def test_the_architecture_page_lists_the_same_packages() -> None:
     page = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text()
     told = dict(re.findall(r"^\| `(\w+)` \| [^|]* \|(.*)\|$", page, re.MULTILINE))
-    assert {told.pop(room).strip() for room in ("cli", "library")} == {"everything"}
-    assert {room: set(words.replace(",", " ").split()) for room, words in told.items()} == MAY_IMPORT
+    assert {told.pop(package).strip() for package in ("cli", "library")} == {"everything"}
+    assert {package: set(words.replace(",", " ").split()) for package, words in told.items()} == MAY_IMPORT
     assert set(told) | {"cli", "library", "data", "version"} == {
         path.stem for path in PACKAGE.iterdir() if path.stem[0] != "_"
     } - {"py"}
