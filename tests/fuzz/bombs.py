@@ -416,7 +416,20 @@ def options() -> Iterator[tuple[str, Bomb]]:
     )
     many = ",".join(map(str, range(1, 3000)))
     searched = ("search", "--model", "llama3-8b", "--cluster", "dgx-h100", "--gpus", "1..1000000")
-    yield "search of many numbers of GPUs", ({}, (*searched, "--global-batch", "1048576"))
+    yield (
+        "search of many numbers of GPUs",
+        (
+            {},
+            (
+                *searched,
+                "--global-batch",
+                "1048576",
+                "--any-framework",
+                "--allow",
+                "recompute=none,selective,full",
+            ),
+        ),
+    )
     yield "search", ({}, (*searched, "--global-batch", "720720", "--allow", f"micro-batch={many}"))
     yield (
         "search of all",
