@@ -189,7 +189,7 @@ def test_compare_two_runs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["compare", str(healthy), str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert not any("predicted" in line for line in lines)
-    assert [line.split()[0] for line in lines if not line.startswith(" ")][:2] == ["first", "second"]
+    assert [line.split()[0] for line in lines if line[:1].strip()][:2] == ["first", "second"]
     saved_ms = step_ms(RUN) - step_ms(Pipeline())
     share = step_ms(Pipeline()) / step_ms(RUN) - 1
     assert f"first - second  -{saved_ms:.2f} ms ({share * 100:+.1f} %)" in lines
