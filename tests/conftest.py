@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "repeat",
+    max_examples=60,  # 100 in "explore"
     derandomize=True,
     database=None,
     deadline=None,
