@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, settings
 
 settings.register_profile(
     "repeat",
-    max_examples=60,  # 100 in "explore"
     derandomize=True,
     database=None,
     deadline=None,
